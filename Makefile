@@ -1,0 +1,48 @@
+# Every target sets up what it needs in .venv; a second run is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SERVE_READY := $(VENV)/.serve-ready
+DEV_READY := $(VENV)/.dev-ready
+
+.PHONY: install serve test lint format bench clean
+
+install: $(SERVE_READY)
+
+serve: $(SERVE_READY)
+	bin/turbofno serve
+
+test: $(DEV_READY)
+	$(BIN)/python -m pytest
+
+lint: $(DEV_READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(DEV_READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV_READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# No build isolation: an isolated build would download a second PyTorch only to read its headers.
+$(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt
+	@echo "setting up $(VENV); the first time this downloads PyTorch and takes some minutes"
+	$(PIP) torch
+	$(PIP) scikit-build-core cmake ninja
+	$(PIP) --no-build-isolation --editable '.[serve]'
+	touch $@
+
+$(DEV_READY): $(SERVE_READY)
+	$(PIP) --no-build-isolation --editable '.[serve,lint,test]'
+	touch $@
