@@ -1,0 +1,47 @@
+"""The spectral convolution by definition, in float64 numpy, written without the package under test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def kept_frequencies(modes: Sequence[int]) -> list[list[int]]:
+    """Integer frequencies kept on each axis, as the public docstring states them."""
+    *others, last = modes
+    signed = [[*range((k + 1) // 2), *range(-(k // 2), 0)] for k in others]
+    return [*signed, list(range(last))]
+
+
+def spectral_conv_truth(
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int] | None = None
+) -> torch.Tensor:
+    """numpy's rfftn, one matrix product a mode in a plain loop, numpy's irfftn. Float64."""
+    field = x.detach().cpu().double().numpy()
+    matrices = weight.detach().cpu().to(torch.complex128).numpy()
+    size = field.shape[2:]
+    out = tuple(out_size or size)
+    axes = tuple(range(2, field.ndim))
+    spectrum = np.fft.rfftn(field, axes=axes, norm="forward")
+    mixed = np.zeros(
+        (field.shape[0], matrices.shape[1], *out[:-1], out[-1] // 2 + 1), dtype=np.complex128
+    )
+    kept = kept_frequencies(matrices.shape[2:])
+    for index in itertools.product(*(range(len(f)) for f in kept)):
+        k = [f[i] for f, i in zip(kept, index, strict=True)]
+        source = tuple(a % n for a, n in zip(k[:-1], size, strict=False)) + (k[-1],)
+        target = tuple(a % n for a, n in zip(k[:-1], out, strict=False)) + (k[-1],)
+        channels = spectrum[(slice(None), slice(None), *source)]
+        mixed[(slice(None), slice(None), *target)] = (
+            channels @ matrices[(slice(None), slice(None), *index)]
+        )
+    return torch.from_numpy(np.fft.irfftn(mixed, s=out, axes=axes, norm="forward"))
+
+
+def relative_l2(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """||value - truth|| / ||truth|| in float64."""
+    difference = value.detach().double() - truth.double()
+    return float(difference.norm() / truth.double().norm())

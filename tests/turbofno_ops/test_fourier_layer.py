@@ -1,0 +1,79 @@
+"""fourier_layer against its definition: the spectral truth plus skip, bias and activation in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
+from turbofno_ops import ACTIVATIONS, fourier_layer
+
+TRUE_ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "gelu_tanh": lambda x: (
+        0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    ),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "tanh": torch.tanh,
+}
+
+
+def test_every_activation_has_a_truth() -> None:
+    assert set(TRUE_ACTIVATIONS) == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("backend", ["reference", "gemm"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("with_skip", [True, False])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(
+    ("size", "modes"), [((37,), (9,)), ((21, 18), (7, 10)), ((6, 9, 8), (5, 4, 5))]
+)
+def test_fourier_layer_equals_definition(
+    backend: str,
+    activation: str,
+    with_skip: bool,
+    with_bias: bool,
+    size: tuple[int, ...],
+    modes: tuple[int, ...],
+) -> None:
+    x = torch.randn(3, 5, *size)
+    weight = torch.randn(5, 4, *modes, dtype=torch.complex64) / 5
+    skip = torch.randn(4, 5) if with_skip else None
+    bias = torch.randn(4) if with_bias else None
+    before = spectral_conv_truth(x, weight)
+    if skip is not None:
+        before = before + torch.einsum("oi,bi...->bo...", skip.double(), x.double())
+    if bias is not None:
+        before = before + bias.double().view(-1, *[1] * len(size))
+    result = fourier_layer(
+        x, weight, skip_weight=skip, bias=bias, activation=activation, backend=backend
+    )
+    assert relative_l2(result, TRUE_ACTIVATIONS[activation](before)) <= 1e-5
+
+
+X = torch.zeros(1, 2, 8)
+W = torch.zeros(2, 3, 4, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"skip_weight": torch.zeros(2, 3)}, ValueError, r"skip_weight must have shape \(3, 2\)"),
+        (
+            {"skip_weight": torch.zeros(3, 2).double()},
+            TypeError,
+            "skip_weight must be torch.float32",
+        ),
+        ({"bias": torch.zeros(2)}, ValueError, r"bias must have shape \(3,\)"),
+        ({"activation": "elu"}, ValueError, "activation must be one of"),
+        ({"backend": "fast"}, ValueError, "backend must be"),
+    ],
+)
+def test_fourier_layer_refuses(
+    options: dict[str, object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        fourier_layer(X, W, **options)

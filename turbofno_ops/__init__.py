@@ -1,0 +1,24 @@
+"""Spectral layers of Fourier neural operators as PyTorch ops, with a fast path for kept modes far below Nyquist."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "turbofno_ops needs PyTorch: install the build for your machine, or `pip install 'turbofno[ops]'`"
+    ) from error
+
+from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
+from turbofno_ops.fourier_layer import ACTIVATIONS, fourier_layer
+from turbofno_ops.spectral_conv import spectral_conv
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ACTIVATIONS",
+    "BACKENDS",
+    "Choice",
+    "explain",
+    "fourier_layer",
+    "last_choice",
+    "spectral_conv",
+]

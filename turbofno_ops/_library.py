@@ -1,0 +1,225 @@
+"""The ops' contract with PyTorch: schemas, implementations, fake tensors and gradients.
+
+Arguments arrive here checked (spectral_conv.py, fourier_layer.py). The backend is chosen inside the
+op, at run time, so that a compiled or exported graph holds one opaque node and no choice is frozen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+from torch.library import Library
+
+from turbofno_ops import _gemm, _reference
+from turbofno_ops._modes import column_weights
+from turbofno_ops.dispatch import choose, record
+
+_IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": _reference, "gemm": _gemm}
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+}
+
+_library = Library("turbofno", "DEF")
+_library.define("spectral_conv(Tensor x, Tensor weight, SymInt[] out_size, str backend) -> Tensor")
+_library.define(
+    "spectral_conv_backward(Tensor grad, Tensor x, Tensor weight, str backend) -> (Tensor, Tensor)"
+)
+_library.define(
+    "fourier_layer(Tensor x, Tensor weight, Tensor? skip_weight, Tensor? bias, "
+    "str activation, str backend) -> Tensor"
+)
+
+
+def _select(
+    weight: torch.Tensor, size: Sequence[int], out_size: Sequence[int], backend: str
+) -> ModuleType:
+    choice = choose(weight.shape[2:], size, out_size, requested=backend)
+    record(choice)
+    return _IMPLEMENTATIONS[choice.backend]
+
+
+def _mode_major(weight: torch.Tensor) -> torch.Tensor:
+    """[c_in, c_out, *modes] -> [prod(modes), c_in, c_out]; free if the weight is stored that way."""
+    axes = range(2, weight.ndim)
+    return weight.permute(*axes, 0, 1).reshape(-1, weight.shape[0], weight.shape[1])
+
+
+def _mix(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each mode's own channel mixing: [*modes, batch, c_in] by [c_in, c_out, *modes]."""
+    *modes, batch, c_in = z.shape
+    mixed = torch.bmm(z.reshape(-1, batch, c_in), _mode_major(weight))
+    return mixed.view(*modes, batch, weight.shape[1])
+
+
+def _spectral_conv(
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str
+) -> torch.Tensor:
+    if x.shape[0] == 0:
+        return _fake_spectral_conv(x, weight, out_size, backend)
+    run = _select(weight, x.shape[2:], out_size, backend)
+    field: torch.Tensor = run.synthesize(_mix(run.analyze(x, weight.shape[2:]), weight), out_size)
+    return field
+
+
+def _spectral_conv_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, backend: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of spectral_conv for x and weight.
+
+    The adjoint of a synthesis is an analysis, and the other way round, up to the weights of the last
+    axis' columns and the 1/N that analyses carry.
+    """
+    if x.shape[0] == 0:
+        return torch.zeros_like(x), weight.new_zeros(weight.shape)
+    modes, size, out_size = weight.shape[2:], x.shape[2:], grad.shape[2:]
+    run = _select(weight, size, out_size, backend)
+
+    def weights(of: Sequence[int]) -> torch.Tensor:
+        per_column = column_weights(modes[-1], of[-1], dtype=x.dtype, device=x.device)
+        return (math.prod(of) * per_column)[:, None, None]
+
+    z_in = run.analyze(x, modes)
+    g_out = run.analyze(grad, modes) * weights(out_size)
+    batch, c_in, c_out = x.shape[0], *weight.shape[:2]
+    flat_g = g_out.reshape(-1, batch, c_out)
+    g_weight = torch.bmm(z_in.reshape(-1, batch, c_in).mH, flat_g)
+    g_in = torch.bmm(flat_g, _mode_major(weight).mH).view(*modes, batch, c_in)
+    g_x = run.synthesize(g_in / weights(size), size)
+    g_weight = g_weight.view(*modes, c_in, c_out).movedim((-2, -1), (0, 1))
+    return g_x, g_weight.contiguous()
+
+
+def _fourier_layer(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    skip_weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str,
+    backend: str,
+) -> torch.Tensor:
+    if x.shape[0] == 0:
+        return _fake_fourier_layer(x, weight, skip_weight, bias, activation, backend)
+    size, c_out = x.shape[2:], weight.shape[1]
+    run = _select(weight, size, size, backend)
+    z = _mix(run.analyze(x, weight.shape[2:]), weight)
+    if skip_weight is None:
+        y = run.synthesize(z, size)
+    else:
+        y = torch.matmul(skip_weight, x.flatten(2)).view(x.shape[0], c_out, *size)
+        if run is _gemm:
+            _gemm.synthesize(z, size, onto=y)
+        else:
+            y += run.synthesize(z, size)
+    if bias is not None:
+        y += bias.view(-1, *[1] * len(size))
+    return ACTIVATION_FUNCTIONS[activation](y)
+
+
+def _fake_spectral_conv(
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str
+) -> torch.Tensor:
+    del backend
+    return x.new_empty((x.shape[0], weight.shape[1], *out_size))
+
+
+def _fake_spectral_conv_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, backend: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del grad, backend
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _fake_fourier_layer(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    skip_weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str,
+    backend: str,
+) -> torch.Tensor:
+    del skip_weight, bias, activation, backend
+    return x.new_empty((x.shape[0], weight.shape[1], *x.shape[2:]))
+
+
+for _name, _run, _fake in (
+    ("spectral_conv", _spectral_conv, _fake_spectral_conv),
+    ("spectral_conv_backward", _spectral_conv_backward, _fake_spectral_conv_backward),
+    ("fourier_layer", _fourier_layer, _fake_fourier_layer),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
+
+
+def _save_spectral_conv(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    del output
+    x, weight, _, ctx.backend = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _differentiate_spectral_conv(ctx, grad):  # type: ignore[no-untyped-def]
+    x, weight = ctx.saved_tensors
+    g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(
+        grad.contiguous(), x, weight, ctx.backend
+    )
+    return g_x, g_weight, None, None
+
+
+def _activation_gradient(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    aten = torch.ops.aten
+    if activation == "relu":
+        return grad * (before > 0)
+    if activation == "gelu":
+        return aten.gelu_backward(grad, before)
+    if activation == "gelu_tanh":
+        return aten.gelu_backward(grad, before, approximate="tanh")
+    if activation == "silu":
+        return aten.silu_backward(grad, before)
+    if activation == "tanh":
+        return grad * (1 - before.tanh().square())
+    return grad
+
+
+def _save_fourier_layer(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    del output
+    x, weight, skip_weight, bias, ctx.activation, ctx.backend = inputs
+    ctx.save_for_backward(x, weight, skip_weight, bias)
+
+
+def _differentiate_fourier_layer(ctx, grad):  # type: ignore[no-untyped-def]
+    x, weight, skip_weight, bias = ctx.saved_tensors
+    grad = grad.contiguous()
+    if ctx.activation != "none":
+        before = torch.ops.turbofno.fourier_layer(x, weight, skip_weight, bias, "none", ctx.backend)
+        grad = _activation_gradient(ctx.activation, grad, before)
+    g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(grad, x, weight, ctx.backend)
+    g_skip = g_bias = None
+    flat = grad.flatten(2)
+    if skip_weight is not None:
+        g_x = g_x + torch.matmul(skip_weight.mT, flat).view_as(x)
+        g_skip = torch.einsum("bon,bin->oi", flat, x.flatten(2))
+    if bias is not None:
+        g_bias = flat.sum((0, 2))
+    return g_x, g_weight, g_skip, g_bias, None, None
+
+
+torch.library.register_autograd(
+    "turbofno::spectral_conv",
+    _differentiate_spectral_conv,
+    setup_context=_save_spectral_conv,
+    lib=_library,
+)
+torch.library.register_autograd(
+    "turbofno::fourier_layer",
+    _differentiate_fourier_layer,
+    setup_context=_save_fourier_layer,
+    lib=_library,
+)

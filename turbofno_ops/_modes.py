@@ -1,0 +1,38 @@
+"""Which frequencies a layer keeps, and how the last axis of a real transform is weighted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def frequencies(count: int, *, both_signs: bool) -> range | list[int]:
+    """The kept integer frequencies of one axis, in FFT order.
+
+    With both signs: 0, 1, .., (count+1)//2 - 1, then -(count//2), .., -1. Otherwise 0 .. count-1.
+    """
+    if not both_signs:
+        return range(count)
+    return [*range((count + 1) // 2), *range(-(count // 2), 0)]
+
+
+def column_weights(
+    count: int, size: int, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """How often each kept column of the last axis stands in the full spectrum of `size` real points.
+
+    Every column stands for itself and its mirror image, but the DC column and, for even sizes, the
+    Nyquist column are their own mirror images. Shape [count].
+    """
+    weights = torch.full((count,), 2.0, dtype=dtype, device=device)
+    weights[0] = 1.0
+    if size % 2 == 0 and count == size // 2 + 1:
+        weights[-1] = 1.0
+    return weights
+
+
+def axis_limits(size: Sequence[int]) -> tuple[int, ...]:
+    """Most frequencies a grid can hold, an entry an axis: all of them, but size//2 + 1 on the last."""
+    *others, last = size
+    return (*others, last // 2 + 1)

@@ -1,0 +1,56 @@
+"""The truth: truncated transforms through torch.fft, in float32 or float64, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from turbofno_ops._modes import frequencies
+
+
+def _rows(modes: Sequence[int], size: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    """Index of each kept frequency in an FFT of `size`, an entry for every axis but the last."""
+    return [
+        torch.tensor(frequencies(count, both_signs=True), device=device) % n
+        for count, n in zip(modes[:-1], size[:-1], strict=True)
+    ]
+
+
+def _corner(rows: list[torch.Tensor], columns: int) -> tuple[torch.Tensor | slice, ...]:
+    """Index of the kept modes in a half spectrum [.., *size[:-1], size[-1]//2 + 1]."""
+    grids = torch.meshgrid(*rows, indexing="ij") if rows else ()
+    return (slice(None), slice(None), *grids, slice(columns))
+
+
+def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
+    """Fourier coefficients of the kept modes: real [batch, channels, *size] -> complex [*modes, batch, channels].
+
+    Scaled by 1 / prod(size), so that a coefficient does not depend on the grid.
+    """
+    size = x.shape[2:]
+    axes = tuple(range(2, x.ndim))
+    half = torch.fft.rfftn(x, dim=axes, norm="forward")
+    kept = half[_corner(_rows(modes, size, x.device), modes[-1])]
+    return kept.permute(*axes, 0, 1)
+
+
+def synthesize(z: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """The real field on `size` points of the given coefficients, as irfftn defines it.
+
+    Complex [*modes, batch, channels] -> real [batch, channels, *size]. The imaginary part that is left
+    in the DC and Nyquist columns after the transform over the other axes is ignored. That is what
+    irfftn does on a CPU; cuFFT does not at some sizes (1D 8192 and 16384, 2D 1024x256), so it is
+    taken out here by hand on every device.
+    """
+    n_dim = len(size)
+    modes = z.shape[:n_dim]
+    *others, last = size
+    spectrum = z.permute(n_dim, n_dim + 1, *range(n_dim))
+    half = z.new_zeros(*spectrum.shape[:2], *others, last // 2 + 1)
+    half[_corner(_rows(modes, size, z.device), modes[-1])] = spectrum
+    if others:
+        half = torch.fft.ifftn(half, dim=tuple(range(2, 1 + n_dim)), norm="forward")
+    own_mirror = [0, last // 2] if last % 2 == 0 else [0]
+    half[..., own_mirror] = half[..., own_mirror].real.to(half.dtype)
+    return torch.fft.irfft(half, n=last, dim=-1, norm="forward")

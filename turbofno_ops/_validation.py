@@ -1,0 +1,64 @@
+"""Checks shared by the public functions, in the caller's words: what was wrong, expected, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from turbofno_ops._modes import axis_limits
+from turbofno_ops.dispatch import BACKENDS
+
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def check_backend(op: str, backend: str) -> None:
+    """Raise ValueError unless `backend` is 'auto' or a known backend."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"{op}: backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
+
+
+def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Check dtypes, devices, ranks and channels of a field and its spectral weight.
+
+    Raises:
+        TypeError: a dtype is not supported or the two do not fit.
+        ValueError: rank, channels or device are wrong.
+    """
+    if x.dtype not in _COMPLEX:
+        raise TypeError(
+            f"{op}: x must be float32 or float64, got {x.dtype}; convert with x.float()"
+        )
+    if weight.dtype != _COMPLEX[x.dtype]:
+        raise TypeError(
+            f"{op}: weight must be {_COMPLEX[x.dtype]} for x of {x.dtype}, got {weight.dtype}"
+        )
+    if not 3 <= x.ndim <= 5:
+        raise ValueError(
+            f"{op}: x must be [batch, channels, *grid] with 1 to 3 grid axes, got shape {list(x.shape)}"
+        )
+    if weight.ndim != x.ndim:
+        raise ValueError(
+            f"{op}: weight must be [c_in, c_out, *modes] with {x.ndim - 2} mode axes as x has grid "
+            f"axes, got shape {list(weight.shape)}"
+        )
+    if weight.shape[0] != x.shape[1]:
+        raise ValueError(
+            f"{op}: x has {x.shape[1]} channels but weight expects {weight.shape[0]} (its first axis)"
+        )
+    if min(weight.shape) < 1:
+        raise ValueError(f"{op}: weight has an empty axis, shape {list(weight.shape)}")
+    if x.device != weight.device:
+        raise ValueError(
+            f"{op}: x is on {x.device} but weight on {weight.device}; move one of them"
+        )
+
+
+def check_modes_fit(op: str, modes: Sequence[int], size: Sequence[int], what: str) -> None:
+    """Raise ValueError if a grid is too small to hold the kept modes."""
+    for axis, (count, limit) in enumerate(zip(modes, axis_limits(size), strict=True)):
+        if count > limit:
+            raise ValueError(
+                f"{op}: the weight keeps {count} modes on axis {axis}, but {what} {tuple(size)} holds "
+                f"at most {limit} there; use a finer grid or slice the weight"
+            )

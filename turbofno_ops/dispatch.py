@@ -1,0 +1,102 @@
+"""The one place where a backend is chosen, and the record of which one ran and why."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+BACKENDS = ("reference", "gemm")
+
+# A multiply-add in a matrix product costs far less than one in an FFT, which also pays for strided
+# passes, for the modes that are thrown away and for zero filling. The ratio is where the two took the
+# same time in `make bench` (benchmarks/ops.py, --crossover); between 0.5 and 2 times of it the choice
+# changes the time by less than the noise.
+_GEMM_FLOPS_WORTH_ONE_FFT_FLOP = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which backend, and the reason in words."""
+
+    backend: str
+    reason: str
+
+
+_ran = threading.local()
+
+
+def gemm_flops(modes: Sequence[int], size: Sequence[int]) -> float:
+    """Operations of one truncated transform of one channel as matrix products, last axis first."""
+    *others, last = size
+    rows = math.prod(others)
+    total = 2.0 * rows * last * 2 * modes[-1]
+    done = modes[-1]
+    for axis in reversed(range(len(others))):
+        rows //= others[axis]
+        total += 8.0 * rows * others[axis] * modes[axis] * done
+        done *= modes[axis]
+    return total
+
+
+def fft_flops(size: Sequence[int]) -> float:
+    """Operations of one real FFT of one channel: 2.5 N log2 N."""
+    points = math.prod(size)
+    return 2.5 * points * math.log2(max(points, 2))
+
+
+def choose(
+    modes: Sequence[int],
+    size: Sequence[int],
+    out_size: Sequence[int],
+    *,
+    requested: str = "auto",
+) -> Choice:
+    """Pick the backend for one layer: kept modes, input grid, output grid, an entry an axis.
+
+    Raises:
+        ValueError: `requested` is neither 'auto' nor the name of a backend.
+    """
+    if requested != "auto":
+        if requested not in BACKENDS:
+            raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {requested!r}")
+        return Choice(requested, "asked for by the caller")
+    gemm = gemm_flops(modes, size) + gemm_flops(modes, out_size)
+    fft = fft_flops(size) + fft_flops(out_size)
+    ratio = gemm / fft
+    compared = (
+        f"matrix products need {ratio:.1f} times the operations of the FFTs, "
+        f"worth it up to {_GEMM_FLOPS_WORTH_ONE_FFT_FLOP:g}"
+    )
+    return Choice("gemm" if ratio <= _GEMM_FLOPS_WORTH_ONE_FFT_FLOP else "reference", compared)
+
+
+def explain(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out_size: Sequence[int] | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """What `spectral_conv(x, weight, out_size=..., backend=...)` would run, and why. Runs nothing."""
+    size = tuple(x.shape[2:])
+    return choose(weight.shape[2:], size, tuple(out_size or size), requested=backend)
+
+
+def record(choice: Choice) -> None:
+    """Remember what ran in this thread."""
+    _ran.choice = choice
+
+
+def last_choice() -> Choice | None:
+    """The choice of the last spectral op that ran in this thread, or None if none has."""
+    return getattr(_ran, "choice", None)
+
+
+def last_backend() -> str:
+    """Name of the backend of the last spectral op that ran in this thread, or 'none'."""
+    choice = last_choice()
+    return choice.backend if choice is not None else "none"
