@@ -1,0 +1,1 @@
+"""FNO models: architecture, native checkpoints, PDE solvers, training and evaluation."""
