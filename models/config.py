@@ -1,0 +1,259 @@
+"""What a native checkpoint's config.json says: architecture, channels, grid, normalisation, PDE and provenance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+FORMAT = "turbofno/1"
+
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
+Skip = Literal["linear", "soft-gating", "identity", "none"]
+Norm = Literal["none", "instance_norm", "group_norm"]
+PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included"]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+
+
+class _Strict(BaseModel):
+    """Unknown keys are errors, so that a misspelt setting cannot be silently ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ChannelMLP(_Strict):
+    """The pointwise two-layer perceptron after a Fourier layer (neuraloperator's `channel_mlp`)."""
+
+    hidden_channels: PositiveInt
+    skip: Skip = "soft-gating"
+
+
+class DomainPadding(_Strict):
+    """Zero padding around the hidden field, removed before the projection (non-periodic domains).
+
+    `points` pads a fixed number of grid points, `fraction` a share of each axis (rounded); give one
+    of them, one entry an axis. `sides="end"` pads after the last point only, `"both"` on both sides.
+    """
+
+    points: tuple[int, ...] | None = None
+    fraction: tuple[float, ...] | None = None
+    sides: Literal["end", "both"] = "end"
+
+    @model_validator(mode="after")
+    def _exactly_one_amount(self) -> Self:
+        given = [amount for amount in (self.points, self.fraction) if amount is not None]
+        if len(given) != 1:
+            raise ValueError("domain_padding needs exactly one of 'points' and 'fraction'")
+        if any(amount < 0 for amount in given[0]):
+            raise ValueError(f"domain_padding must not be negative, got {list(given[0])}")
+        return self
+
+
+class FNOArchitecture(_Strict):
+    """A Fourier neural operator (Li et al. 2020, arXiv 2010.08895, Figure 2).
+
+    `modes[i]` is the number of kept frequencies on axis i. On every axis but the last it counts both
+    signs: -(K//2) .. (K+1)//2 - 1. On the last axis it counts 0 .. K-1.
+    """
+
+    in_channels: PositiveInt
+    out_channels: PositiveInt
+    hidden_channels: PositiveInt
+    n_layers: PositiveInt
+    modes: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=3)]
+    activation: Activation = "gelu"
+    lifting_channels: tuple[PositiveInt, ...] = ()
+    projection_channels: tuple[PositiveInt, ...] = (128,)
+    skip: Skip = "linear"
+    skip_bias: bool = True
+    spectral_bias: bool = False
+    channel_mlp: ChannelMLP | None = None
+    norm: Norm = "none"
+    norm_groups: PositiveInt = 1
+    positional_grid: PositionalGrid = "none"
+    domain_padding: DomainPadding | None = None
+
+    @property
+    def n_dim(self) -> int:
+        """Number of grid axes: 1, 2 or 3."""
+        return len(self.modes)
+
+    @property
+    def smallest_grid(self) -> tuple[int, ...]:
+        """Fewest points an axis needs to hold the kept modes, domain padding left out of account."""
+        *others, last = self.modes
+        return (*others, max(1, 2 * (last - 1)))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        padding = self.domain_padding
+        amounts = () if padding is None else padding.points or padding.fraction or ()
+        if padding is not None and len(amounts) != self.n_dim:
+            raise ValueError(
+                f"domain_padding has {len(amounts)} entries, expected one for each of {self.n_dim} axes"
+            )
+        if self.norm == "group_norm" and self.hidden_channels % self.norm_groups:
+            raise ValueError(
+                f"norm_groups={self.norm_groups} does not divide hidden_channels={self.hidden_channels}"
+            )
+        return self
+
+
+class Channel(_Strict):
+    """One physical field: a channel of the input or output tensor."""
+
+    name: Name
+    units: str = "1"
+    description: str = ""
+
+
+class GridSpec(_Strict):
+    """Where the fields live. Shapes are in points, extents in `units`."""
+
+    training: tuple[PositiveInt, ...]
+    minimum: tuple[PositiveInt, ...]
+    maximum: tuple[PositiveInt, ...]
+    extent: tuple[PositiveFloat, ...]
+    units: str = "1"
+    boundary: Literal["periodic", "nodes"] = Field(
+        description="periodic: the last point is one spacing before the end; nodes: both ends are points"
+    )
+
+
+class Normalization(_Strict):
+    """Physical = normalised * std + mean, a channel at a time. Applied inside the model."""
+
+    input_mean: tuple[float, ...]
+    input_std: tuple[PositiveFloat, ...]
+    output_mean: tuple[float, ...]
+    output_std: tuple[PositiveFloat, ...]
+
+
+class Parameter(_Strict):
+    """A parameter of the PDE or of its input distribution, with the range seen in training."""
+
+    name: str
+    minimum: float
+    maximum: float
+    units: str = "1"
+    description: str = ""
+
+
+class PDE(_Strict):
+    """The problem a model was trained on."""
+
+    name: str
+    equation: str
+    domain: str
+    input_distribution: str
+    parameters: tuple[Parameter, ...] = ()
+    reference: str = ""
+
+
+class ChannelStatistics(_Strict):
+    """Moments of one channel over the training set, in physical units."""
+
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+
+
+class Statistics(_Strict):
+    """What the training data looked like, for judging how far an input lies from it."""
+
+    n_samples: PositiveInt
+    inputs: tuple[ChannelStatistics, ...]
+    outputs: tuple[ChannelStatistics, ...]
+
+
+class Metric(_Strict):
+    """One held-out result: what was measured, on what, and the value (relative L2 unless named otherwise)."""
+
+    name: str
+    value: float
+    n_samples: PositiveInt
+    grid: tuple[PositiveInt, ...]
+
+
+class Training(_Strict):
+    """How the weights came about."""
+
+    recipe: str
+    seed: int
+    n_samples: PositiveInt
+    epochs: PositiveInt
+    device: str
+    torch: str
+    seconds: float
+
+
+class ModelConfig(_Strict):
+    """The whole of config.json. `sha256` is that of model.safetensors beside it."""
+
+    format: Literal["turbofno/1"] = FORMAT  # type: ignore[assignment]
+    name: Name
+    version: Version = "1"
+    description: str
+    architecture: FNOArchitecture
+    inputs: Annotated[tuple[Channel, ...], Field(min_length=1)]
+    outputs: Annotated[tuple[Channel, ...], Field(min_length=1)]
+    grid: GridSpec
+    normalization: Normalization | None = None
+    time_step: PositiveFloat | None = Field(
+        default=None,
+        description="set for autoregressive models: one call advances by this much time",
+    )
+    pde: PDE | None = None
+    statistics: Statistics | None = None
+    training: Training | None = None
+    evaluation: tuple[Metric, ...] = ()
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        arch = self.architecture
+        for what, channels, count in (
+            ("inputs", self.inputs, arch.in_channels),
+            ("outputs", self.outputs, arch.out_channels),
+        ):
+            if len(channels) != count:
+                raise ValueError(
+                    f"{what} names {len(channels)} channels, the architecture has {count}"
+                )
+            if len({channel.name for channel in channels}) != count:
+                raise ValueError(f"{what} uses a channel name twice")
+        for what, shape in (
+            ("grid.training", self.grid.training),
+            ("grid.minimum", self.grid.minimum),
+            ("grid.maximum", self.grid.maximum),
+            ("grid.extent", self.grid.extent),
+        ):
+            if len(shape) != arch.n_dim:
+                raise ValueError(f"{what} has {len(shape)} axes, the architecture has {arch.n_dim}")
+        norm = self.normalization
+        if norm is not None:
+            for what, values, count in (
+                ("input_mean", norm.input_mean, arch.in_channels),
+                ("input_std", norm.input_std, arch.in_channels),
+                ("output_mean", norm.output_mean, arch.out_channels),
+                ("output_std", norm.output_std, arch.out_channels),
+            ):
+                if len(values) != count:
+                    raise ValueError(
+                        f"normalization.{what} has {len(values)} entries, expected {count}"
+                    )
+        return self
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read and check a config.json.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        pydantic.ValidationError (a ValueError): not JSON, or not a config; names the offending key.
+    """
+    return ModelConfig.model_validate_json(path.read_bytes())

@@ -1,0 +1,43 @@
+"""Which models a repository folder holds: name/ or name/version/ folders with a config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.checkpoint import CONFIG_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    """Where one version of a model lies. Its checkpoint has not been looked into yet."""
+
+    name: str
+    version: str
+    path: Path
+
+
+def discover(root: Path) -> list[ModelLocation]:
+    """Every model below `root`, sorted by name, then by version as a number.
+
+    `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V.
+    Other folders and files are passed over.
+
+    Raises:
+        NotADirectoryError: `root` is not a folder.
+    """
+    if not root.is_dir():
+        raise NotADirectoryError(f"model repository {root} is not a folder")
+    found = []
+    for folder in root.iterdir():
+        if (folder / CONFIG_FILE).is_file():
+            found.append(ModelLocation(folder.name, "1", folder))
+            continue
+        if not folder.is_dir():
+            continue
+        found += [
+            ModelLocation(folder.name, version.name, version)
+            for version in folder.iterdir()
+            if version.name.isdecimal() and (version / CONFIG_FILE).is_file()
+        ]
+    return sorted(found, key=lambda model: (model.name, int(model.version)))
