@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from typing import Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -138,7 +140,7 @@ class FourierBlock(nn.Module):
                 x,
                 self.spectral_weight,
                 skip_weight=skip.weight if skip is not None else None,
-                bias=torch.stack(given).sum(0) if given else None,
+                bias=reduce(torch.add, given) if given else None,
                 activation=self.activation,
             )
         y = spectral_conv(x, self.spectral_weight)
@@ -197,6 +199,14 @@ class FNO(nn.Module):
             x = x * _broadcast(self.output_std, x) + _broadcast(self.output_mean, x)
         return x
 
+    def double(self) -> Self:
+        """Cast to float64, the complex weights too (which `nn.Module.double` leaves alone)."""
+        return to_precision(self, torch.float64)
+
+    def float(self) -> Self:
+        """Cast to float32, the complex weights too."""
+        return to_precision(self, torch.float32)
+
     def _positions(self, x: torch.Tensor) -> torch.Tensor:
         """The coordinates of every grid point in [0, 1], one channel an axis: [batch, n_dim, *grid]."""
         included = self.arch.positional_grid == "endpoint_included"
@@ -207,6 +217,16 @@ class FNO(nn.Module):
         ]
         grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
         return grid.expand(x.shape[0], *grid.shape)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def to_precision(module: M, dtype: torch.dtype) -> M:
+    """Cast every parameter and buffer of a module to `dtype`, complex ones to its complex twin."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.to(dtype.to_complex() if tensor.is_complex() else dtype)
+    return module
 
 
 def padding_points(arch: FNOArchitecture, size: tuple[int, ...]) -> list[tuple[int, int]]:

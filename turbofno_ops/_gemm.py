@@ -3,9 +3,14 @@
 For K kept modes of N points, K << N, a truncated DFT is a product with a fixed table. Truncation and
 zero padding cost nothing, any N will do (primes too), and input and output grids may differ.
 
-Complex intermediates are planar: [2, n, rest] holds the real part, then the imaginary part, of n
-points or modes of the axis being transformed. Then a complex transform of that axis is one real
-product with the block table [[cos, sin], [-sin, cos]], and nothing is recombined afterwards.
+All products are real. The last axis gives cos and -sin sums, an interleaved complex number a mode. On
+every other axis a frequency and its negative share their cosine and sine sums, C and S over
+|k| = 0 .. half, so these are computed once, C - iS is the coefficient of k and C + iS that of -k:
+
+    analysis    field -> last axis -> other axes (26 real rows for 24 modes) -> butterflies -> coefficients
+    synthesis   the same backwards
+
+No large array is ever permuted; only spectra are.
 """
 
 from __future__ import annotations
@@ -16,68 +21,85 @@ from functools import lru_cache
 
 import torch
 
-from turbofno_ops._modes import column_weights, frequencies
+from turbofno_ops._modes import column_weights
 
 _MAX_TABLES = 256
 
 
-def _angles(count: int, size: int, *, both_signs: bool) -> torch.Tensor:
-    """2 pi k n / size, reduced exactly in integers first. Float64 [count, size]."""
-    k = torch.tensor(frequencies(count, both_signs=both_signs), dtype=torch.int64)
-    n = torch.arange(size, dtype=torch.int64)
-    return torch.outer(k, n).remainder(size).to(torch.float64) * (2 * math.pi / size)
+def _angles(count: int, size: int) -> torch.Tensor:
+    """2 pi k n / size for k = 0 .. count - 1, reduced exactly in integers first. Float64 [count, size]."""
+    product = torch.outer(torch.arange(count), torch.arange(size))
+    return product.remainder(size).to(torch.float64) * (2 * math.pi / size)
 
 
 @lru_cache(maxsize=_MAX_TABLES)
-def _real_axis_analysis(
+def _last_axis_analysis(
     size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[size, 2 * count]: columns cos | -sin, divided by size."""
+    """[size, 2 * count]: interleaved columns cos, -sin, divided by size."""
     with torch.inference_mode(False):
-        angles = _angles(count, size, both_signs=False)
-        table = torch.cat([angles.cos(), -angles.sin()]).T / size
-        return table.contiguous().to(device, dtype)
-
-
-@lru_cache(maxsize=_MAX_TABLES)
-def _real_axis_synthesis(
-    size: int, count: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """[2 * count, size]: rows cos | -sin, times how often the column stands in the full spectrum.
-
-    The sine of the DC and Nyquist columns is zero at every point, so their imaginary parts drop out
-    by construction; exact zeros, because the angles are reduced in integers, but for Nyquist's pi.
-    """
-    with torch.inference_mode(False):
-        angles = _angles(count, size, both_signs=False)
-        weights = column_weights(count, size, dtype=torch.float64, device=angles.device)[:, None]
-        sines = angles.sin()
-        if size % 2 == 0 and count == size // 2 + 1:
-            sines[-1] = 0.0
-        return torch.cat([angles.cos() * weights, -sines * weights]).to(device, dtype)
-
-
-@lru_cache(maxsize=_MAX_TABLES)
-def _complex_axis_analysis(
-    size: int, count: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """[2 * count, 2 * size]: the block table of exp(-i angle) / size, acting on planar values."""
-    with torch.inference_mode(False):
-        angles = _angles(count, size, both_signs=True)
-        cos, sin = angles.cos(), angles.sin()
-        table = torch.cat([torch.cat([cos, sin], 1), torch.cat([-sin, cos], 1)]) / size
+        angles = _angles(count, size).T
+        table = torch.stack([angles.cos(), -angles.sin()], dim=-1).reshape(size, 2 * count) / size
         return table.to(device, dtype)
 
 
 @lru_cache(maxsize=_MAX_TABLES)
-def _complex_axis_synthesis(
+def _last_axis_synthesis(
     size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[2 * size, 2 * count]: the block table of exp(+i angle), acting on planar values."""
+    """[2 * count, size]: interleaved rows cos, -sin, times how often the column stands in the full spectrum.
+
+    The sine rows of the DC and Nyquist columns are exactly zero, so that the imaginary parts of these
+    columns drop out, as irfftn has it.
+    """
     with torch.inference_mode(False):
-        angles = _angles(count, size, both_signs=True).T
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)]).to(device, dtype)
+        angles = _angles(count, size)
+        sines = angles.sin()
+        if size % 2 == 0 and count == size // 2 + 1:
+            sines[-1] = 0.0
+        weights = column_weights(count, size, dtype=torch.float64, device=angles.device)
+        table = torch.stack([angles.cos(), -sines], dim=1) * weights[:, None, None]
+        return table.reshape(2 * count, size).to(device, dtype)
+
+
+@lru_cache(maxsize=_MAX_TABLES)
+def _other_axis(
+    size: int, count: int, dtype: torch.dtype, device: torch.device, *, analysis: bool
+) -> torch.Tensor:
+    """Rows cos |k|, then sin |k|, |k| = 0 .. half: [2 * (half + 1), size] / size, or [size, 2 * (half + 1)]."""
+    with torch.inference_mode(False):
+        angles = _angles(count // 2 + 1, size)
+        table = torch.cat([angles.cos(), angles.sin()])
+        return (table / size if analysis else table.T.contiguous()).to(device, dtype)
+
+
+def _sums_to_frequencies(sums: torch.Tensor, axis: int, count: int) -> torch.Tensor:
+    """Cosine and sine sums along `axis` -> coefficients of the `count` kept frequencies in FFT order."""
+    cosine, sine = sums.chunk(2, dim=axis)
+    sine = sine * 1j
+    below = count // 2
+    above = cosine.narrow(axis, 0, count - below) - sine.narrow(axis, 0, count - below)
+    if below == 0:
+        return above
+    negative = cosine.narrow(axis, 1, below) + sine.narrow(axis, 1, below)
+    return torch.cat([above, negative.flip(axis)], dim=axis)
+
+
+def _frequencies_to_sums(z: torch.Tensor, axis: int) -> torch.Tensor:
+    """What cosine and sine of |k| are multiplied by: z[k] + z[-k] and i (z[k] - z[-k]), along `axis`."""
+    count = z.shape[axis]
+    below = count // 2
+    above = z.narrow(axis, 0, count - below)
+    negative = z.narrow(axis, count - below, below).flip(axis)
+    rows = count // 2 + 1
+    shape = list(z.shape)
+    shape[axis] = rows
+    even, odd = z.new_zeros(shape), z.new_zeros(shape)
+    even.narrow(axis, 0, count - below).copy_(above)
+    odd.narrow(axis, 0, count - below).copy_(above)
+    even.narrow(axis, 1, below).add_(negative)
+    odd.narrow(axis, 1, below).sub_(negative)
+    return torch.cat([even, odd * 1j], dim=axis)
 
 
 def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
@@ -86,19 +108,18 @@ def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
     Scaled by 1 / prod(size), so that a coefficient does not depend on the grid.
     """
     batch, channels, *size = x.shape
-    fields, last = batch * channels, modes[-1]
-    table = _real_axis_analysis(size[-1], last, x.dtype, x.device)
-    rows = (x.reshape(-1, size[-1]) @ table).view(fields, *size[:-1], 2, last)
-    # planar [2, *size[:-1], fields, last]; each turn replaces one grid axis by its modes, from the last
-    planar = rows.permute(len(size), *range(1, len(size)), 0, len(size) + 1)
-    for axis in reversed(range(1, len(size))):
-        planar = planar.movedim(axis, 1)
-        rest = planar.shape[2:]
-        table = _complex_axis_analysis(planar.shape[1], modes[axis - 1], x.dtype, x.device)
-        planar = (table @ planar.reshape(table.shape[1], -1)).view(2, modes[axis - 1], *rest)
-        planar = planar.movedim(1, axis)
-    real, imag = planar.movedim(-1, -2).reshape(2, *modes, batch, channels)
-    return torch.complex(real, imag)
+    *others, last = modes
+    sums = x.reshape(-1, size[-1]) @ _last_axis_analysis(size[-1], last, x.dtype, x.device)
+    sums = sums.view(batch * channels, *size[:-1], 2 * last)
+    for axis in reversed(range(len(others))):
+        table = _other_axis(size[axis], others[axis], x.dtype, x.device, analysis=True)
+        before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
+        flat = sums.reshape(math.prod(before), size[axis], math.prod(after))
+        sums = torch.matmul(table, flat).view(*before, table.shape[0], *after)
+    z = torch.view_as_complex(sums.view(*sums.shape[:-1], last, 2))
+    for axis, count in enumerate(others, start=1):
+        z = _sums_to_frequencies(z, axis, count)
+    return z.movedim(0, -1).reshape(*modes, batch, channels)
 
 
 def synthesize(
@@ -109,21 +130,19 @@ def synthesize(
     Complex [*modes, batch, channels] -> real [batch, channels, *size]. With `onto`, a contiguous
     tensor of that shape, the field is added to it in place.
     """
-    n_dim = len(size)
     *modes, batch, channels = z.shape
-    fields, last = batch * channels, modes[-1]
-    planar = torch.view_as_real(z.reshape(*modes, fields)).movedim(-1, 0).movedim(-1, -2)
-    for axis in range(1, n_dim):
-        planar = planar.movedim(axis, 1)
-        rest = planar.shape[2:]
-        table = _complex_axis_synthesis(
-            size[axis - 1], modes[axis - 1], planar.dtype, planar.device
-        )
-        planar = (table @ planar.reshape(table.shape[1], -1)).view(2, size[axis - 1], *rest)
-        planar = planar.movedim(1, axis)
-    # planar [2, *size[:-1], fields, last] -> rows [(fields, *size[:-1]), (2, last)]
-    rows = planar.permute(n_dim, *range(1, n_dim), 0, n_dim + 1).reshape(-1, 2 * last)
-    table = _real_axis_synthesis(size[-1], last, rows.dtype, rows.device)
+    *others, last = modes
+    z = z.reshape(*modes, batch * channels).movedim(-1, 0)
+    for axis in range(1, len(modes)):
+        z = _frequencies_to_sums(z, axis)
+    sums = torch.view_as_real(z.contiguous()).flatten(-2)
+    for axis, count in enumerate(others):
+        table = _other_axis(size[axis], count, sums.dtype, sums.device, analysis=False)
+        before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
+        flat = sums.reshape(math.prod(before), table.shape[1], math.prod(after))
+        sums = torch.matmul(table, flat).view(*before, size[axis], *after)
+    rows = sums.reshape(-1, 2 * last)
+    table = _last_axis_synthesis(size[-1], last, rows.dtype, rows.device)
     if onto is None:
         return (rows @ table).view(batch, channels, *size)
     onto.view(-1, size[-1]).addmm_(rows, table)

@@ -34,11 +34,12 @@ def gemm_flops(modes: Sequence[int], size: Sequence[int]) -> float:
     *others, last = size
     rows = math.prod(others)
     total = 2.0 * rows * last * 2 * modes[-1]
-    done = modes[-1]
+    columns = 2 * modes[-1]
     for axis in reversed(range(len(others))):
         rows //= others[axis]
-        total += 8.0 * rows * others[axis] * modes[axis] * done
-        done *= modes[axis]
+        sums = 2 * (modes[axis] // 2 + 1)
+        total += 2.0 * rows * others[axis] * sums * columns
+        columns *= sums
     return total
 
 

@@ -32,8 +32,8 @@ def spectral_conv_truth(
     kept = kept_frequencies(matrices.shape[2:])
     for index in itertools.product(*(range(len(f)) for f in kept)):
         k = [f[i] for f, i in zip(kept, index, strict=True)]
-        source = tuple(a % n for a, n in zip(k[:-1], size, strict=False)) + (k[-1],)
-        target = tuple(a % n for a, n in zip(k[:-1], out, strict=False)) + (k[-1],)
+        source = (*(a % n for a, n in zip(k[:-1], size, strict=False)), k[-1])
+        target = (*(a % n for a, n in zip(k[:-1], out, strict=False)), k[-1])
         channels = spectrum[(slice(None), slice(None), *source)]
         mixed[(slice(None), slice(None), *target)] = (
             channels @ matrices[(slice(None), slice(None), *index)]
@@ -43,5 +43,5 @@ def spectral_conv_truth(
 
 def relative_l2(value: torch.Tensor, truth: torch.Tensor) -> float:
     """||value - truth|| / ||truth|| in float64."""
-    difference = value.detach().double() - truth.double()
-    return float(difference.norm() / truth.double().norm())
+    expected = truth.detach().double()
+    return float((value.detach().double() - expected).norm() / expected.norm())

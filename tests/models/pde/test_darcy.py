@@ -1,5 +1,6 @@
 """Darcy solver against a manufactured solution and a direct sparse solve; bounds and symmetry."""
 
+import itertools
 import math
 
 import numpy
@@ -47,7 +48,7 @@ def test_is_second_order_on_a_manufactured_solution():
     for n in (17, 33, 65):
         a, f, exact = manufactured(n)
         errors.append((darcy.solve(a, f=f)[0] - exact).abs().max().item())
-    orders = [math.log2(p / q) for p, q in zip(errors, errors[1:], strict=False)]
+    orders = [math.log2(p / q) for p, q in itertools.pairwise(errors)]
     assert all(1.9 < order < 2.1 for order in orders), (errors, orders)
 
 

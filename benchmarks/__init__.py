@@ -1,0 +1,1 @@
+"""How fast it is, against what people use today. `python -m benchmarks` runs all of it."""

@@ -1,0 +1,90 @@
+"""Fair timing and its record: candidates run in turn, medians, one JSON line a row with machine and versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import turbofno_ops
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def medians(
+    candidates: Mapping[str, Callable[[], object]], *, seconds: float, least_rounds: int = 7
+) -> dict[str, float]:
+    """Median seconds of each candidate, called in turn so that all see the same machine.
+
+    Runs for about `seconds`, but at least `least_rounds` rounds after two that do not count.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(2):
+        for call in candidates.values():
+            call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(taken.values()))) < least_rounds:
+        for name, call in candidates.items():
+            began = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - began)
+    return {name: median(times) for name, times in taken.items()}
+
+
+def processor() -> str:
+    """The processor's model name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def environment() -> dict[str, object]:
+    """What a figure depends on: commit, processor, threads, versions, time."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "commit": commit or "unknown",
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "turbofno": turbofno_ops.__version__,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def save(name: str, rows: list[dict[str, Any]]) -> Path:
+    """Write results/NAME.jsonl: the environment first, then a line a row."""
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.jsonl"
+    lines = [json.dumps(environment()), *(json.dumps(row) for row in rows)]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Rows as a text table; numbers to four digits."""
+    print(f"\n{title}")
+    columns = list(rows[0])
+    cells = [columns] + [
+        [f"{row[c]:.4g}" if isinstance(row[c], float) else str(row[c]) for c in columns]
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))

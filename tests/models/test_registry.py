@@ -1,0 +1,34 @@
+"""Which folders count as models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.registry import ModelLocation, discover
+
+
+def put_config(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_discover_finds_flat_and_versioned_models_in_order(tmp_path: Path) -> None:
+    flat = put_config(tmp_path / "flat")
+    second = put_config(tmp_path / "deep" / "2")
+    tenth = put_config(tmp_path / "deep" / "10")
+    put_config(tmp_path / "deep" / "draft")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("not a model")
+    assert discover(tmp_path) == [
+        ModelLocation("deep", "2", second),
+        ModelLocation("deep", "10", tenth),
+        ModelLocation("flat", "1", flat),
+    ]
+
+
+def test_discover_refuses_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="nowhere"):
+        discover(tmp_path / "nowhere")
