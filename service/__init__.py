@@ -1,0 +1,1 @@
+"""The inference service: HTTP in, batched spectral operators, HTTP out."""

@@ -1,0 +1,51 @@
+"""What `serve` tells a person once it is ready: where the docs are and a call of every model to paste."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from service.codec.fields import grid_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from models.config import ModelConfig
+
+_POINTS = 32
+"""Per grid axis of the example, where the model allows it: short enough to read the answer."""
+
+
+def banner(url: str, configs: Sequence[ModelConfig]) -> str:
+    """The text, a line to paste for every model; each sends a smooth field made on the spot."""
+    lines = [f"turbofno is ready at {url} (documentation: {url}/docs). Try:", ""]
+    for config in configs:
+        lines += [f"# {config.name}: {config.description}", _call(url, config), ""]
+    return "\n".join(lines)
+
+
+def _call(url: str, config: ModelConfig) -> str:
+    lowest, highest = grid_limits(config)
+    grid = [min(max(_POINTS, low), high) for low, high in zip(lowest, highest, strict=True)]
+    inputs = ", ".join(
+        f'"{channel.name}": {_wave(config, number, grid)}'
+        for number, channel in enumerate(config.inputs)
+    )
+    program = (
+        "from json import dumps; from math import pi, sin; "
+        f'print(dumps({{"inputs": {{{inputs}}}}}))'
+    )
+    return (
+        f"python3 -c '{program}' | curl -sS {url}/v1/models/{config.name}:predict "
+        "-H 'Content-Type: application/json' -d @-"
+    )
+
+
+def _wave(config: ModelConfig, channel: int, grid: Sequence[int]) -> str:
+    """A Python expression: one sine wave an axis, with the mean and spread of the training data."""
+    expression = "*".join(f"sin(2*pi*{axis}/{n})" for axis, n in zip("ijk", grid, strict=False))
+    if config.statistics is not None:
+        seen = config.statistics.inputs[channel]
+        expression = f"{seen.mean:.3g} + {seen.std:.3g}*{expression}"
+    for axis, n in reversed(list(zip("ijk", grid, strict=False))):
+        expression = f"[{expression} for {axis} in range({n})]"
+    return expression

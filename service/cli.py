@@ -1,0 +1,289 @@
+"""The command line: serve, predict, models, config; user errors are one line on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+from pydantic import ValidationError
+
+from models.config import Channel, GridSpec
+from service.banner import banner
+from service.client import Client, TurboFNOError
+from service.errors import ServiceError
+from service.settings import Settings, env_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pydantic_core import ErrorDetails
+
+    from service.pipeline.engine import Engine
+
+_Signature = tuple[Sequence[Channel], Sequence[Channel], GridSpec]
+
+_FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
+
+
+class _UsageError(Exception):
+    """What the user gave cannot be used; the message says what to do instead."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except _UsageError as error:
+        return _fail(error, _USAGE)
+    except (TurboFNOError, ServiceError, ValueError, OSError, httpx.InvalidURL) as error:
+        return _fail(error, _FAILED)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stderr.write(f"turbofno: {error}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="turbofno", description="Inference service for trained Fourier neural operators."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve the models of a repository over HTTP",
+        description="Serve the models of a repository over HTTP until SIGTERM or Ctrl-C. "
+        "Every option can also be set by the environment variable that its help names.",
+    )
+    _add_settings(serve)
+    serve.set_defaults(command=_serve)
+
+    predict = commands.add_parser(
+        "predict",
+        help="run one model on a .npy file",
+        description="Run one model on a field [channels, *grid] or a batch [n, channels, *grid].",
+    )
+    predict.add_argument("model", metavar="MODEL", help="name of the model")
+    predict.add_argument("input", metavar="INPUT.npy", type=Path, help="the field or batch")
+    predict.add_argument(
+        "-o", "--output", metavar="OUT.npy", type=Path, required=True, help="where the answer goes"
+    )
+    predict.add_argument("--version", metavar="V", help="version of the model (default: newest)")
+    predict.add_argument(
+        "--plot",
+        metavar="OUT.png",
+        type=Path,
+        help="also draw the first field beside its prediction (needs matplotlib)",
+    )
+    where = predict.add_mutually_exclusive_group()
+    _add_url(where)
+    where.add_argument(
+        "--local",
+        action="store_true",
+        help=f"run the checkpoint in {env_name('model_repository')} here, without a server",
+    )
+    predict.set_defaults(command=_predict)
+
+    models = commands.add_parser("models", help="list what a server has")
+    _add_url(models)
+    models.set_defaults(command=_models)
+
+    config = commands.add_parser(
+        "config",
+        help="print every setting",
+        description="Print every setting with its value and description, as an environment file.",
+    )
+    _add_settings(config)
+    config.set_defaults(command=_config)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """An option for each field of Settings; the values stay text, which Settings checks."""
+    for name, field in Settings.model_fields.items():
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=f"setting_{name}",
+            metavar=name.rsplit("_", 1)[-1].upper(),
+            help=f"{field.description} ({env_name(name)})".replace("%", "%%"),
+        )
+
+
+def _add_url(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help=f"where the server listens (default: from {env_name('host')} and {env_name('port')})",
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    given = {
+        name: value
+        for name in Settings.model_fields
+        if (value := getattr(arguments, f"setting_{name}", None)) is not None
+    }
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        # A default computed from another setting fails along with it; only the cause is of use.
+        problems = [one for one in error.errors() if one["type"] != "default_factory_not_called"]
+        raise _UsageError("; ".join(map(_setting_problem, problems))) from None
+
+
+def _setting_problem(problem: ErrorDetails) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    return f"--{name.replace('_', '-')} ({env_name(name)}): {message}, got {problem['input']!r}"
+
+
+def _url(arguments: argparse.Namespace) -> str:
+    if arguments.url is not None:
+        return str(arguments.url)
+    settings = _settings(arguments)
+    return f"http://{settings.host}:{settings.port}"
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    # Slow to import, and needed by this command alone.
+    from models.registry import discover
+    from service.server import run
+
+    # The engine checks it too, but once the server has started, which logs a traceback.
+    if not discover(settings.model_repository):
+        root = settings.model_repository
+        raise _UsageError(f"there is no model in {root} ({env_name('model_repository')})")
+    # A log for machines must hold nothing but its own lines.
+    return run(settings, on_ready=_greet if settings.log_format == "console" else None)
+
+
+def _greet(url: str, engine: Engine) -> None:
+    names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
+    sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
+    sys.stdout.flush()
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        origin = "set" if name in settings.model_fields_set else "default"
+        sys.stdout.write(f"# {name} ({origin}): {field.description}\n")
+        sys.stdout.write(f"# {env_name(name)}=\n" if value is None else _assignment(name, value))
+    return 0
+
+
+def _assignment(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{env_name(name)}={text}\n"
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    with Client(_url(arguments), retries=0) as client:
+        listing = client.models()
+    rows = [("NAME", "VERSION", "STATE", "DESCRIPTION")]
+    rows += [
+        (one["name"], one["version"], one["state"], one["reason"] or one["description"])
+        for one in listing
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    return 0
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    if arguments.plot is not None:
+        _require_matplotlib()
+    fields = _read_array(arguments.input)
+    if arguments.local:
+        from service.local import predict_local
+
+        settings = _settings(arguments)
+        local = predict_local(
+            settings.model_repository,
+            arguments.model,
+            fields,
+            version=arguments.version,
+            device=settings.device,
+        )
+        answer = local.fields
+        signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
+    else:
+        with Client(_url(arguments)) as client:
+            answer = client.predict(arguments.model, fields, version=arguments.version)
+            signature = _signature(client.model(arguments.model))
+    with arguments.output.open("wb") as file:
+        np.save(file, answer)
+    sys.stderr.write(f"turbofno: wrote {arguments.output}: float32 {list(answer.shape)}\n")
+    if arguments.plot is not None:
+        _plot(arguments.plot, fields, answer, signature, title=arguments.model)
+    return 0
+
+
+def _signature(description: dict[str, Any]) -> _Signature:
+    return (
+        [Channel.model_validate(channel) for channel in description["input"]["channels"]],
+        [Channel.model_validate(channel) for channel in description["output"]["channels"]],
+        GridSpec.model_validate(description["grid"]),
+    )
+
+
+def _read_array(path: Path) -> NDArray[np.floating[Any]]:
+    try:
+        with path.open("rb") as file:
+            array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise _UsageError(f"there is no file {path}") from None
+    except ValueError as error:
+        raise _UsageError(f"{path} is not a .npy file of numbers: {error}") from None
+    if array.dtype.kind not in "fiub":
+        raise _UsageError(f"{path} must hold real numbers, not {array.dtype}")
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise _UsageError("--plot needs matplotlib: pip install matplotlib") from None
+
+
+def _plot(
+    path: Path,
+    fields: NDArray[np.floating[Any]],
+    answer: NDArray[np.float32],
+    signature: _Signature,
+    *,
+    title: str,
+) -> None:
+    from service.plot import save_picture
+
+    inputs, outputs, grid = signature
+    if fields.ndim == len(grid.training) + 2:
+        fields, answer = fields[0], answer[0]
+    save_picture(
+        path,
+        fields.astype(np.float32),
+        answer,
+        inputs=inputs,
+        outputs=outputs,
+        grid=grid,
+        title=title,
+    )
+    sys.stderr.write(f"turbofno: wrote {path}\n")

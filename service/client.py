@@ -1,0 +1,420 @@
+"""Client of a turbofno server: numpy arrays in, numpy arrays out, over one binary HTTP call.
+
+Stands alone (httpx and numpy only), because it is shipped as the single module `turbofno_client`.
+
+    with Client("http://127.0.0.1:8080") as client:
+        solution = client.predict("burgers-1d", initial_state)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import io
+import random
+import re
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Fields = NDArray[np.float32]
+
+_NPY = "application/x-npy"
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+_CONNECT_SECONDS = 5.0
+_READY_POLL_SECONDS = 0.1
+
+
+class TurboFNOError(Exception):
+    """Base of everything this client raises.
+
+    `message` is the server's own explanation where it gave one, `status` the HTTP status (None if
+    no answer came), `request_id` what to look for in the server's log, `problem` the error's body,
+    `retry_after` the seconds to wait if the server said so.
+    """
+
+    def __init__(self, message: str, response: httpx.Response | None = None) -> None:
+        super().__init__(message)
+        headers = httpx.Headers() if response is None else response.headers
+        self.message = message
+        self.status = None if response is None else response.status_code
+        self.request_id: str | None = headers.get("x-request-id")
+        self.problem = {} if response is None else _json_object(response)
+        self.retry_after = _seconds(headers.get("retry-after", ""))
+
+
+class BadInput(TurboFNOError):
+    """The request cannot be used as it is: shape, channels, dtype, NaN, size (4xx)."""
+
+
+class NotFound(TurboFNOError):
+    """No such model, version or route (404)."""
+
+
+class Overloaded(TurboFNOError):
+    """Still refused (429, 503) when retries or time ran out; come back after `retry_after` s."""
+
+
+class DeadlineExceeded(TurboFNOError):
+    """The time allowed passed: at the server before the work began (504), or here while waiting."""
+
+
+class ServerError(TurboFNOError):
+    """The server failed (5xx), or its answer could not be understood."""
+
+
+class ConnectionFailed(TurboFNOError):
+    """No answer came: nothing listens there, or the connection broke."""
+
+
+_KINDS = {404: NotFound, 429: Overloaded, 503: Overloaded, 504: DeadlineExceeded}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One answer: `fields` is float32, in physical units, in the rank of the input."""
+
+    fields: Fields
+    model: str
+    version: str | None
+    request_id: str | None
+    timings: dict[str, float]
+    """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+
+
+T = TypeVar("T")
+HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
+_Outcome: TypeAlias = httpx.Response | httpx.TransportError | None
+# What a call does is written once, as a generator that yields a request to send or the seconds to
+# wait; `Client` carries it out blocking, `AsyncClient` awaiting.
+_Steps: TypeAlias = Generator[httpx.Request | float, _Outcome, T]
+
+
+class PredictOptions(TypedDict, total=False):
+    """Keywords of `predict` and `predict_detailed`."""
+
+    version: str | int | None
+    """Which version of the model; the newest if None or not given."""
+    deadline: float | None
+    """Seconds after which the answer is of no use; the server then drops work not yet begun."""
+    priority: int
+    """1 is highest, larger is lower; 0, the default, is lowest."""
+
+
+class _Calls(Generic[HttpT]):
+    """How both clients are set up, and their calls as steps.
+
+    Args:
+        url: where the server listens, for example "http://127.0.0.1:8080".
+        timeout: seconds a call may take, retries and the waits between them included.
+        retries: how often a call is tried again after 429, 503 or a refused connection, each time
+            after the server's Retry-After plus a jittered, doubling pause. Nothing else is retried.
+        headers: sent with every request, for example an Authorization.
+        transport: the httpx transport to use, an async one for `AsyncClient`.
+
+    Raises:
+        ValueError: timeout is not positive, or retries is negative.
+    """
+
+    _http_class: type[HttpT]
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        *,
+        timeout: float = 60.0,
+        retries: int = 4,
+        headers: Mapping[str, str] | None = None,
+        transport: Any = None,
+    ) -> None:
+        if timeout <= 0:
+            raise ValueError(f"timeout must be positive seconds, got {timeout}")
+        if retries < 0:
+            raise ValueError(f"retries must not be negative, got {retries}")
+        self._timeout = timeout
+        self._retries = retries
+        # Compressing float fields saves next to nothing and costs far more than it saves.
+        self._http: HttpT = self._http_class(
+            base_url=url,
+            headers={"Accept-Encoding": "identity", **(headers or {})},
+            transport=transport,
+        )
+
+    def _predict_steps(
+        self, model: str, fields: ArrayLike, options: PredictOptions
+    ) -> _Steps[Prediction]:
+        response = yield from self._exchange(
+            "POST",
+            _model_path(model, options.get("version")) + ":predict",
+            deadline=options.get("deadline"),
+            content=_npy_bytes(fields),
+            headers={"Content-Type": _NPY, "Accept": _NPY},
+            params={"priority": options["priority"]} if options.get("priority") else None,
+        )
+        return Prediction(
+            fields=_npy_array(response),
+            model=model,
+            version=response.headers.get("x-model-version"),
+            request_id=response.headers.get("x-request-id"),
+            timings=_timings(response.headers.get("server-timing", "")),
+        )
+
+    def _json_steps(self, path: str) -> _Steps[Any]:
+        response = yield from self._exchange("GET", path, headers={"Accept": "application/json"})
+        if body := _json_object(response):
+            return body
+        raise ServerError(_not_understood(response, "a JSON object"), response)
+
+    def _ready_steps(self, seconds: float) -> _Steps[bool]:
+        outcome = yield self._request("GET", "/readyz", seconds=seconds)
+        return isinstance(outcome, httpx.Response) and outcome.status_code == 200
+
+    def _wait_ready_steps(self, timeout: float) -> _Steps[None]:
+        give_up = time.monotonic() + timeout
+        while not (yield from self._ready_steps(max(give_up - time.monotonic(), 0.0))):
+            if time.monotonic() + _READY_POLL_SECONDS > give_up:
+                url = str(self._http.base_url).rstrip("/")
+                raise DeadlineExceeded(f"no server ready at {url} within {timeout:g} s")
+            yield _READY_POLL_SECONDS
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        deadline: float | None = None,
+        content: bytes | None = None,
+        params: Mapping[str, int] | None = None,
+    ) -> _Steps[httpx.Response]:
+        """One request, tried again while the server says "later" and time is left."""
+        allowed = self._timeout if deadline is None else min(deadline, self._timeout)
+        give_up = time.monotonic() + allowed
+        pause = _FIRST_PAUSE
+        tries_left = self._retries
+        while True:
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
+                raise DeadlineExceeded(f"no answer within {allowed:g} s")
+            sent = dict(headers)
+            if deadline is not None:
+                sent["X-Deadline-Ms"] = f"{remaining * 1e3:.6g}"
+            outcome = yield self._request(
+                method, path, seconds=remaining, content=content, headers=sent, params=params
+            )
+            if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+                return outcome
+            error = _error(outcome, allowed)
+            # Only where the server did no work: it said "later", or there was no connection at all.
+            later = error.status in (429, 503) or isinstance(outcome, httpx.ConnectError)
+            wait = (error.retry_after or 0.0) + pause * random.uniform(0.5, 1.0)
+            if not later or not tries_left or time.monotonic() + wait >= give_up:
+                raise error
+            yield wait
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            tries_left -= 1
+
+    def _request(self, method: str, path: str, *, seconds: float, **what: Any) -> httpx.Request:
+        limits = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+        return self._http.build_request(method, path, timeout=limits, **what)
+
+
+class Client(_Calls[httpx.Client]):
+    """Blocking client of one server, safe to share between threads; `close` it or use `with`.
+
+    Args and Raises: see `_Calls`, which both clients extend.
+    """
+
+    _http_class = httpx.Client
+
+    def predict(self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]) -> Fields:
+        """The model's answer to one field [channels, *grid] or a batch [n, channels, *grid].
+
+        Args:
+            model: name of a model the server has.
+            fields: any real array, in the model's physical units; sent as float32.
+            **options: version, deadline (seconds), priority; see `PredictOptions`.
+
+        Returns:
+            float32, [channels, *grid] for one field and [n, channels, *grid] for a batch.
+
+        Raises:
+            BadInput, NotFound, Overloaded, DeadlineExceeded, ServerError, ConnectionFailed.
+        """
+        return self.predict_detailed(model, fields, **options).fields
+
+    def predict_detailed(
+        self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
+    ) -> Prediction:
+        """As `predict`, with the version that answered, the request id and the server's timings."""
+        return self._carry_out(self._predict_steps(model, fields, options))
+
+    def models(self) -> list[dict[str, Any]]:
+        """What the server has: one description a model, as in `model`."""
+        listing = self._carry_out(self._json_steps("/v1/models"))
+        return list(listing["models"])
+
+    def model(self, name: str) -> dict[str, Any]:
+        """Signature and card of one model: channels, units, grid limits, PDE. Raises NotFound."""
+        return self._carry_out(self._json_steps(_model_path(name)))
+
+    def ready(self) -> bool:
+        """Whether the server answers and all its models are loaded and warm. Never raises."""
+        return self._carry_out(self._ready_steps(self._timeout))
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        """Return once the server is ready. Raises DeadlineExceeded after `timeout` seconds."""
+        self._carry_out(self._wait_ready_steps(timeout))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _carry_out(self, steps: _Steps[T]) -> T:
+        outcome: _Outcome = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                return done.value
+            outcome = None
+            if isinstance(step, float):
+                time.sleep(step)
+                continue
+            try:
+                outcome = self._http.send(step)
+            except httpx.TransportError as error:
+                outcome = error
+
+
+class AsyncClient(_Calls[httpx.AsyncClient]):
+    """`Client` for asyncio, method for method: `await client.predict(...)`, `async with`."""
+
+    _http_class = httpx.AsyncClient
+
+    async def predict(
+        self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
+    ) -> Fields:
+        return (await self.predict_detailed(model, fields, **options)).fields
+
+    async def predict_detailed(
+        self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
+    ) -> Prediction:
+        return await self._carry_out(self._predict_steps(model, fields, options))
+
+    async def models(self) -> list[dict[str, Any]]:
+        listing = await self._carry_out(self._json_steps("/v1/models"))
+        return list(listing["models"])
+
+    async def model(self, name: str) -> dict[str, Any]:
+        return await self._carry_out(self._json_steps(_model_path(name)))
+
+    async def ready(self) -> bool:
+        return await self._carry_out(self._ready_steps(self._timeout))
+
+    async def wait_ready(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 (bounds polling)
+        await self._carry_out(self._wait_ready_steps(timeout))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _carry_out(self, steps: _Steps[T]) -> T:
+        outcome: _Outcome = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                return done.value
+            outcome = None
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+                continue
+            try:
+                outcome = await self._http.send(step)
+            except httpx.TransportError as error:
+                outcome = error
+
+
+def _model_path(name: str, version: str | int | None = None) -> str:
+    path = f"/v1/models/{quote(name, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
+
+
+def _npy_bytes(fields: ArrayLike) -> bytes:
+    array = np.asarray(fields)
+    if array.dtype.kind not in "fiub":
+        raise BadInput(f"fields must be an array of real numbers, got dtype {array.dtype}")
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(array, dtype="<f4", order="C"), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _npy_array(response: httpx.Response) -> Fields:
+    try:
+        array = np.load(io.BytesIO(response.content), allow_pickle=False)
+        return np.asarray(array, dtype=np.float32)
+    except (ValueError, TypeError, EOFError) as error:
+        raise ServerError(_not_understood(response, "a .npy array"), response) from error
+
+
+def _timings(header: str) -> dict[str, float]:
+    stages = re.findall(r"([\w-]+)\s*;[^,]*?dur=([0-9.]+)", header)
+    return {stage: float(milliseconds) / 1e3 for stage, milliseconds in stages}
+
+
+def _json_object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _not_understood(response: httpx.Response, expected: str) -> str:
+    return f"{response.url} answered with something other than {expected}: no turbofno server?"
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Retry-After in either form that HTTP allows: a number of seconds or a date."""
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(retry_after))
+    with contextlib.suppress(ValueError):
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    return None
+
+
+def _error(outcome: _Outcome, allowed: float) -> TurboFNOError:
+    if isinstance(outcome, httpx.Response):
+        kind = _KINDS.get(outcome.status_code)
+        if kind is None:
+            kind = BadInput if 400 <= outcome.status_code < 500 else ServerError
+        problem = _json_object(outcome)
+        texts = (problem.get("detail"), problem.get("error"), outcome.text[:500])
+        text = next((text for text in texts if isinstance(text, str) and text), None)
+        return kind(text or f"HTTP {outcome.status_code} {outcome.reason_phrase}", outcome)
+    assert outcome is not None, "a request was sent, so something came of it"
+    timed_out = isinstance(outcome, httpx.TimeoutException)
+    if timed_out and not isinstance(outcome, httpx.ConnectTimeout):
+        return DeadlineExceeded(f"no answer within {allowed:g} s")
+    where = outcome.request.url.copy_with(path="/", query=None)
+    return ConnectionFailed(f"cannot reach {where}: {outcome or type(outcome).__name__}")

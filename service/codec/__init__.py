@@ -1,0 +1,1 @@
+"""Bytes to arrays and back: every wire format, without HTTP, without the engine."""

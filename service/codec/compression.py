@@ -1,0 +1,51 @@
+"""gzip and deflate answers: when a client gets one, and how."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+Coding = Literal["gzip", "deflate"]
+
+_CODINGS: dict[str, Coding | None] = {"gzip": "gzip", "deflate": "deflate", "identity": None}
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_FAST = 1
+
+
+def compress(body: bytes, coding: Coding) -> bytes:
+    """Compress at the fastest level: fields barely compress, and time is what requests pay for."""
+    window = _GZIP_WINDOW if coding == "gzip" else zlib.MAX_WBITS
+    deflater = zlib.compressobj(_FAST, zlib.DEFLATED, window)
+    return deflater.compress(body) + deflater.flush()
+
+
+def answer_coding(accept_encoding: str | None) -> Coding | None:
+    """The coding for an infer answer, None for identity.
+
+    HTTP clients list every coding they know without wanting any, and a compressed field costs far
+    more time than it saves. So an answer is compressed only when the client asked on purpose: with
+    exactly one coding, or with q-values, of which the highest decides.
+    """
+    if accept_encoding is None:
+        return None
+    offers = [_offer(item) for item in accept_encoding.lower().split(",") if item.strip()]
+    if len(offers) != 1 and all(quality is None for _, quality in offers):
+        return None
+    best: tuple[float, Coding | None] = (0.0, None)
+    for name, quality in offers:
+        weight = 1.0 if quality is None else quality
+        if name in _CODINGS and weight > best[0]:
+            best = (weight, _CODINGS[name])
+    return best[1]
+
+
+def _offer(item: str) -> tuple[str, float | None]:
+    name, *parameters = (part.strip() for part in item.split(";"))
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip() == "q":
+            try:
+                return name, float(value)
+            except ValueError:
+                return name, 0.0
+    return name, None

@@ -1,0 +1,267 @@
+"""The one place where named arrays become a checked float32 batch for a model, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import BadRequest, InvalidField, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from models.config import ModelConfig
+    from service.pipeline.engine import Fields
+
+INPUT = "input"
+OUTPUT = "output"
+MAX_RANK = 8
+"""More axes than [batch, channels, x, y, z] are never needed; this bounds what decoders build."""
+
+_MAX_ARRAYS = 64
+_MAX_NAME = 128
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a request laid its fields out, so that the answer can be laid out the same way."""
+
+    by_channel: bool
+    """One array for each channel name, rather than one array with a channel axis."""
+    batched: bool
+    """A batch axis comes first, rather than a single field without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a prediction gives back, before it is written in some format."""
+
+    model: str
+    version: str
+    outputs: dict[str, NDArray[np.float32]]
+    units: dict[str, str]
+    """Output channel name -> physical units."""
+    backend: str
+    precision: str
+
+
+def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Fewest and most points an axis may have.
+
+    Domain padding adds points before the Fourier layers, so the number of kept modes bounds the
+    caller's grid only without it.
+    """
+    lowest = config.grid.minimum
+    if config.architecture.domain_padding is None:
+        needed = config.architecture.smallest_grid
+        lowest = tuple(max(pair) for pair in zip(lowest, needed, strict=True))
+    return lowest, config.grid.maximum
+
+
+def check_shape(
+    shape: Sequence[int], config: ModelConfig, *, max_fields: int, name: str = INPUT
+) -> None:
+    """Check [batch, in_channels, *grid] against a model, before anything is allocated.
+
+    Raises:
+        InvalidField: wrong rank, channels or grid; names every axis that is wrong.
+        PayloadTooLarge: more fields than one request may carry.
+    """
+    channels = config.architecture.in_channels
+    if len(shape) != config.architecture.n_dim + 2:
+        raise InvalidField(
+            f"'{name}' has {_rank(shape)}, model '{config.name}' expects [batch, {channels}, "
+            f"{_grid_axes(config)}], for example {[1, channels, *config.grid.training]}"
+        )
+    if shape[1] != channels:
+        names = ", ".join(channel.name for channel in config.inputs)
+        raise InvalidField(
+            f"'{name}' has shape {list(shape)} with {shape[1]} channels on axis 1, model "
+            f"'{config.name}' expects {channels} ({names}): [batch, {channels}, "
+            f"{_grid_axes(config)}]"
+        )
+    _check_grid(shape[2:], config, name=name)
+    if shape[0] < 1:
+        raise InvalidField(f"'{name}' has shape {list(shape)}: a batch needs at least one field")
+    if shape[0] > max_fields:
+        raise PayloadTooLarge(
+            f"'{name}' carries {shape[0]} fields, one request may carry {max_fields}: split it "
+            f"into several requests, or raise TURBOFNO_MAX_FIELDS_PER_REQUEST on the server"
+        )
+
+
+def fields_from_tensor(
+    array: Array, config: ModelConfig, *, max_fields: int, name: str = INPUT
+) -> Fields:
+    """Check one [batch, in_channels, *grid] tensor and convert it; a view where none is needed.
+
+    Returns:
+        float32 [batch, in_channels, *grid], C-contiguous and aligned; may be read-only.
+
+    Raises:
+        InvalidField: wrong shape or dtype, NaN, infinity, or a value beyond float32.
+        PayloadTooLarge: more fields than one request may carry.
+    """
+    _check_dtype(array, name=name)
+    check_shape(array.shape, config, max_fields=max_fields, name=name)
+    with np.errstate(over="ignore"):
+        fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
+    _check_finite(fields, config)
+    return fields
+
+
+def fields_from_arrays(
+    arrays: Mapping[str, Array], config: ModelConfig, *, max_fields: int
+) -> tuple[Fields, Form]:
+    """Turn a request's named arrays into a batch.
+
+    Either the key "input" holds the whole tensor, [batch, C, *grid] or one field [C, *grid]; or the
+    keys are exactly the model's input channels, each [batch, *grid] or [*grid].
+
+    Returns:
+        float32 [batch, in_channels, *grid], C-contiguous, in the model's channel order, and the
+        form the request had.
+
+    Raises:
+        InvalidField: names, shapes, dtypes or values that the model cannot take.
+        PayloadTooLarge: more fields than one request may carry.
+    """
+    n_dim = config.architecture.n_dim
+    if set(arrays) == {INPUT}:
+        array = arrays[INPUT]
+        batched = array.ndim != n_dim + 1
+        tensor = array if batched else array[np.newaxis]
+        if batched and array.ndim != n_dim + 2:
+            raise InvalidField(_input_rank_message(array, config))
+        fields = fields_from_tensor(tensor, config, max_fields=max_fields)
+        return fields, Form(by_channel=False, batched=batched)
+    channels = [channel.name for channel in config.inputs]
+    if set(arrays) != set(channels):
+        raise InvalidField(
+            f"inputs are named {sorted(arrays)}, model '{config.name}' expects either ['{INPUT}'] "
+            f"with shape [batch, {len(channels)}, {_grid_axes(config)}], or each of {channels} "
+            f"with shape [{_grid_axes(config)}] or [batch, {_grid_axes(config)}]"
+        )
+    return _stack_channels(arrays, config, max_fields=max_fields)
+
+
+def arrays_from_fields(
+    fields: Fields, config: ModelConfig, form: Form
+) -> dict[str, NDArray[np.float32]]:
+    """Lay an answer [batch, out_channels, *grid] out in the form that the request had (views)."""
+    if form.by_channel:
+        named = {channel.name: fields[:, i] for i, channel in enumerate(config.outputs)}
+    else:
+        named = {OUTPUT: fields}
+    return named if form.batched else {name: array[0] for name, array in named.items()}
+
+
+def check_names(names: Collection[str]) -> None:
+    """Refuse names that no model has, before they are repeated in messages.
+
+    Raises:
+        BadRequest: more than 64 names, or one longer than 128 characters.
+    """
+    if len(names) > _MAX_ARRAYS:
+        raise BadRequest(f"the request names {len(names)} arrays, at most {_MAX_ARRAYS} are read")
+    longest = max(map(len, names), default=0)
+    if longest > _MAX_NAME:
+        raise BadRequest(f"an array's name has {longest} characters, at most {_MAX_NAME} are read")
+
+
+def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
+    """Index of the first NaN or infinity in row-major order, None if there is none."""
+    finite = np.isfinite(array)
+    if finite.all():
+        return None
+    return tuple(int(i) for i in np.unravel_index(int(np.argmin(finite)), array.shape))
+
+
+def _stack_channels(
+    arrays: Mapping[str, Array], config: ModelConfig, *, max_fields: int
+) -> tuple[Fields, Form]:
+    n_dim = config.architecture.n_dim
+    channels = [channel.name for channel in config.inputs]
+    first = arrays[channels[0]]
+    for name in channels:
+        array = arrays[name]
+        _check_dtype(array, name=name)
+        if array.ndim not in (n_dim, n_dim + 1):
+            raise InvalidField(
+                f"'{name}' has {_rank(array.shape)}, model '{config.name}' expects "
+                f"[{_grid_axes(config)}] or [batch, {_grid_axes(config)}], for example "
+                f"{list(config.grid.training)}"
+            )
+        if array.shape != first.shape:
+            raise InvalidField(
+                f"'{name}' has shape {list(array.shape)}, '{channels[0]}' has "
+                f"{list(first.shape)}: all channels of a request must have one shape"
+            )
+    batched = first.ndim == n_dim + 1
+    shape = first.shape if batched else (1, *first.shape)
+    _check_grid(shape[1:], config, name=channels[0])
+    full = (shape[0], len(channels), *shape[1:])
+    check_shape(full, config, max_fields=max_fields)
+    fields = np.empty(full, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        for i, name in enumerate(channels):
+            fields[:, i] = arrays[name]
+    _check_finite(fields, config)
+    return fields, Form(by_channel=True, batched=batched)
+
+
+def _check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
+    lowest, highest = grid_limits(config)
+    wrong = [
+        f"grid axis {axis} has {size} points, allowed are {low} to {high}"
+        for axis, (size, low, high) in enumerate(zip(grid, lowest, highest, strict=True))
+        if not low <= size <= high
+    ]
+    if wrong:
+        raise InvalidField(
+            f"'{name}' has grid {list(grid)}, which model '{config.name}' cannot take: "
+            f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)})"
+        )
+
+
+def _check_dtype(array: Array, *, name: str) -> None:
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
+        raise InvalidField(
+            f"'{name}' has dtype {array.dtype}, expected float32 (float16, bfloat16 and float64 "
+            f"are converted): convert it first, for example with array.astype('float32')"
+        )
+
+
+def _check_finite(fields: Fields, config: ModelConfig) -> None:
+    where = first_nonfinite(fields)
+    if where is not None:
+        field, channel, *point = where
+        raise InvalidField(
+            f"field {field}, channel '{config.inputs[channel].name}', grid point {point} is "
+            f"{fields[where]} in float32: every input value must be finite"
+        )
+
+
+def _input_rank_message(array: Array, config: ModelConfig) -> str:
+    channels = config.architecture.in_channels
+    axes = _grid_axes(config)
+    message = (
+        f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {channels}, "
+        f"{axes}] or one field [{channels}, {axes}]"
+    )
+    if channels == 1 and array.ndim == config.architecture.n_dim:
+        message += f"; to send [{axes}] as it is, name it '{config.inputs[0].name}'"
+    return message
+
+
+def _rank(shape: Sequence[int]) -> str:
+    return f"shape {list(shape)} (rank {len(shape)})"
+
+
+def _grid_axes(config: ModelConfig) -> str:
+    return ", ".join("xyz"[: config.architecture.n_dim])

@@ -1,0 +1,172 @@
+"""JSON: nested lists of numbers to arrays and back, and the friendly route's bodies."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from service.codec.fields import MAX_RANK, Answer, Array, check_names, first_nonfinite
+from service.errors import BadRequest, InvalidField, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_CONTAINERS = 1 << 20
+"""An empty list costs two bytes to send and sixty to hold; real fields need one list a grid row."""
+
+_SHOWN = 80
+
+
+def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        BadRequest: empty, not UTF-8, not JSON, nested too deeply, or not an object.
+        PayloadTooLarge: more lists and objects than a field could need.
+    """
+    raw = bytes(body)
+    if not raw.strip():
+        raise BadRequest(f"the {what} is empty, expected a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
+        raise PayloadTooLarge(
+            f"the {what} holds more than {MAX_CONTAINERS} JSON lists and objects: send arrays of "
+            f"this size in a binary form"
+        )
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(
+            f"the {what} is not valid JSON: {error} (NaN and Infinity are not JSON)"
+        ) from None
+    if not isinstance(value, dict):
+        raise BadRequest(
+            f"the {what} is a JSON {json_type(value)}, expected an object like {{...}}"
+        )
+    return value
+
+
+def array_from_lists(value: object, *, name: str) -> NDArray[np.float64]:
+    """Turn nested lists of JSON numbers into an array of the same shape.
+
+    Unlike numpy.array, takes no string, bool or null for a number, and says where lists are ragged.
+
+    Raises:
+        InvalidField: ragged, nested deeper than any field, or something that is not a number.
+    """
+    shape: list[int] = []
+    level: list[Any] = [value]
+    while level and type(level[0]) is list:
+        if len(shape) == MAX_RANK:
+            raise InvalidField(f"'{name}' is nested more than {MAX_RANK} lists deep")
+        _require_uniform(level, shape, name=name)
+        shape.append(len(level[0]))
+        level = list(chain.from_iterable(level))
+    if not set(map(type, level)) <= {float, int}:
+        position = next(i for i, item in enumerate(level) if type(item) not in (float, int))
+        raise InvalidField(
+            f"{name}{_index(position, shape)} is {shown(level[position])}, expected "
+            f"{'a number' if shape else 'nested lists of numbers'}"
+        )
+    return np.array(level, dtype=np.float64).reshape(shape)
+
+
+def require_encodable(array: NDArray[np.float32], *, name: str, remedy: str) -> None:
+    """Refuse to write NaN or infinity, which JSON has no way to say.
+
+    Raises:
+        InvalidField: with the index of the first such value and `remedy`.
+    """
+    where = first_nonfinite(array)
+    if where is not None:
+        raise InvalidField(
+            f"the model answers {array[where]} at {name}{list(where)}, which JSON cannot carry "
+            f"(the input may lie far outside of what the model was trained on): {remedy}"
+        )
+
+
+def decode(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
+    """Read {"inputs": {name: nested lists}} into float64 arrays.
+
+    Raises:
+        BadRequest: not JSON, or not of this form.
+        InvalidField: an input is not a rectangular array of numbers.
+        PayloadTooLarge: longer than `max_bytes`, or more lists than a field could need.
+    """
+    if len(body) > max_bytes:
+        raise PayloadTooLarge(f"the body has {len(body)} bytes, at most {max_bytes} are taken")
+    document = parse_object(body)
+    inputs = document.get("inputs")
+    if not isinstance(inputs, dict) or not inputs:
+        raise BadRequest(
+            'the body needs the key "inputs" with an object of named arrays, for example '
+            '{"inputs": {"input": [[[0.0, 0.5]]]}}'
+        )
+    unknown = sorted(set(document) - {"inputs"})
+    if unknown:
+        raise BadRequest(f'the body has unknown keys {unknown}, expected only "inputs"')
+    check_names(inputs)
+    return {name: array_from_lists(value, name=name) for name, value in inputs.items()}
+
+
+def encode(answer: Answer) -> bytes:
+    """Write an answer as a JSON object with nested lists.
+
+    Raises:
+        InvalidField: an output value is NaN or infinite.
+    """
+    remedy = "ask for a binary form, for example with 'Accept: application/x-npy'"
+    for name, array in answer.outputs.items():
+        require_encodable(array, name=name, remedy=remedy)
+    return orjson.dumps(
+        {
+            "model": answer.model,
+            "version": answer.version,
+            "backend": answer.backend,
+            "precision": answer.precision,
+            "units": answer.units,
+            "outputs": {name: np.ascontiguousarray(a) for name, a in answer.outputs.items()},
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+
+
+def json_type(value: object) -> str:
+    """What JSON calls the type of a parsed value."""
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def shown(value: object) -> str:
+    """A parsed JSON value for an error message: short, and safe for values nested deeply."""
+    if isinstance(value, dict):
+        return "a JSON object"
+    if isinstance(value, list):
+        if len(value) > MAX_RANK or any(isinstance(item, (list, dict)) for item in value):
+            return "a JSON array"
+        return f"[{', '.join(map(shown, value))}]"
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _require_uniform(level: list[Any], shape: list[int], *, name: str) -> None:
+    expected = len(level[0])
+    if set(map(type, level)) == {list} and len(set(map(len, level))) == 1:
+        return
+    for position, item in enumerate(level):
+        if type(item) is not list:
+            found = f"is {shown(item)}"
+        elif len(item) != expected:
+            found = f"has {len(item)} entries"
+        else:
+            continue
+        raise InvalidField(
+            f"'{name}' is ragged: {name}{_index(position, shape)} {found}, the first list at "
+            f"that depth has {expected} entries"
+        )
+
+
+def _index(position: int, shape: list[int]) -> str:
+    return str([int(i) for i in np.unravel_index(position, shape)]) if shape else ""

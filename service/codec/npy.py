@@ -1,0 +1,186 @@
+"""The .npy and .npz formats: nothing is unpickled, evaluated, or inflated beyond a bound."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from service.codec.fields import INPUT, MAX_RANK, Answer, Array, check_names
+from service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAGIC = b"\x93NUMPY"
+_MAX_HEADER = 4096
+_MAX_MEMBERS = 64
+_CENTRAL_ENTRY = b"PK\x01\x02"
+_ENTRY = re.compile(
+    r"\s*'(?P<key>descr|fortran_order|shape)'\s*:\s*"
+    r"(?:'(?P<text>[^']*)'|(?P<flag>True|False)|\((?P<dims>[0-9, ]*)\))\s*(?:,|$)"
+)
+_FLOAT = re.compile(r"[<>=]f[248]")
+
+
+def decode_npy(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
+    """Read one .npy array under the name "input": a view of `body`, in the byte order of the file.
+
+    Raises:
+        BadRequest: not an .npy file, truncated, or followed by more bytes.
+        InvalidField: a dtype other than float16, float32 or float64 (object arrays above all).
+        PayloadTooLarge: longer than `max_bytes`.
+    """
+    if len(body) > max_bytes:
+        raise PayloadTooLarge(f"the body has {len(body)} bytes, at most {max_bytes} are taken")
+    return {INPUT: _read_array(body, name="the .npy body")}
+
+
+def decode_npz(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
+    """Read the arrays of an .npz archive, stored or deflated, at most `max_bytes` after inflation.
+
+    Raises:
+        BadRequest: not a zip archive, damaged, encrypted, or not of .npy members.
+        InvalidField: an array with a dtype other than float16, float32 or float64.
+        PayloadTooLarge: too many members, or more than `max_bytes` when inflated.
+    """
+    raw = bytes(body)
+    # Python builds an object for each directory entry before it can be asked for their number.
+    if raw.count(_CENTRAL_ENTRY) > _MAX_MEMBERS:
+        raise PayloadTooLarge(f"the .npz archive has more than {_MAX_MEMBERS} members")
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            return _read_members(archive, max_bytes=max_bytes)
+    except _ZIP_ERRORS as error:
+        raise BadRequest(f"the body is not a readable .npz archive: {error}") from None
+
+
+def encode_npy(answer: Answer) -> bytes:
+    """Write the answer's one array as .npy (float32, C order).
+
+    Raises:
+        NotAcceptable: there are several arrays, which .npy cannot hold.
+    """
+    if len(answer.outputs) != 1:
+        raise NotAcceptable(
+            f"an .npy body holds one array, the answer has {list(answer.outputs)}: send the inputs "
+            f"as one array named '{INPUT}', or ask for 'Accept: application/x-npz'"
+        )
+    (array,) = answer.outputs.values()
+    return _write_array(array)
+
+
+def encode_npz(answer: Answer) -> bytes:
+    """Write the answer as an uncompressed .npz archive of float32 arrays."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in answer.outputs.items():
+            archive.writestr(f"{name}.npy", _write_array(array))
+    return buffer.getvalue()
+
+
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    UnicodeError,
+    ValueError,
+)
+"""All that Python's zipfile raises for damaged, encrypted or exotic archives."""
+
+
+def _read_members(archive: zipfile.ZipFile, *, max_bytes: int) -> dict[str, Array]:
+    members = archive.infolist()
+    if not members:
+        raise BadRequest("the .npz archive is empty, expected an .npy member for each input")
+    check_names([member.filename for member in members])
+    total = sum(member.file_size for member in members)
+    if total > max_bytes:
+        raise PayloadTooLarge(
+            f"the .npz archive inflates to {total} bytes, at most {max_bytes} are taken"
+        )
+    arrays: dict[str, Array] = {}
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadRequest(f"member '{name}' is compressed by a method other than deflate")
+        if name in arrays:
+            raise BadRequest(f"the .npz archive has two members named '{name}'")
+        # zipfile stops at the declared size, which was added up above, whatever the stream holds.
+        arrays[name] = _read_array(archive.read(member), name=f"member '{name}'")
+    return arrays
+
+
+def _read_array(data: bytes | memoryview, *, name: str) -> Array:
+    view = memoryview(data).cast("B")
+    if bytes(view[:6]) != _MAGIC or len(view) < 10:
+        raise BadRequest(f"{name} does not start like an .npy file (write it with numpy.save)")
+    major = view[6]
+    if major not in (1, 2, 3):
+        raise BadRequest(f"{name} has .npy format version {major}, expected 1, 2 or 3")
+    width = 2 if major == 1 else 4
+    start = 8 + width
+    length = int.from_bytes(view[8:start], "little")
+    if len(view) < start or length > min(_MAX_HEADER, len(view) - start):
+        raise BadRequest(
+            f"{name} declares an .npy header of {length} bytes, at most {_MAX_HEADER} are read and "
+            f"{max(0, len(view) - start)} are there"
+        )
+    header = bytes(view[start : start + length]).decode("latin-1")
+    dtype, fortran_order, shape = _parse_header(header, name=name)
+    count = math.prod(shape)
+    present = len(view) - start - length
+    if present != count * dtype.itemsize:
+        raise BadRequest(
+            f"{name} has {present} bytes after its header, shape {list(shape)} of {dtype} needs "
+            f"{count * dtype.itemsize}"
+        )
+    flat = np.frombuffer(view[start + length :], dtype=dtype, count=count)
+    return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def _parse_header(header: str, *, name: str) -> tuple[np.dtype[np.floating], bool, tuple[int, ...]]:
+    """Match the header's three entries; it is never evaluated, as numpy does."""
+    text = header.strip()
+    found: dict[str, str] = {}
+    position, end = 1, len(text) - 1
+    while position < end and (match := _ENTRY.match(text, position, end)):
+        kind = {"descr": "text", "fortran_order": "flag", "shape": "dims"}[match["key"]]
+        if match[kind] is None or match["key"] in found:
+            break
+        found[match["key"]] = match[kind]
+        position = match.end()
+    if text[:1] + text[-1:] != "{}" or text[position:end].strip() or len(found) != 3:
+        raise InvalidField(
+            f"{name} has an .npy header that is not that of a plain array: {text[:120]!r}"
+        )
+    if not _FLOAT.fullmatch(found["descr"]):
+        raise InvalidField(
+            f"{name} has dtype {found['descr']!r}, expected float32, float16 or float64 "
+            f"(object arrays are never unpickled): convert it with array.astype('float32')"
+        )
+    dims = [part.strip() for part in found["shape"].split(",") if part.strip()]
+    if len(dims) > MAX_RANK or any(len(dim) > 18 or not dim.isdigit() for dim in dims):
+        raise InvalidField(f"{name} has shape ({found['shape']}), which no model takes")
+    return np.dtype(found["descr"]), found["fortran_order"] == "True", tuple(map(int, dims))
+
+
+def _write_array(array: NDArray[np.float32]) -> bytes:
+    header = io.BytesIO()
+    contiguous = np.ascontiguousarray(array, dtype="<f4")
+    np.lib.format.write_array_header_1_0(
+        header, np.lib.format.header_data_from_array_1_0(contiguous)
+    )
+    return header.getvalue() + contiguous.tobytes()

@@ -1,0 +1,336 @@
+"""The Open Inference Protocol's infer bodies: JSON, with raw tensors after it or not."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from service.codec.fields import INPUT, MAX_RANK, OUTPUT, Array
+from service.codec.json import array_from_lists, json_type, parse_object, require_encodable, shown
+from service.codec.safetensors import array_from_bytes
+from service.errors import BadRequest, InvalidField
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DATATYPE = "FP32"
+_FLOATS = {"FP16": "F16", "BF16": "BF16", "FP32": "F32", "FP64": "F64"}
+_SIZES = {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+_RESERVED = re.compile(r"triton_.*")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """One output that the answer shall hold, as raw bytes after the JSON or as JSON numbers."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A decoded infer body. `tensor` has the declared shape; no model's limits were checked yet."""
+
+    tensor: Array
+    outputs: tuple[RequestedOutput, ...]
+    id: str | None = None
+    priority: int = 0
+    """1 is highest, 0 the default."""
+    timeout_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferAnswer:
+    """An encoded infer response: the whole body, and its JSON's length if raw bytes follow it."""
+
+    body: bytes
+    json_length: int | None
+
+
+def parse_header_length(value: str, *, available: int) -> int:
+    """Read Inference-Header-Content-Length.
+
+    Raises:
+        BadRequest: not an integer from 0 to `available`.
+    """
+    number = int(value) if re.fullmatch(r"[0-9]{1,18}", value) else -1
+    if not 0 <= number <= available:
+        raise BadRequest(
+            f"inference header size should be in range (0, {available}), got: {value[:40]} "
+            f"(Inference-Header-Content-Length is the length of the JSON part, uncompressed)"
+        )
+    return number
+
+
+def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -> InferRequest:
+    """Read a JSON body (`header_length` None), or a JSON part and the raw tensors after it.
+
+    Raises:
+        BadRequest: the body does not follow the protocol; sizes that disagree.
+        InvalidField: a datatype or values that are no field.
+        PayloadTooLarge: more JSON lists than a field could need.
+    """
+    view = memoryview(body).cast("B")
+    length = len(view) if header_length is None else header_length
+    document = parse_object(view[:length], what="inference request")
+    request_id = document.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise BadRequest(f"'id' is a JSON {json_type(request_id)}, expected a string")
+    parameters = _object(document, "parameters", where="the request")
+    priority, timeout = _scheduling(parameters)
+    binary_default = _flag(parameters, "binary_data_output", default=False)
+    outputs = _outputs(document, binary_default=binary_default, model=model)
+    return InferRequest(
+        tensor=_tensor(_only_input(document, model=model), view[length:], model=model),
+        outputs=outputs,
+        id=request_id,
+        priority=priority,
+        timeout_us=timeout,
+    )
+
+
+def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> InferRequest:
+    """Read a raw request (Inference-Header-Content-Length: 0): the body is the FP32 input tensor.
+
+    `shape` is that of the tensor as "1,1,64,64". All outputs are answered in binary.
+
+    Raises:
+        BadRequest: no shape, not a shape, or not the number of bytes that it needs.
+    """
+    remedy = "?shape=1,1,64,64 (batch, channels, grid)"
+    if shape is None:
+        raise BadRequest(f"a raw binary request to model '{model}' needs its shape: add {remedy}")
+    parts = shape.split(",")
+    if len(parts) > MAX_RANK or not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        raise BadRequest(f"shape={shape[:80]!r} is not a shape, expected for example {remedy}")
+    dims = [int(part) for part in parts]
+    view = memoryview(body).cast("B")
+    if len(view) != math.prod(dims) * _SIZES[DATATYPE]:
+        raise BadRequest(
+            f"the raw body has {len(view)} bytes, shape {dims} of {DATATYPE} needs "
+            f"{math.prod(dims) * _SIZES[DATATYPE]}"
+        )
+    tensor = array_from_bytes(view, _FLOATS[DATATYPE]).reshape(dims)
+    return InferRequest(tensor=tensor, outputs=(RequestedOutput(OUTPUT, binary=True),))
+
+
+def encode(
+    output: NDArray[np.float32],
+    *,
+    outputs: tuple[RequestedOutput, ...],
+    model: str,
+    version: str,
+    request_id: str | None = None,
+) -> InferAnswer:
+    """Write the answer in the requested form: FP32 numbers in the JSON, or raw bytes after it.
+
+    Raises:
+        InvalidField: a value is NaN or infinite and JSON numbers were asked for.
+    """
+    document: dict[str, Any] = {} if request_id is None else {"id": request_id}
+    document |= {"model_name": model, "model_version": version, "outputs": []}
+    blobs: list[memoryview] = []
+    for requested in outputs:
+        entry: dict[str, Any] = {
+            "name": requested.name,
+            "datatype": DATATYPE,
+            "shape": list(output.shape),
+        }
+        if requested.binary:
+            entry["parameters"] = {"binary_data_size": output.nbytes}
+            blobs.append(np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data)
+        else:
+            remedy = "ask for it in binary with the output parameter binary_data = true"
+            require_encodable(output, name=requested.name, remedy=remedy)
+            entry["data"] = np.ascontiguousarray(output).reshape(-1)
+        document["outputs"].append(entry)
+    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not blobs:
+        return InferAnswer(text, None)
+    return InferAnswer(b"".join([text, *blobs]), len(text))
+
+
+def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:
+    reserved = sorted(name for name in parameters if _RESERVED.fullmatch(name))
+    if reserved:
+        raise BadRequest(
+            f"parameter {reserved[0][:80]!r} is reserved: no name may start with 'triton_'"
+        )
+    for name, value in parameters.items():
+        if not isinstance(value, (str, int, float, bool)):
+            raise BadRequest(
+                f"parameter '{name[:80]}' is a JSON {json_type(value)}, expected a string, number "
+                f"or boolean"
+            )
+    priority = _integer(parameters, "priority") or 0
+    # Triton's meaning: a timeout of 0 is no timeout.
+    return priority, _integer(parameters, "timeout") or None
+
+
+def _outputs(
+    document: dict[str, Any], *, binary_default: bool, model: str
+) -> tuple[RequestedOutput, ...]:
+    listed = document.get("outputs")
+    if listed is None or listed == []:
+        return (RequestedOutput(OUTPUT, binary_default),)
+    if not isinstance(listed, list):
+        raise BadRequest(f"'outputs' is a JSON {json_type(listed)}, expected an array")
+    found: list[RequestedOutput] = []
+    for item in listed:
+        name = item.get("name") if isinstance(item, dict) else None
+        if not isinstance(name, str):
+            raise BadRequest("each entry of 'outputs' must be an object with a string 'name'")
+        if name != OUTPUT:
+            raise BadRequest(
+                f"unexpected inference output '{name[:80]}' for model '{model}', expected "
+                f"'{OUTPUT}'"
+            )
+        if found:
+            raise BadRequest(f"output '{name}' already exists in request")
+        parameters = _object(item, "parameters", where=f"output '{name}'")
+        _refuse_shared_memory(parameters, where=f"output '{name}'")
+        if "classification" in parameters:
+            raise BadRequest(
+                f"output '{name}' asks for classification, which a field has no classes for: leave "
+                f"class_count out"
+            )
+        binary = _flag(parameters, "binary_data", default=binary_default)
+        found.append(RequestedOutput(name, binary))
+    return tuple(found)
+
+
+def _only_input(document: dict[str, Any], *, model: str) -> dict[str, Any]:
+    listed = document.get("inputs")
+    if not isinstance(listed, list):
+        raise BadRequest(
+            "Unable to parse 'inputs': attribute not found or not an array; expected "
+            f'"inputs": [{{"name": "{INPUT}", "shape": [...], "datatype": "{DATATYPE}", ...}}]'
+        )
+    names = [item.get("name") if isinstance(item, dict) else None for item in listed]
+    if len(listed) != 1:
+        raise BadRequest(
+            f"expected 1 input but got {len(listed)} inputs for model '{model}': expected "
+            f"['{INPUT}'], got {shown(names)}"
+        )
+    if names != [INPUT]:
+        raise BadRequest(
+            f"unexpected inference input {shown(names[0])} for model '{model}', expected '{INPUT}'"
+        )
+    return dict(listed[0])
+
+
+def _tensor(entry: dict[str, Any], buffers: memoryview, *, model: str) -> Array:
+    name = entry["name"]
+    shape, datatype = entry.get("shape"), entry.get("datatype")
+    if not (
+        isinstance(shape, list)
+        and len(shape) <= MAX_RANK
+        and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
+    ):
+        raise BadRequest(
+            f"input '{name}' has shape {shown(shape)}, expected a list of at most {MAX_RANK} sizes"
+        )
+    if not isinstance(datatype, str) or datatype not in _FLOATS:
+        raise InvalidField(
+            f"inference input '{name}' data-type is {shown(datatype)}, but model '{model}' "
+            f"expects '{DATATYPE}' ({', '.join(sorted(set(_FLOATS) - {DATATYPE}))} are converted)"
+        )
+    parameters = _object(entry, "parameters", where=f"input '{name}'")
+    _refuse_shared_memory(parameters, where=f"input '{name}'")
+    size = _integer(parameters, "binary_data_size")
+    if size is None:
+        if len(buffers):
+            raise BadRequest(_leftover(len(buffers), model=model))
+        return _tensor_from_json(entry, shape, datatype)
+    if "data" in entry:
+        raise BadRequest(f"input '{name}' has both 'data' and 'binary_data_size', expected one")
+    return _tensor_from_bytes(buffers, shape, datatype, name=name, size=size, model=model)
+
+
+def _tensor_from_bytes(
+    buffers: memoryview, shape: list[int], datatype: str, *, name: str, size: int, model: str
+) -> Array:
+    if size > len(buffers):
+        raise BadRequest(
+            f"unexpected size for input '{name}', expecting {size - len(buffers)} additional bytes "
+            f"for model '{model}'"
+        )
+    if size < len(buffers):
+        raise BadRequest(_leftover(len(buffers) - size, model=model))
+    expected = math.prod(shape) * _SIZES[datatype]
+    if size != expected:
+        raise BadRequest(
+            f"input '{name}' got unexpected byte size {size}, shape {shape} of {datatype} needs "
+            f"{expected}"
+        )
+    return array_from_bytes(buffers, _FLOATS[datatype]).reshape(shape)
+
+
+def _tensor_from_json(entry: dict[str, Any], shape: list[int], datatype: str) -> Array:
+    name = entry["name"]
+    if datatype in ("FP16", "BF16"):
+        raise BadRequest(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data "
+            f"format for input '{name}'"
+        )
+    data = entry.get("data")
+    if not isinstance(data, list):
+        raise BadRequest(
+            f"input '{name}' has neither an array 'data' nor the parameter 'binary_data_size'"
+        )
+    array = array_from_lists(data, name=name)
+    if array.ndim == 1 and array.size == math.prod(shape):
+        return array.reshape(shape)
+    if list(array.shape) != shape:
+        raise BadRequest(
+            f"input '{name}' declares shape {shape} ({math.prod(shape)} values), its data has "
+            f"shape {list(array.shape)} ({array.size} values)"
+        )
+    return array
+
+
+def _leftover(count: int, *, model: str) -> str:
+    return (
+        f"unexpected additional input data for model '{model}': {count} bytes that no input's "
+        f"binary_data_size accounts for"
+    )
+
+
+def _refuse_shared_memory(parameters: dict[str, Any], *, where: str) -> None:
+    if any(key.startswith("shared_memory_") for key in parameters):
+        raise BadRequest(
+            f"{where} refers to shared memory, which this server does not offer: send and ask for "
+            f"binary data"
+        )
+
+
+def _object(document: dict[str, Any], key: str, *, where: str) -> dict[str, Any]:
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"'{key}' of {where} is a JSON {json_type(value)}, expected an object")
+    return value
+
+
+def _integer(parameters: dict[str, Any], key: str) -> int | None:
+    value = parameters.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise BadRequest(
+            f"parameter '{key}' is {shown(value)}, expected an integer from 0 to 2^63 - 1"
+        )
+    return value
+
+
+def _flag(parameters: dict[str, Any], key: str, *, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise BadRequest(f"parameter '{key}' is {shown(value)}, expected true or false")
+    return value

@@ -1,0 +1,128 @@
+"""The safetensors format: a length, a JSON header, then raw tensors without gaps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import orjson
+
+from service.codec.fields import MAX_RANK, Answer, Array, check_names
+from service.codec.json import parse_object, shown
+from service.errors import BadRequest, InvalidField, PayloadTooLarge
+
+_MAX_HEADER = 1 << 16
+_ALIGNMENT = 8
+_SIZES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+
+
+def decode(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
+    """Read every tensor: views of `body` for F16, F32 and F64, a float32 copy for BF16.
+
+    Raises:
+        BadRequest: a header that lies about its length, its tensors' sizes or their places.
+        InvalidField: a dtype other than F16, BF16, F32 or F64.
+        PayloadTooLarge: longer than `max_bytes`, or a header beyond any that fields need.
+    """
+    if len(body) > max_bytes:
+        raise PayloadTooLarge(f"the body has {len(body)} bytes, at most {max_bytes} are taken")
+    view = memoryview(body).cast("B")
+    if len(view) < 8:
+        raise BadRequest(f"a safetensors body starts with 8 length bytes, this has {len(view)}")
+    length = int.from_bytes(view[:8], "little")
+    if length > len(view) - 8:
+        raise BadRequest(
+            f"the safetensors header claims {length} bytes, the body has {len(view) - 8} after it"
+        )
+    if length > _MAX_HEADER:
+        raise PayloadTooLarge(
+            f"the safetensors header has {length} bytes, at most {_MAX_HEADER} are read"
+        )
+    header = parse_object(view[8 : 8 + length], what="safetensors header")
+    header.pop("__metadata__", None)
+    check_names(header)
+    data = view[8 + length :]
+    spans = {name: _span(name, entry) for name, entry in header.items()}
+    _require_no_gaps(spans, len(data))
+    return {
+        name: array_from_bytes(data[begin:end], dtype).reshape(shape)
+        for name, (dtype, shape, begin, end) in spans.items()
+    }
+
+
+def encode(answer: Answer) -> bytes:
+    """Write the answer as F32 tensors, with model and version as metadata."""
+    metadata = {
+        "model": answer.model,
+        "version": answer.version,
+        "backend": answer.backend,
+        "precision": answer.precision,
+        **{f"units.{name}": units for name, units in answer.units.items()},
+    }
+    header: dict[str, object] = {"__metadata__": metadata}
+    arrays = [np.ascontiguousarray(array, dtype="<f4") for array in answer.outputs.values()]
+    begin = 0
+    for name, array in zip(answer.outputs, arrays, strict=True):
+        end = begin + array.nbytes
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(array.data for array in arrays)])
+
+
+def array_from_bytes(data: memoryview, dtype: str) -> Array:
+    """View little-endian F16, F32 or F64 bytes as a flat array; BF16 becomes float32 (a copy)."""
+    if dtype == "BF16":
+        # bfloat16 is the upper half of a float32, and numpy has no name for it.
+        return (np.frombuffer(data, dtype="<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(data, dtype=f"<f{_SIZES[dtype]}")
+
+
+def _span(name: str, entry: object) -> tuple[str, list[int], int, int]:
+    if not isinstance(entry, dict):
+        raise BadRequest(f"the safetensors header's entry '{name}' is not an object")
+    shape = _sizes(entry.get("shape"), at_most=MAX_RANK, what=f"shape of tensor '{name}'")
+    offsets = _sizes(entry.get("data_offsets"), at_most=2, what=f"data_offsets of tensor '{name}'")
+    dtype = entry.get("dtype")
+    if not isinstance(dtype, str) or dtype not in _SIZES:
+        raise InvalidField(
+            f"tensor '{name}' has dtype {shown(dtype)}, expected F32 (F16, BF16 and F64 are "
+            f"converted)"
+        )
+    if len(offsets) != 2:
+        raise BadRequest(f"data_offsets of tensor '{name}' are {offsets}, expected [begin, end]")
+    begin, end = offsets
+    expected = math.prod(shape) * _SIZES[dtype]
+    if end - begin != expected:
+        raise BadRequest(
+            f"tensor '{name}' occupies bytes {begin} to {end}, shape {shape} of {dtype} needs "
+            f"{expected} bytes"
+        )
+    return dtype, shape, begin, end
+
+
+def _sizes(value: object, *, at_most: int, what: str) -> list[int]:
+    if (
+        isinstance(value, list)
+        and len(value) <= at_most
+        and all(type(item) is int and item >= 0 for item in value)
+    ):
+        return value
+    raise BadRequest(f"the {what} is {shown(value)}, expected a list of at most {at_most} sizes")
+
+
+def _require_no_gaps(spans: dict[str, tuple[str, list[int], int, int]], available: int) -> None:
+    expected = 0
+    for name, (_, _, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
+        if begin != expected:
+            raise BadRequest(
+                f"tensor '{name}' begins at byte {begin}, the one before it ends at {expected}: "
+                f"tensors must follow each other without gaps or overlaps"
+            )
+        expected = end
+    if expected != available:
+        raise BadRequest(
+            f"the safetensors header describes {expected} bytes of tensors, the body has "
+            f"{available}"
+        )

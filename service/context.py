@@ -1,0 +1,71 @@
+"""What a route needs of the running service, and what a route tells about the request it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from service.metrics import Metrics
+    from service.pipeline.admission import Admission
+    from service.pipeline.engine import Engine
+    from service.settings import Settings
+
+Protocol = Literal["oip", "predict", "admin"]
+
+
+@dataclass(frozen=True, slots=True)
+class AppContext:
+    """The parts of one application. Routes take it from `context_of(request)`.
+
+    The path of a prediction through it:
+
+        context = context_of(request)
+        record = record_of(request)
+        record.protocol, record.model = "oip", name
+        with context.admission.admit(declared_size(request)):     # service.http.body
+            body = await read_body(request, limit=context.settings.max_body_bytes)
+            ...decode (record.decode_seconds), predict, encode (record.encode_seconds)
+    """
+
+    settings: Settings
+    engine: Engine
+    admission: Admission
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Filled by the route as it learns; the middleware turns it into metrics, Server-Timing and the access line.
+
+    `model` and `version` are set only to names the engine knows, so that metric labels stay bounded.
+    Times are seconds; None means that the step did not happen.
+    """
+
+    request_id: str
+    protocol: Protocol = "admin"
+    model: str = ""
+    version: str = ""
+    fields: int = 0
+    body_bytes: int = 0
+    decode_seconds: float | None = None
+    queue_seconds: float | None = None
+    compute_seconds: float | None = None
+    encode_seconds: float | None = None
+
+
+def context_of(request: Request) -> AppContext:
+    """The context of the application that serves `request`."""
+    context: AppContext = request.app.state.context
+    return context
+
+
+def record_of(request: Request) -> RequestRecord:
+    """The record of `request`, put into its scope by the middleware (a fresh one where none ran)."""
+    record: RequestRecord = request.scope.setdefault(RECORD_KEY, RequestRecord(request_id=""))
+    return record
+
+
+RECORD_KEY = "turbofno.record"

@@ -1,0 +1,91 @@
+"""Every error a caller can meet, and the one table from error to HTTP status.
+
+ServiceError
+ ├─ BadRequest             400  the request cannot be understood (JSON, header, body length, parameter)
+ ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN)
+ ├─ Forbidden              403  switched off on this server; the message names the setting
+ ├─ NotFound               404  no such route, model or version
+ ├─ MethodNotAllowed       405
+ ├─ NotAcceptable          406  none of the Accept types can be given
+ ├─ RequestTimeout         408  the client was too slow to send its request
+ ├─ PayloadTooLarge        413  over a stated limit
+ ├─ UnsupportedMediaType   415  Content-Type or Content-Encoding we do not read
+ ├─ QueueFull              429  come back after `retry_after` seconds
+ ├─ Unsupported            501  part of the protocol this server does not offer
+ ├─ Unavailable            503  loading, draining, or the device is out of memory
+ ├─ DeadlineExceeded       504  the deadline passed before the work ran
+ └─ InferenceFailed        500  the model itself failed; the log has the traceback
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """Base of all errors that become a response. `message` says what was wrong, what was expected and how to mend it."""
+
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+    slug: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+class BadRequest(ServiceError):
+    status, title, slug = 400, "Bad request", "bad-request"
+
+
+class InvalidField(ServiceError):
+    status, title, slug = 422, "Field not usable by this model", "invalid-field"
+
+
+class Forbidden(ServiceError):
+    status, title, slug = 403, "Forbidden", "forbidden"
+
+
+class NotFound(ServiceError):
+    status, title, slug = 404, "Not found", "not-found"
+
+
+class MethodNotAllowed(ServiceError):
+    status, title, slug = 405, "Method not allowed", "method-not-allowed"
+
+
+class NotAcceptable(ServiceError):
+    status, title, slug = 406, "Not acceptable", "not-acceptable"
+
+
+class RequestTimeout(ServiceError):
+    status, title, slug = 408, "Request timeout", "request-timeout"
+
+
+class PayloadTooLarge(ServiceError):
+    status, title, slug = 413, "Payload too large", "payload-too-large"
+
+
+class UnsupportedMediaType(ServiceError):
+    status, title, slug = 415, "Unsupported media type", "unsupported-media-type"
+
+
+class QueueFull(ServiceError):
+    status, title, slug = 429, "Queue full", "queue-full"
+
+
+class InferenceFailed(ServiceError):
+    status, title, slug = 500, "Inference failed", "inference-failed"
+
+
+class Unsupported(ServiceError):
+    status, title, slug = 501, "Not supported", "unsupported"
+
+
+class Unavailable(ServiceError):
+    status, title, slug = 503, "Unavailable", "unavailable"
+
+
+class DeadlineExceeded(ServiceError):
+    status, title, slug = 504, "Deadline exceeded", "deadline-exceeded"

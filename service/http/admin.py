@@ -1,0 +1,219 @@
+"""Health, readiness, metrics, and what models there are, with everything needed to call them well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from starlette.responses import FileResponse, JSONResponse
+
+from models.config import PDE, Channel, GridSpec, Metric, Statistics
+from models.registry import discover
+from service.context import context_of
+from service.errors import MethodNotAllowed, NotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path as FilePath
+
+    from models.config import ModelConfig
+    from service.pipeline.engine import Engine, ModelStatus
+
+CARD_FILE = "card.md"
+
+router = APIRouter()
+
+ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"description": "No such model."}}
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    live: bool = True
+
+
+class Readiness(BaseModel):
+    """Whether this instance should get traffic, and if not, why."""
+
+    ready: bool
+    reasons: list[str] = []
+
+
+class Signature(BaseModel):
+    """One tensor: float32 [batch, channels, *grid] in physical units; -1 is any size within the grid limits."""
+
+    name: str
+    datatype: str = "FP32"
+    shape: list[int]
+    channels: tuple[Channel, ...]
+
+
+class ModelSummary(BaseModel):
+    """One version of a model."""
+
+    name: str
+    version: str
+    state: str
+    reason: str = ""
+    description: str = ""
+
+
+class ModelList(BaseModel):
+    """All models of this service."""
+
+    models: list[ModelSummary]
+
+
+class ModelDescription(ModelSummary):
+    """Everything needed to call a model and to judge its answer."""
+
+    input: Signature
+    output: Signature
+    grid: GridSpec
+    smallest_grid: tuple[int, ...]
+    """Fewest points that hold the model's kept modes; `grid.minimum` is what it accepts."""
+    time_step: float | None
+    pde: PDE | None
+    """The equation, and the range of each parameter seen in training."""
+    statistics: Statistics | None
+    evaluation: tuple[Metric, ...]
+    sha256: str
+    predict: str
+    card: str
+
+
+@router.get("/healthz", tags=["health"])
+async def health() -> Health:
+    """Live: the event loop turns."""
+    return Health()
+
+
+@router.get(
+    "/readyz",
+    tags=["health"],
+    response_model=Readiness,
+    responses={
+        503: {"model": Readiness, "description": "Loading, draining, or a model is broken."}
+    },
+)
+async def readiness(request: Request) -> Response:
+    """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
+    context = context_of(request)
+    reasons = ["shutting down"] if context.admission.draining else []
+    if not context.engine.ready:
+        statuses = context.engine.statuses()
+        reasons += [_reason(status) for status in statuses if status.state != "READY"]
+        reasons = reasons or ["no model is loaded"]
+    answer = Readiness(ready=not reasons, reasons=reasons)
+    return JSONResponse(answer.model_dump(), 503 if reasons else 200)
+
+
+def _reason(status: ModelStatus) -> str:
+    why = f": {status.reason}" if status.reason else ""
+    return f"model {status.name} version {status.version} is {status.state}{why}"
+
+
+@router.get("/metrics", tags=["health"], response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics, in the text format."""
+    text = generate_latest(context_of(request).metrics.registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/models", tags=["models"])
+async def list_models(request: Request) -> ModelList:
+    """All models, ready or not."""
+    engine = context_of(request).engine
+    return ModelList(models=[_summary(engine, status) for status in engine.statuses()])
+
+
+@router.get("/v1/models/{name}", tags=["models"], responses=_NOT_FOUND)
+async def describe_model(request: Request, name: ModelName) -> ModelDescription:
+    """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
+    if name.endswith(":predict"):
+        raise MethodNotAllowed(f"GET is not allowed on {request.scope['path']!r}; use POST")
+    return _description(context_of(request).engine.config(name))
+
+
+@router.get(
+    "/v1/models/{name}/card",
+    tags=["models"],
+    response_class=Response,
+    responses={200: {"content": {"text/markdown": {}}}, **_NOT_FOUND},
+)
+def model_card(request: Request, name: ModelName) -> Response:
+    """The model card, as Markdown: what the model is for, how it was trained, how well it does."""
+    return FileResponse(
+        _file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8"
+    )
+
+
+@router.get(
+    "/v1/models/{name}/{picture}.png",
+    tags=["models"],
+    response_class=Response,
+    responses={
+        200: {"content": {"image/png": {}}},
+        400: {"description": "Not a picture's name."},
+        **_NOT_FOUND,
+    },
+)
+def model_picture(
+    request: Request,
+    name: ModelName,
+    picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
+) -> Response:
+    """A picture that the card shows; relative links in the card lead here."""
+    return FileResponse(_file_of(request, name, f"{picture}.png"), media_type="image/png")
+
+
+def _file_of(request: Request, name: str, file: str) -> FilePath:
+    context = context_of(request)
+    config = context.engine.config(name)
+    for location in discover(context.settings.model_repository):
+        path = location.path / file
+        if (location.name, location.version) == (name, config.version) and path.is_file():
+            return path
+    raise NotFound(f"model {name!r} version {config.version} has no {file}")
+
+
+def _summary(engine: Engine, status: ModelStatus) -> ModelSummary:
+    ready = status.state == "READY"
+    return ModelSummary(
+        name=status.name,
+        version=status.version,
+        state=status.state,
+        reason=status.reason,
+        description=engine.config(status.name, status.version).description if ready else "",
+    )
+
+
+def _description(config: ModelConfig) -> ModelDescription:
+    base = f"/v1/models/{config.name}"
+    return ModelDescription(
+        name=config.name,
+        version=config.version,
+        state="READY",
+        description=config.description,
+        input=_signature("input", config.inputs, config),
+        output=_signature("output", config.outputs, config),
+        grid=config.grid,
+        smallest_grid=config.architecture.smallest_grid,
+        time_step=config.time_step,
+        pde=config.pde,
+        statistics=config.statistics,
+        evaluation=config.evaluation,
+        sha256=config.sha256,
+        predict=f"{base}:predict",
+        card=f"{base}/card",
+    )
+
+
+def _signature(name: str, channels: tuple[Channel, ...], config: ModelConfig) -> Signature:
+    return Signature(
+        name=name,
+        shape=[-1, len(channels), *[-1] * config.architecture.n_dim],
+        channels=channels,
+    )

@@ -1,0 +1,184 @@
+"""Request bodies: bounded in size and time, read once into one buffer, decompressed within the same bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from starlette.requests import ClientDisconnect
+
+from service.context import context_of, record_of
+from service.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
+from service.http.offload import offload
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import Request
+
+_ALIGNMENT = 64
+_GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
+"""zlib window arguments of the three formats."""
+
+
+def declared_size(request: Request) -> int | None:
+    """Decoded body bytes as the headers state them; None if they cannot know (chunked, compressed).
+
+    Raises:
+        BadRequest: Content-Length is not a whole number.
+        UnsupportedMediaType: Content-Encoding is none of gzip, deflate, identity.
+    """
+    return _content_length(request) if _coding(request) is None else None
+
+
+async def read_body(
+    request: Request, *, limit: int, setting: str = "max_body_bytes", aligned_at: int = 0
+) -> memoryview:
+    """Read and decompress the whole body.
+
+    Args:
+        limit: most bytes, on the wire and decompressed.
+        setting: name of the setting that `limit` comes from, for the message.
+        aligned_at: the byte at this offset is put on a 64-byte boundary, so that an array that starts there
+            can be used without a copy.
+
+    Returns:
+        A writable view of bytes.
+
+    Raises:
+        PayloadTooLarge, RequestTimeout, UnsupportedMediaType, BadRequest: as the messages say.
+        ClientDisconnect: the client went away.
+    """
+    coding = _coding(request)
+    declared = _content_length(request)
+    if declared is not None and declared > limit:
+        raise _too_large(request, f"the body has {declared} bytes", limit, setting)
+    seconds = context_of(request).settings.body_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            if coding is None and declared is not None:
+                body = await _read_declared(request, declared, aligned_at)
+            else:
+                body = await _read_unknown(request, limit, setting, aligned_at)
+    except TimeoutError:
+        raise RequestTimeout(
+            f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
+        ) from None
+    record_of(request).body_bytes = len(body)
+    if coding is None:
+        return body
+    # Always off the event loop: a few kilobytes can inflate to the whole limit.
+    decoded = await offload(True, _inflate, body, coding, limit, aligned_at)
+    if decoded is None:
+        raise _too_large(request, "the decompressed body is longer", limit, setting)
+    return decoded
+
+
+def _coding(request: Request) -> str | None:
+    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding in ("gzip", "x-gzip"):
+        return "gzip"
+    if coding == "deflate":
+        return "deflate"
+    raise UnsupportedMediaType(
+        f"Content-Encoding {coding!r} cannot be read; send gzip, deflate or no Content-Encoding"
+    )
+
+
+def _content_length(request: Request) -> int | None:
+    text = request.headers.get("content-length")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise BadRequest(f"Content-Length must be a whole number of bytes, got {text!r}")
+    return int(text)
+
+
+def _too_large(request: Request, what: str, limit: int, setting: str) -> PayloadTooLarge:
+    context_of(request).metrics.rejections.labels(reason="body_too_large").inc()
+    remedy = (
+        "send the fields as binary (Open Inference Protocol binary tensors, .npy or safetensors), "
+        "which is also many times faster"
+        if setting == "max_json_bytes"
+        else "send fewer fields in a request"
+    )
+    return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
+
+
+def _buffer(size: int, aligned_at: int) -> memoryview:
+    """`size` writable bytes, uninitialised: pages that are never written are never committed."""
+    raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
+    start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
+    return memoryview(raw.data)[start : start + size]
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+async def _read_declared(request: Request, size: int, aligned_at: int) -> memoryview:
+    body = _buffer(size, aligned_at)
+    read = 0
+    async for chunk in _chunks(request):
+        if read + len(chunk) > size:
+            raise BadRequest(f"Content-Length says {size} bytes, but more came")
+        body[read : read + len(chunk)] = chunk
+        read += len(chunk)
+    if read != size:
+        raise BadRequest(f"Content-Length says {size} bytes, but {read} came")
+    return body
+
+
+async def _read_unknown(request: Request, limit: int, setting: str, aligned_at: int) -> memoryview:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in _chunks(request):
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(request, "the body is longer than allowed", limit, setting)
+        if chunk:
+            chunks.append(chunk)
+    body = _buffer(size, aligned_at)
+    start = 0
+    for chunk in chunks:
+        body[start : start + len(chunk)] = chunk
+        start += len(chunk)
+    return body
+
+
+def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memoryview | None:
+    """Decompress; None if the result would be longer than `limit`. Raises BadRequest if it is broken."""
+    window = _GZIP
+    if coding == "deflate":
+        # HTTP's deflate is a zlib stream; some clients send the bare stream. The header tells them apart.
+        zlib_header = len(data) >= 2 and data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
+        window = _ZLIB if zlib_header else _RAW_DEFLATE
+    stream = zlib.decompressobj(window)
+    try:
+        decoded = stream.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise BadRequest(
+            f"Content-Encoding says {coding}, but the body cannot be decompressed: {error}"
+        ) from None
+    if len(decoded) > limit:
+        return None
+    if not stream.eof:
+        raise BadRequest(f"the {coding} body ends too early: only {len(data)} bytes came")
+    if stream.unused_data:
+        # Concatenated gzip members are legal in files, but nothing sends them, and millions of empty ones
+        # would cost far more time than bytes.
+        raise BadRequest(f"{len(stream.unused_data)} bytes follow the end of the {coding} body")
+    body = _buffer(len(decoded), aligned_at)
+    body[:] = decoded
+    return body

@@ -1,0 +1,89 @@
+"""From checked fields to a result: what both protocols do between decoding and encoding."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
+
+from service.context import context_of, record_of
+from service.pipeline.engine import PredictRequest, PredictResult
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from models.config import ModelConfig
+    from service.context import Protocol
+    from service.pipeline.engine import Fields
+
+
+def begin(request: Request, protocol: Protocol, model: str, version: str | None) -> ModelConfig:
+    """Find the model and note in the request's record who asks for what.
+
+    Raises:
+        NotFound, Unavailable: there is no such model or version, or it is not ready.
+    """
+    record = record_of(request)
+    record.protocol = protocol
+    config = context_of(request).engine.config(model, version)
+    record.model, record.version = config.name, config.version
+    return config
+
+
+async def infer(
+    request: Request,
+    fields: Fields,
+    *,
+    config: ModelConfig,
+    priority: int,
+    seconds: float | None,
+) -> PredictResult:
+    """Run the fields; dropped if not started within `seconds`, or when the client goes away.
+
+    A request's own time limit can shorten the server's, never lengthen it.
+
+    Raises:
+        NotFound, QueueFull, DeadlineExceeded, Unavailable, InferenceFailed: as the engine says.
+        ClientDisconnect: nobody waits for the answer any more.
+    """
+    context, record = context_of(request), record_of(request)
+    allowed = context.settings.request_deadline_seconds
+    work = context.engine.predict(
+        PredictRequest(
+            model=config.name,
+            # The version whose limits the fields were checked against, even if a newer one comes.
+            version=config.version,
+            fields=fields,
+            request_id=record.request_id,
+            priority=priority,
+            deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
+        )
+    )
+    result = await _unless_disconnected(request, asyncio.ensure_future(work))
+    record.version = result.version
+    record.fields = len(fields)
+    record.queue_seconds = result.queue_seconds
+    record.compute_seconds = result.compute_seconds
+    return result
+
+
+async def _unless_disconnected(
+    request: Request, work: asyncio.Future[PredictResult]
+) -> PredictResult:
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        both: set[asyncio.Future[Any]] = {work, gone}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

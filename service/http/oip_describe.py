@@ -1,0 +1,119 @@
+"""The Open Inference Protocol's view of a model: metadata, configuration, statistics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from service.codec.fields import INPUT, OUTPUT, grid_limits
+from service.codec.oip_binary import DATATYPE
+from service.http.oip_schemas import (
+    BatchStatistics,
+    Duration,
+    InferenceStatistics,
+    ModelMetadata,
+    ModelStatistics,
+    TensorMetadata,
+)
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from service.pipeline.engine import ModelCounters
+    from service.settings import Settings
+
+PLATFORM = "turbofno_safetensors"
+_NONE = Duration(count=0, ns=0)
+
+
+def metadata(config: ModelConfig, versions: list[str]) -> ModelMetadata:
+    """One input and one output tensor, [batch, channels, *grid]."""
+    architecture = config.architecture
+    grid = [-1] * architecture.n_dim
+    return ModelMetadata(
+        name=config.name,
+        versions=versions,
+        platform=PLATFORM,
+        inputs=[_tensor(INPUT, [-1, architecture.in_channels, *grid])],
+        outputs=[_tensor(OUTPUT, [-1, architecture.out_channels, *grid])],
+    )
+
+
+def configuration(config: ModelConfig, settings: Settings) -> dict[str, Any]:
+    """Triton's ModelConfig, as its performance tools read it; dims leave the batch axis out."""
+    architecture = config.architecture
+    grid = [-1] * architecture.n_dim
+    lowest, highest = grid_limits(config)
+    facts = {
+        "input_channels": ",".join(channel.name for channel in config.inputs),
+        "output_channels": ",".join(channel.name for channel in config.outputs),
+        "grid_minimum": ",".join(map(str, lowest)),
+        "grid_maximum": ",".join(map(str, highest)),
+        "grid_training": ",".join(map(str, config.grid.training)),
+    }
+    return {
+        "name": config.name,
+        "platform": PLATFORM,
+        "backend": "turbofno",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": settings.max_fields_per_request,
+        "input": [
+            {
+                "name": INPUT,
+                "data_type": f"TYPE_{DATATYPE}",
+                "dims": [architecture.in_channels, *grid],
+                "optional": False,
+                "is_shape_tensor": False,
+            }
+        ],
+        "output": [
+            {
+                "name": OUTPUT,
+                "data_type": f"TYPE_{DATATYPE}",
+                "dims": [architecture.out_channels, *grid],
+                "is_shape_tensor": False,
+            }
+        ],
+        "dynamic_batching": {
+            "preferred_batch_size": [settings.max_batch_size],
+            "max_queue_delay_microseconds": round(settings.max_queue_delay_seconds * 1e6),
+        },
+        "instance_group": [{"name": config.name, "count": 1}],
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+        "parameters": {name: {"string_value": value} for name, value in facts.items()},
+    }
+
+
+def statistics(name: str, version: str, counters: ModelCounters) -> ModelStatistics:
+    """Every member is given, zero or not, because clients read them unasked."""
+    answered = counters.success_count
+    return ModelStatistics(
+        name=name,
+        version=version,
+        last_inference=counters.last_inference_ms,
+        inference_count=counters.inference_count,
+        execution_count=counters.execution_count,
+        inference_stats=InferenceStatistics(
+            success=Duration(count=answered, ns=counters.success_ns),
+            fail=Duration(count=counters.fail_count, ns=counters.fail_ns),
+            queue=Duration(count=answered, ns=counters.queue_ns),
+            compute_input=Duration(count=answered, ns=counters.compute_input_ns),
+            compute_infer=Duration(count=answered, ns=counters.compute_infer_ns),
+            compute_output=Duration(count=answered, ns=counters.compute_output_ns),
+            cache_hit=_NONE,
+            cache_miss=_NONE,
+        ),
+        batch_stats=[
+            BatchStatistics(
+                batch_size=size,
+                compute_input=Duration(count=count, ns=0),
+                compute_infer=Duration(count=count, ns=ns),
+                compute_output=Duration(count=count, ns=0),
+            )
+            for size, (count, ns) in sorted(counters.batches.items())
+        ],
+        memory_usage=[],
+    )
+
+
+def _tensor(name: str, shape: list[int]) -> TensorMetadata:
+    return TensorMetadata(name=name, datatype=DATATYPE, shape=shape)

@@ -1,0 +1,148 @@
+"""How the Open Inference Protocol's infer routes are described in OpenAPI."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from service.http.oip_schemas import Error
+
+_EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Error, "description": "The request does not follow the protocol."},
+    404: {"model": Error, "description": "No such model or version."},
+    422: {"model": Error, "description": "The model cannot take these fields."},
+    503: {"model": Error, "description": "Not ready, or shutting down."},
+}
+
+_PARAMETERS = {
+    "type": "object",
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
+    "propertyNames": {"not": {"pattern": "^triton_"}},
+    "properties": {
+        "priority": {"type": "integer", "minimum": 0, "description": "1 is highest, 0 the default"},
+        "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
+        "binary_data_output": {"type": "boolean"},
+    },
+}
+_INFER_REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": _PARAMETERS,
+        "inputs": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["name", "shape", "datatype"],
+                "properties": {
+                    "name": {"const": "input"},
+                    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                    "datatype": {"enum": ["FP32", "FP64", "FP16", "BF16"]},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"binary_data_size": {"type": "integer", "minimum": 0}},
+                    },
+                    "data": {"type": "array", "items": {}, "description": "flat or nested"},
+                },
+            },
+        },
+        "outputs": {
+            "type": "array",
+            "maxItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"const": "output"},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"binary_data": {"type": "boolean"}},
+                    },
+                },
+            },
+        },
+    },
+}
+_INFER_RESPONSE = {
+    "type": "object",
+    "required": ["model_name", "model_version", "outputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "datatype", "shape"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "datatype": {"type": "string"},
+                    "shape": {"type": "array", "items": {"type": "integer"}},
+                    "parameters": {"type": "object"},
+                    "data": {"type": "array", "items": {"type": "number"}},
+                },
+            },
+        },
+    },
+}
+_BINARY = {
+    "schema": {
+        "type": "string",
+        "format": "binary",
+        "description": "The JSON, directly followed by little-endian row-major tensor bytes; the "
+        "header Inference-Header-Content-Length is the length of the JSON.",
+    }
+}
+_HEADER = {
+    "description": "Length in bytes of the JSON at the start of the body; absent if all is JSON.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+INFER_BODY: dict[str, Any] = {
+    "parameters": [{"name": "Inference-Header-Content-Length", "in": "header", **_HEADER}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": _INFER_REQUEST,
+                "examples": {
+                    "burgers-1d": {
+                        "summary": "one sine wave for model burgers-1d, on 32 points",
+                        "value": {
+                            "id": "42",
+                            "inputs": [
+                                {
+                                    "name": "input",
+                                    "shape": [1, 1, 32],
+                                    "datatype": "FP32",
+                                    "data": _EXAMPLE_DATA,
+                                }
+                            ],
+                        },
+                    }
+                },
+            },
+            "application/octet-stream": _BINARY,
+        },
+    },
+}
+INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The output in the form asked for.",
+        "headers": {"Inference-Header-Content-Length": _HEADER},
+        "content": {
+            "application/json": {"schema": _INFER_RESPONSE},
+            "application/octet-stream": _BINARY,
+        },
+    },
+    413: {"model": Error, "description": "Over a stated limit, which the error names."},
+    415: {"model": Error, "description": "Content-Encoding is none of gzip, deflate, identity."},
+    429: {"model": Error, "description": "The queue is full: come back after Retry-After seconds."},
+    504: {"model": Error, "description": "The timeout passed before the work ran."},
+}

@@ -1,0 +1,224 @@
+"""The friendly route: fields in and out as JSON, .npy, .npz or safetensors."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import WithJsonSchema
+
+from service.codec.fields import Answer, arrays_from_fields, fields_from_arrays
+from service.codec.negotiate import CODECS, JSON, NPZ, codec_for_answer, codec_for_body
+from service.context import context_of, record_of
+from service.errors import BadRequest
+from service.http.body import declared_size, read_body
+from service.http.inference import begin, infer
+from service.http.offload import BINARY_BYTES, JSON_BYTES, offload
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from service.codec.fields import Form
+    from service.codec.negotiate import Codec
+    from service.pipeline.engine import Fields, PredictResult
+
+router = APIRouter(tags=["predict"])
+
+_JSON_NUMBER_BYTES = 10
+"""About what one float32 takes in JSON."""
+
+_EXAMPLE_INPUT = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ARRAYS = {
+    "type": "object",
+    "description": (
+        "Either 'input' with shape [batch, channels, *grid] or [channels, *grid]; or every input "
+        "channel of the model by its name, with shape [*grid] or [batch, *grid]."
+    ),
+    "minProperties": 1,
+    "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
+}
+_REQUEST_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
+    | {
+        JSON.media_type: {
+            "schema": {
+                "type": "object",
+                "required": ["inputs"],
+                "properties": {"inputs": _ARRAYS},
+                "additionalProperties": False,
+            },
+            "examples": {
+                "by channel": {
+                    "summary": "one sine wave for model burgers-1d, on 32 points",
+                    "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
+                },
+                "as a tensor": {
+                    "summary": "the same as one tensor [batch, channels, x]",
+                    "value": {"inputs": {"input": [[_EXAMPLE_INPUT]]}},
+                },
+            },
+        }
+    },
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The output fields, laid out and named as the input was: 'output', or "
+        "output channel names; in the form that Accept asks for, by default that of the request.",
+        "headers": {
+            "X-Model-Version": {
+                "description": "version that answered",
+                "schema": {"type": "string"},
+            },
+            "Server-Timing": {
+                "description": "decode, queue, compute and encode in milliseconds",
+                "schema": {"type": "string"},
+            },
+        },
+        "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
+        | {
+            JSON.media_type: {
+                "schema": {
+                    "type": "object",
+                    "required": ["model", "version", "backend", "precision", "units", "outputs"],
+                    "properties": {
+                        "model": {"type": "string"},
+                        "version": {"type": "string"},
+                        "backend": {"type": "string"},
+                        "precision": {"type": "string"},
+                        "units": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
+                    },
+                }
+            }
+        },
+    },
+    400: {"description": "The body or a parameter cannot be understood."},
+    404: {"description": "No such model or version."},
+    406: {"description": "Accept allows none of the offered forms; the error lists them."},
+    413: {"description": "Over a stated limit, which the error names."},
+    415: {"description": "Content-Type or Content-Encoding is not read; the error lists what is."},
+    422: {"description": "The model cannot take these fields: shape, channels, dtype, NaN."},
+    429: {"description": "The queue is full: come back after Retry-After seconds."},
+    503: {"description": "Loading, draining or out of device memory."},
+    504: {"description": "The deadline passed before the work ran."},
+}
+
+ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
+ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]
+Priority = Annotated[
+    int, Query(ge=0, lt=2**31, description="1 is highest, larger is lower; 0, the default, lowest")
+]
+Deadline = Annotated[
+    float | None,
+    Header(
+        alias="X-Deadline-Ms",
+        gt=0,
+        description="drop the work with 504 if it has not started within this many milliseconds",
+    ),
+    # A header is there or not; it is never null, which the generated schema would allow.
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+]
+
+
+@router.post(
+    "/v1/models/{name}:predict",
+    summary="Predict with the newest version",
+    openapi_extra={"requestBody": _REQUEST_BODY},
+    responses=_RESPONSES,
+    response_class=Response,
+)
+async def predict_newest(
+    request: Request, name: ModelName, priority: Priority = 0, deadline_ms: Deadline = None
+) -> Response:
+    """Solve the PDE for one field or many, in physical units."""
+    return await _predict(request, name, None, priority=priority, deadline_ms=deadline_ms)
+
+
+@router.post(
+    "/v1/models/{name}/versions/{version}:predict",
+    summary="Predict with one version",
+    openapi_extra={"requestBody": _REQUEST_BODY},
+    responses=_RESPONSES,
+    response_class=Response,
+)
+async def predict_version(
+    request: Request,
+    name: ModelName,
+    version: ModelVersion,
+    priority: Priority = 0,
+    deadline_ms: Deadline = None,
+) -> Response:
+    """Solve the PDE for one field or many, with a chosen version of the model."""
+    return await _predict(request, name, version, priority=priority, deadline_ms=deadline_ms)
+
+
+async def _predict(
+    request: Request, name: str, version: str | None, *, priority: int, deadline_ms: float | None
+) -> Response:
+    context, record = context_of(request), record_of(request)
+    config = begin(request, "predict", name, version)
+    _refuse_unknown_parameters(request)
+    reader = codec_for_body(request.headers.get("content-type"))
+    writer = codec_for_answer(", ".join(request.headers.getlist("accept")), request=reader)
+    setting = "max_json_bytes" if reader is JSON else "max_body_bytes"
+    limit: int = getattr(context.settings, setting)
+    with context.admission.admit(declared_size(request)):
+        body = await read_body(request, limit=limit, setting=setting)
+        started = time.perf_counter()
+        fields, form = await offload(
+            # A small archive can inflate to the whole limit.
+            reader is NPZ or len(body) > (JSON_BYTES if reader is JSON else BINARY_BYTES),
+            _decode,
+            body,
+            reader,
+            config,
+            max_bytes=limit,
+            max_fields=context.settings.max_fields_per_request,
+        )
+        record.decode_seconds = time.perf_counter() - started
+        seconds = None if deadline_ms is None else deadline_ms / 1e3
+        result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
+        started = time.perf_counter()
+        heavy = (
+            result.fields.size * _JSON_NUMBER_BYTES > JSON_BYTES
+            if writer is JSON
+            else result.fields.nbytes > BINARY_BYTES
+        )
+        answer = await offload(heavy, _encode, result, writer, config, form)
+        record.encode_seconds = time.perf_counter() - started
+    return Response(
+        answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
+    )
+
+
+def _decode(
+    body: memoryview, codec: Codec, config: ModelConfig, *, max_bytes: int, max_fields: int
+) -> tuple[Fields, Form]:
+    arrays = codec.decode(body, max_bytes=max_bytes)
+    return fields_from_arrays(arrays, config, max_fields=max_fields)
+
+
+def _encode(result: PredictResult, codec: Codec, config: ModelConfig, form: Form) -> bytes:
+    return codec.encode(
+        Answer(
+            model=result.model,
+            version=result.version,
+            outputs=arrays_from_fields(result.fields, config, form),
+            units={channel.name: channel.units for channel in config.outputs},
+            backend=result.backend,
+            precision=result.precision,
+        )
+    )
+
+
+def _refuse_unknown_parameters(request: Request) -> None:
+    """A misspelt or misplaced parameter must not be ignored: ?version= would pick another model."""
+    unknown = sorted(set(request.query_params) - {"priority"})
+    if unknown:
+        raise BadRequest(
+            f"unknown query parameter {unknown[0][:80]!r}, only 'priority' is known (a version "
+            f"goes into the path: /v1/models/NAME/versions/VERSION:predict)"
+        )

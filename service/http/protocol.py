@@ -1,0 +1,150 @@
+"""uvicorn's HTTP protocol with the bounds it lacks: connections, header size, header time, bodies after refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from service.metrics import Metrics
+    from service.settings import Settings
+
+LINGER_SECONDS = 5.0
+"""How long a refused body may go on arriving. Closing at once would reset the connection, and the client, still
+sending, would never read why it was refused."""
+
+
+def bounded_protocol(settings: Settings, metrics: Metrics) -> type[HttpToolsProtocol]:
+    """A protocol class with these limits, as uvicorn makes one object for each connection from a class."""
+
+    class Bounded(BoundedProtocol):
+        limits = settings
+        counts = metrics
+
+    return Bounded
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses with a JSON body that both protocols' clients can read: `error` and RFC 9457's members."""
+
+    limits: Settings
+    counts: Metrics
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_header = True
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        most = self.limits.max_connections
+        if len(self.connections) > most:
+            self.counts.rejections.labels(reason="connections").inc()
+            self._refuse(
+                503,
+                f"{most} connections are open, the limit ({env_name('max_connections')}); retry later",
+                "retry-after: 1\r\n",
+            )
+            return
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_header:
+            if self._header_timer is None:
+                self._start_header_timer()
+            self._header_bytes += len(data)
+        super().data_received(data)
+        # Only an unfinished header is counted: one that came in one piece is bounded by the read size.
+        if self._in_header and self._header_bytes > self.limits.max_header_bytes:
+            self._refuse(
+                431,
+                f"the request header is over {self.limits.max_header_bytes} bytes "
+                f"({env_name('max_header_bytes')})",
+            )
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_header = True
+
+    def on_headers_complete(self) -> None:
+        self._in_header = False
+        self._header_bytes = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_header = True
+        self.cycle.more_body = False
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if (
+            self.cycle.response_complete
+            and self.cycle.more_body
+            and not self.transport.is_closing()
+        ):
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        if (
+            self.cycle is not None
+            and self.cycle.response_started
+            and not self.cycle.response_complete
+        ):
+            self.transport.close()
+            return
+        self._refuse(400, msg)
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(
+            self.limits.header_timeout_seconds, self._header_too_slow
+        )
+
+    def _header_too_slow(self) -> None:
+        if not self._header_bytes:
+            self.transport.close()
+            return
+        seconds = self.limits.header_timeout_seconds
+        self._refuse(
+            408,
+            f"the request header did not arrive within {seconds:g} s "
+            f"({env_name('header_timeout_seconds')})",
+        )
+
+    def _stop_timers(self) -> None:
+        for timer in (self._header_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._header_timer = self._linger_timer = None
+
+    def _refuse(self, status: int, message: str, header: str = "") -> None:
+        """Answer below ASGI and close: there is no request to give an application."""
+        self._stop_timers()
+        if self.transport.is_closing():
+            return
+        body = orjson.dumps({"error": message, "status": status, "detail": message})
+        head = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{header}"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[status] + head.encode("ascii") + body)
+        self.transport.close()

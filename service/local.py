@@ -1,0 +1,60 @@
+"""One prediction straight from a checkpoint, without a server, with the checks the server makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from models.checkpoint import load_model
+from models.registry import discover
+from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
+from service.errors import NotFound
+from service.runtime.repository import resolve_device
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPrediction:
+    """An answer, float32 in the rank of the input, and the model's configuration."""
+
+    fields: NDArray[np.float32]
+    config: ModelConfig
+
+
+def predict_local(
+    root: Path, name: str, array: NDArray[Any], *, version: str | None, device: str
+) -> LocalPrediction:
+    """Run the model `name` of the repository `root` on one field or a batch.
+
+    Args:
+        array: float [channels, *grid] or [n, channels, *grid], physical units.
+        version: the newest if None.
+        device: "auto" (CUDA when there is any), "cpu", "cuda", "cuda:1", ...
+
+    Raises:
+        NotFound: the repository has no such model or version.
+        CheckpointError: the checkpoint cannot be loaded.
+        InvalidField: the model cannot take this array.
+    """
+    known = discover(root)
+    candidates = [one for one in known if one.name == name and version in (None, one.version)]
+    if not candidates:
+        have = ", ".join(f"{one.name} (version {one.version})" for one in known) or "none"
+        wanted = name if version is None else f"{name} version {version}"
+        raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
+    target = resolve_device(device)
+    model = load_model(candidates[-1].path, device=target)
+    fields, form = fields_from_arrays({INPUT: array}, model.config, max_fields=max(1, array.size))
+    with torch.inference_mode():
+        answer = model.module(torch.from_numpy(fields).to(target)).cpu().numpy()
+    (values,) = arrays_from_fields(answer, model.config, form).values()
+    return LocalPrediction(values, model.config)

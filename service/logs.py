@@ -1,0 +1,78 @@
+"""Logs: JSON lines for machines or short lines for people, each with the id of the request it is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+request_id: ContextVar[str] = ContextVar("turbofno_request_id", default="")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
+
+
+def accept_request_id(offered: str) -> str:
+    """The client's id if it is short and plain, else a new one: ids go into logs and headers as they are."""
+    if _SANE_ID.fullmatch(offered):
+        return offered
+    return secrets.token_hex(8)
+
+
+def configure(settings: Settings) -> None:
+    """Send everything, uvicorn's lines included, to standard error in the chosen form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else ConsoleFormatter())
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(settings.log_level.upper())
+    # Its lines about single requests would double the access line.
+    logging.getLogger("uvicorn.access").disabled = True
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    """What a caller passed as extra={"data": {...}}."""
+    data: dict[str, Any] = getattr(record, "data", {})
+    return data
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, request_id, then the extra data."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if identity := request_id.get():
+            line["request_id"] = identity
+        line |= _extra(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Time, level, message, then the extra data as key=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        parts = [f"{clock}.{record.msecs:03.0f} {record.levelname:7} {record.getMessage()}"]
+        parts += [f"{key}={value}" for key, value in _extra(record).items()]
+        if identity := request_id.get():
+            parts.append(f"request_id={identity}")
+        text = " ".join(parts)
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text

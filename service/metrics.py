@@ -1,0 +1,118 @@
+"""Every metric of the service, in one registry for each application."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = (
+    50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3,
+    0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
+
+MODEL = ("model", "version")
+
+
+class Metrics:
+    """All metrics, registered in `registry` so that several applications can live in one process."""
+
+    def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
+        self.registry = registry or CollectorRegistry()
+        self.requests = self._counter(
+            "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
+        )
+        self.fields = self._counter("turbofno_fields", "Fields predicted.", MODEL)
+        self.rejections = self._counter(
+            "turbofno_rejections", "Requests refused or dropped, by reason.", ("reason",)
+        )
+        self.backend_batches = self._counter(
+            "turbofno_backend_batches",
+            "Device batches, by the spectral backend that really ran.",
+            ("model", "backend", "precision"),
+        )
+        self.request_duration = self._seconds(
+            "turbofno_request_duration_seconds", "From request header to last response byte."
+        )
+        self.decode = self._seconds("turbofno_decode_seconds", "Body bytes to fields.")
+        self.queue = self._seconds("turbofno_queue_seconds", "Waiting for the device.")
+        self.compute = self._seconds("turbofno_compute_seconds", "The batches a request ran in.")
+        self.encode = self._seconds("turbofno_encode_seconds", "Fields to response bytes.")
+        batch = (*MODEL, "backend")
+        self.batch_size = self._histogram(
+            "turbofno_batch_size", "Fields in a device batch.", batch, COUNTS
+        )
+        self.batch_fill_ratio = self._histogram(
+            "turbofno_batch_fill_ratio", "Batch size over the largest allowed.", batch, RATIOS
+        )
+        self.batch_queue_depth = self._histogram(
+            "turbofno_batch_queue_depth",
+            "Fields of the model left waiting when a batch was formed.",
+            batch,
+            (0, *COUNTS),
+        )
+        self.queue_depth = self._gauge("turbofno_queue_depth", "Fields waiting.", MODEL)
+        self.inflight_bytes = self._gauge(
+            "turbofno_inflight_bytes", "Body bytes of the requests being served.", ()
+        )
+        self.model_loaded = self._gauge(
+            "turbofno_model_loaded",
+            "1 for each model that is ready.",
+            (*MODEL, "backend", "precision"),
+        )
+        self.model_load_seconds = self._gauge(
+            "turbofno_model_load_seconds", "How long loading and warming up took.", MODEL
+        )
+        Info("turbofno_build", "What is running.", registry=self.registry).info(
+            {"version": version, "torch": torch.__version__, "python": platform.python_version()}
+        )
+        self.registry.register(_DeviceMemory())
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return self._histogram(name, text, MODEL, SECONDS)
+
+
+class _DeviceMemory(Collector):
+    """turbofno_device_memory_bytes{kind}, read when scraped; empty where no CUDA context exists."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "turbofno_device_memory_bytes", "CUDA memory of this process, by kind.", labels=["kind"]
+        )
+        if torch.cuda.is_available() and torch.cuda.memory_reserved():
+            family.add_metric(["allocated"], torch.cuda.memory_allocated())
+            family.add_metric(["reserved"], torch.cuda.memory_reserved())
+            family.add_metric(["peak_allocated"], torch.cuda.max_memory_allocated())
+        yield family

@@ -1,0 +1,109 @@
+"""The one interface through which HTTP sees inference, so that the engine can live elsewhere later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.config import ModelConfig
+
+Fields = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """Checked fields for one model: float32, C-contiguous, [n, in_channels, *grid], in physical units."""
+
+    model: str
+    version: str | None
+    fields: Fields
+    request_id: str
+    priority: int = 0
+    """Open Inference Protocol meaning: 1 is highest, larger is lower, 0 is the default (lowest)."""
+    deadline: float | None = None
+    """On the `time.monotonic` clock; the work is dropped with DeadlineExceeded if it has not started by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictResult:
+    """The answer: float32 [n, out_channels, *grid], with what it took (seconds)."""
+
+    model: str
+    version: str
+    fields: Fields
+    queue_seconds: float
+    compute_seconds: float
+    batch_sizes: tuple[int, ...]
+    """Number of fields in each device batch that this request's fields ran in."""
+    backend: str
+    """Spectral backend that really ran, for example 'gemm' or 'reference'."""
+    precision: str = field(default="fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One (model, version) as the repository sees it."""
+
+    name: str
+    version: str
+    state: str
+    """LOADING, READY, UNLOADING or UNAVAILABLE."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCounters:
+    """Totals since load, in the terms of the protocol's statistics extension (counts and nanoseconds)."""
+
+    success_count: int = 0
+    success_ns: int = 0
+    fail_count: int = 0
+    fail_ns: int = 0
+    queue_ns: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+    inference_count: int = 0
+    """Fields answered."""
+    execution_count: int = 0
+    """Batches run."""
+    last_inference_ms: int = 0
+    """Unix time of the last request, milliseconds."""
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """batch size -> (number of batches, total compute ns)."""
+
+
+class Engine(Protocol):
+    """What HTTP needs of inference. Cancelling the task that awaits `predict` cancels work not yet started."""
+
+    def config(self, model: str, version: str | None = None) -> ModelConfig:
+        """The configuration of a known model (newest version if None). Raises NotFound; Unavailable if not READY."""
+        ...
+
+    def statuses(self) -> list[ModelStatus]:
+        """Every known (model, version), sorted by name, then version."""
+        ...
+
+    def counters(self, model: str, version: str) -> ModelCounters:
+        """Totals of a READY model. Raises NotFound, Unavailable."""
+        ...
+
+    async def predict(self, request: PredictRequest) -> PredictResult:
+        """Run the fields. Raises NotFound, QueueFull, DeadlineExceeded, Unavailable, InferenceFailed."""
+        ...
+
+    async def load(self, model: str) -> None:
+        """(Re)load a model from the repository and warm it up. Raises NotFound, Unavailable with the reason."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Finish what is queued for the model, then drop it. Raises NotFound."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """All start-up models are loaded and warm, and the service is not draining."""
+        ...

@@ -1,0 +1,114 @@
+"""The engine in this process: repository, scheduler and device thread behind the Engine interface."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from service.errors import ServiceError
+from service.pipeline.engine import PredictResult
+from service.pipeline.scheduler import Scheduler
+from service.runtime.model_slot import ModelSlot
+from service.runtime.repository import Repository
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from service.metrics import Metrics
+    from service.pipeline.admission import QueueSlots
+    from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
+    from service.pipeline.worker import BatchReport
+    from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class LocalEngine:
+    """Implements service.pipeline.engine.Engine. `start` before use, `close` after."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, slots: QueueSlots) -> None:
+        self._scheduler = Scheduler(settings, metrics, slots, on_batch=_note_batch)
+        self._repository = Repository(
+            settings, metrics, run_on_device=self._scheduler.run_on_device
+        )
+        self._loading: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def start(self) -> None:
+        """Find the models and begin to load them in the background. Raises ValueError on a wrong repository."""
+        locations = self._repository.find()
+        self._scheduler.start()
+        self._loading = asyncio.create_task(self._repository.load_all(locations))
+
+    def start_draining(self) -> None:
+        """Not ready from now on; what was admitted can still be predicted."""
+        self._draining = True
+
+    async def close(self, *, within: float) -> None:
+        """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop."""
+        self._draining = True
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+            self._loading = None
+            await self._scheduler.close(within=within)
+            self._repository.close()
+
+    def config(self, model: str, version: str | None = None) -> ModelConfig:
+        return self._repository.slot(model, version).config
+
+    def statuses(self) -> list[ModelStatus]:
+        return self._repository.statuses()
+
+    def counters(self, model: str, version: str) -> ModelCounters:
+        return self._repository.slot(model, version).totals.snapshot()
+
+    async def predict(self, request: PredictRequest) -> PredictResult:
+        with self._repository.lease(request.model, request.version) as slot:
+            if not len(request.fields):
+                return _empty(slot, request)
+            started = time.perf_counter()
+            try:
+                result = await self._scheduler.submit(slot, request)
+            except ServiceError:
+                slot.totals.note_failure(seconds=time.perf_counter() - started)
+                raise
+            slot.totals.note_success(
+                fields=len(request.fields),
+                seconds=time.perf_counter() - started,
+                queue_seconds=result.queue_seconds,
+            )
+            return result
+
+    async def load(self, model: str) -> None:
+        await self._repository.load(model)
+
+    async def unload(self, model: str) -> None:
+        await self._repository.unload(model)
+
+    @property
+    def ready(self) -> bool:
+        return not self._draining and self._repository.ready
+
+
+def _note_batch(report: BatchReport) -> None:
+    runnable = report.slices[0].ticket.runnable
+    assert isinstance(runnable, ModelSlot)
+    runnable.totals.note_batch(report)
+
+
+def _empty(slot: ModelSlot, request: PredictRequest) -> PredictResult:
+    """No fields in, no fields out: legal in the protocol, and nothing for the device to do."""
+    channels = slot.config.architecture.out_channels
+    return PredictResult(
+        model=slot.name,
+        version=slot.version,
+        fields=np.empty((0, channels, *request.fields.shape[2:]), np.float32),
+        queue_seconds=0.0,
+        compute_seconds=0.0,
+        batch_sizes=(),
+        backend=slot.backend,
+    )

@@ -1,0 +1,119 @@
+"""One request's work between the queue and its outcome."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from service.pipeline.engine import Fields, PredictResult
+
+_serial = itertools.count()
+
+PRIORITY_STEP_SECONDS = 1.0
+"""One priority level lower counts as having come this much later, so that no level can starve another."""
+LOWEST_PRIORITY = 10
+"""Where priority 0 (the protocol's default) and everything beyond it stand."""
+
+
+class ModelOutput(NamedTuple):
+    """What one run of a model gave: float32 [n, out_channels, *grid] and the spectral backend that ran."""
+
+    fields: Fields
+    backend: str
+
+
+class Runnable(Protocol):
+    """A loaded model, as the pipeline sees it. `run` is called on the device thread only."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def run(self, fields: Fields) -> ModelOutput:
+        """Predict float32 [n, in_channels, *grid]; the array must be left unchanged."""
+        ...
+
+
+class Bucket(NamedTuple):
+    """Tickets with equal buckets can run in one batch. `runnable` is an identity: a reloaded model is another."""
+
+    model: str
+    version: str
+    runnable: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Fields [n, in_channels, *grid] of one request. Times are on the scheduler's clock.
+
+    `outputs` and the counts of compute belong to the device thread while a slice runs, to the event loop else.
+    """
+
+    runnable: Runnable
+    fields: Fields
+    arrival: float
+    outcome: asyncio.Future[PredictResult]
+    priority: int = 0
+    deadline: float | None = None
+    serial: int = field(default_factory=lambda: next(_serial))
+    taken: int = 0
+    """Fields handed to the device so far."""
+    done: int = 0
+    """Fields answered so far."""
+    started: float | None = None
+    compute_seconds: float = 0.0
+    batch_sizes: list[int] = field(default_factory=list)
+    outputs: Fields | None = None
+    backend: str = ""
+    bucket: Bucket = field(init=False)
+    virtual_arrival: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bucket = Bucket(
+            self.runnable.name,
+            self.runnable.version,
+            id(self.runnable),
+            self.fields.shape[1:],
+            self.fields.dtype.name,
+        )
+        level = min(self.priority, LOWEST_PRIORITY) if self.priority > 0 else LOWEST_PRIORITY
+        self.virtual_arrival = self.arrival + level * PRIORITY_STEP_SECONDS
+
+    @property
+    def size(self) -> int:
+        """Number of fields."""
+        return len(self.fields)
+
+    @property
+    def waiting(self) -> int:
+        """Fields not yet handed to the device."""
+        return self.size - self.taken
+
+    @property
+    def settled(self) -> bool:
+        """It has its outcome, or nobody waits for it any more."""
+        return self.outcome.done()
+
+
+class Slice(NamedTuple):
+    """Fields `start:stop` of a ticket: its part of one batch."""
+
+    ticket: Ticket
+    start: int
+    stop: int
+
+    @property
+    def fields(self) -> Fields:
+        return self.ticket.fields[self.start : self.stop]
+
+    @property
+    def whole(self) -> bool:
+        return self.stop - self.start == self.ticket.size

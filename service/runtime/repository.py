@@ -1,0 +1,272 @@
+"""Which models there are and in what state: find, load, warm up, swap, unload."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.checkpoint import load_model
+from models.registry import discover
+from service.errors import NotFound, ServiceError, Unavailable
+from service.pipeline.engine import ModelStatus
+from service.runtime.model_slot import ModelSlot
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from models.registry import ModelLocation
+    from service.metrics import Metrics
+    from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One (name, version). `slot` is set exactly while it can serve."""
+
+    state: str = "LOADING"
+    reason: str = ""
+    slot: ModelSlot | None = None
+
+
+@dataclass(slots=True)
+class _Users:
+    """How many requests hold a slot, and whether none does."""
+
+    count: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Repository:
+    """State changes on the event loop only; reading checkpoints on a thread of its own; warm-up on the device's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        run_on_device: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._run_on_device = run_on_device
+        self._device = resolve_device(settings.device)
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._users: dict[int, _Users] = {}
+        self._lock = asyncio.Lock()
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="turbofno-loader")
+        self._required: set[tuple[str, str]] = set()
+
+    def find(self) -> list[ModelLocation]:
+        """The models to load at start, all LOADING from now on.
+
+        Raises:
+            ValueError: the repository is no folder, holds no model, or lacks one that the settings name.
+        """
+        locations = self._discover()
+        wanted = self._settings.models
+        names = {location.name for location in locations}
+        if missing := sorted(set(wanted or ()) - names):
+            raise ValueError(
+                f"{env_name('models')} names {', '.join(missing)}, which {self._settings.model_repository} "
+                f"does not hold; it holds {', '.join(sorted(names)) or 'no model'}"
+            )
+        chosen = [location for location in locations if wanted is None or location.name in wanted]
+        if not chosen:
+            raise ValueError(
+                f"no model in {self._settings.model_repository} ({env_name('model_repository')}): expected "
+                "a folder for each model with config.json and model.safetensors"
+            )
+        for location in chosen:
+            self._entries[location.name, location.version] = _Entry()
+        self._required = set(self._entries)
+        return chosen
+
+    async def load_all(self, locations: list[ModelLocation]) -> None:
+        """Load one after another; a broken one becomes UNAVAILABLE with its reason."""
+        async with self._lock:
+            for location in locations:
+                try:
+                    await self._load(location)
+                except Unavailable:
+                    logger.warning("the service goes on without model %s", location.name)
+
+    async def load(self, name: str) -> None:
+        """(Re)load every version of a model; one that serves already goes on serving until the new is warm.
+
+        Raises:
+            NotFound: the repository holds no such model.
+            Unavailable: a version cannot be loaded; its predecessor, if any, still serves.
+        """
+        async with self._lock:
+            locations = [location for location in self._discover() if location.name == name]
+            if not locations:
+                raise NotFound(
+                    f"the model repository holds no model {name!r}; "
+                    "POST /v2/repository/index lists what it holds"
+                )
+            for location in locations:
+                await self._load(location)
+
+    async def unload(self, name: str) -> None:
+        """Let requests under way finish, then drop every version of the model. Raises NotFound."""
+        async with self._lock:
+            found = [entry for key, entry in self._entries.items() if key[0] == name]
+            if not found:
+                raise self._unknown(name, None)
+            self._required = {key for key in self._required if key[0] != name}
+            for entry in found:
+                slot = entry.slot
+                if slot is not None:
+                    entry.state, entry.slot = "UNLOADING", None
+                    await self._until_unused(slot)
+                    self._metrics.model_loaded.remove(
+                        slot.name, slot.version, slot.backend, slot.precision
+                    )
+                    logger.info("unloaded model %s version %s", slot.name, slot.version)
+                entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+
+    def slot(self, name: str, version: str | None) -> ModelSlot:
+        """The model that serves (newest version that is ready if None). Raises NotFound, Unavailable."""
+        versions = self._versions(name, version)
+        for entry in versions:
+            if entry.slot is not None:
+                return entry.slot
+        newest = versions[0]
+        why = f" ({newest.reason})" if newest.reason else ""
+        raise Unavailable(
+            f"model {name!r} is {newest.state}{why}",
+            retry_after=1.0 if newest.state == "LOADING" else None,
+        )
+
+    @contextmanager
+    def lease(self, name: str, version: str | None) -> Iterator[ModelSlot]:
+        """The same, held against unloading while the context lasts."""
+        slot = self.slot(name, version)
+        users = self._users.setdefault(id(slot), _Users())
+        users.count += 1
+        try:
+            yield slot
+        finally:
+            users.count -= 1
+            if not users.count:
+                del self._users[id(slot)]
+                users.idle.set()
+
+    def statuses(self) -> list[ModelStatus]:
+        """Every known (name, version), sorted."""
+        return [
+            ModelStatus(name, version, entry.state, entry.reason)
+            for (name, version), entry in sorted(
+                self._entries.items(), key=lambda item: (item[0][0], int(item[0][1]))
+            )
+        ]
+
+    @property
+    def ready(self) -> bool:
+        """Every start-up model that was not unloaded on purpose can serve, and at least one model can."""
+        serving = {key for key, entry in self._entries.items() if entry.slot is not None}
+        return bool(serving) and self._required <= serving
+
+    def close(self) -> None:
+        """End the loader thread once it is done."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _discover(self) -> list[ModelLocation]:
+        root = self._settings.model_repository
+        if not root.is_dir():
+            raise ValueError(f"{env_name('model_repository')}={root} is not a folder")
+        return discover(root)
+
+    def _versions(self, name: str, version: str | None) -> list[_Entry]:
+        """Newest first; at least one."""
+        known = sorted((int(key[1]), key) for key in self._entries if key[0] == name)
+        if not known:
+            raise self._unknown(name, version)
+        if version is None:
+            return [self._entries[key] for _, key in reversed(known)]
+        entry = self._entries.get((name, version))
+        if entry is None:
+            raise self._unknown(name, version)
+        return [entry]
+
+    def _unknown(self, name: str, version: str | None) -> NotFound:
+        versions = [known for model, known in self._entries if model == name]
+        if versions:
+            return NotFound(
+                f"model {name!r} has no version {version!r}; it has {', '.join(sorted(versions))}"
+            )
+        names = sorted({model for model, _ in self._entries})
+        return NotFound(f"there is no model {name!r}; there are {', '.join(names) or 'none'}")
+
+    async def _load(self, location: ModelLocation) -> None:
+        key = (location.name, location.version)
+        entry = self._entries.setdefault(key, _Entry())
+        old = entry.slot
+        if old is None:
+            entry.state, entry.reason = "LOADING", ""
+        started = time.perf_counter()
+        try:
+            slot = await asyncio.get_running_loop().run_in_executor(
+                self._loader, self._read, location
+            )
+            sizes = tuple(sorted({1, self._settings.max_batch_size}))
+            await self._run_on_device(partial(slot.warm_up, sizes))
+        except Exception as error:
+            reason = error.message if isinstance(error, ServiceError) else str(error)
+            logger.error(
+                "model %s version %s cannot be loaded: %s", *key, reason,
+                exc_info=None if isinstance(error, ValueError | OSError) else error,
+            )  # fmt: skip
+            # Clients see the reason: where the repository lies on this machine is not their business.
+            reason = reason.replace(f"{self._settings.model_repository}/", "")
+            if old is None:
+                entry.state, entry.reason = "UNAVAILABLE", reason
+            raise Unavailable(
+                f"model {location.name!r} version {location.version} cannot be loaded: {reason}"
+            ) from error
+        entry.state, entry.reason, entry.slot = "READY", "", slot
+        seconds = time.perf_counter() - started
+        if old is not None:
+            self._metrics.model_loaded.remove(old.name, old.version, old.backend, old.precision)
+        self._metrics.model_loaded.labels(*key, slot.backend, slot.precision).set(1)
+        self._metrics.model_load_seconds.labels(*key).set(seconds)
+        logger.info(
+            "loaded model %s version %s on %s in %.2f s; spectral backend %s",
+            *key, self._device, seconds, slot.backend,
+        )  # fmt: skip
+
+    def _read(self, location: ModelLocation) -> ModelSlot:
+        loaded = load_model(location.path, device=self._device)
+        found = (loaded.config.name, loaded.config.version)
+        if found != (location.name, location.version):
+            raise ValueError(
+                f"{location.path}: config.json says model {found[0]!r} version {found[1]}, but the folder "
+                f"means {location.name!r} version {location.version}; rename one of them "
+                "(version V lies in NAME/V/, version 1 may lie in NAME/)"
+            )
+        return ModelSlot(loaded, self._device)
+
+    async def _until_unused(self, slot: ModelSlot) -> None:
+        users = self._users.get(id(slot))
+        if users is not None:
+            await users.idle.wait()
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device for the `device` setting. Raises ValueError if it is CUDA and there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"{env_name('device')}={name}, but torch sees no CUDA device here")
+    return torch.device(name)

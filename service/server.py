@@ -1,0 +1,112 @@
+"""The server process: uvicorn with our bounds, and a clean drain on SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from service import logs
+from service.app import create_app, drain
+from service.context import AppContext
+from service.http.protocol import bounded_protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from service.pipeline.engine import Engine
+    from service.settings import Settings
+
+    OnReady = Callable[[str, Engine], None]
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 2
+"""How long clients may take to read the answers that are ready when the drain ends."""
+
+SWITCH_SECONDS = 0.0005
+
+
+def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
+    """Serve until a signal. Returns the exit status: 0 after a clean drain, 1 if the start failed or was aborted.
+
+    `on_ready` is called once with the server's URL and its engine, when all start-up models are warm.
+    """
+    logs.configure(settings)
+    # The device thread gives the interpreter lock away at every torch call and, while the event loop
+    # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        app = create_app(settings)
+    except ValueError as error:
+        logger.error("cannot start: %s", error)
+        return 1
+    context: AppContext = app.state.context
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=bounded_protocol(settings, context.metrics),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+        # limit_concurrency stays unset: it answers plain text, and counts idle connections as load.
+    )
+    server = DrainingServer(config, context, on_ready)
+    try:
+        server.run()
+    except SystemExit:
+        return 1
+    return 1 if server.force_exit else 0
+
+
+class DrainingServer(uvicorn.Server):
+    """On the first signal it keeps listening and answers 503 to new work until accepted work is done, then exits.
+
+    Balancers so see readiness go before connections are refused. A second signal aborts.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, context: AppContext, on_ready: OnReady | None
+    ) -> None:
+        super().__init__(config)
+        self._context = context
+        self._on_ready = on_ready
+        self._draining = False
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Unlike uvicorn's, does not raise the signal again after the drain: the exit status is 0."""
+        if self._draining or not self.started:
+            self.force_exit = self.should_exit = True
+            return
+        self._draining = True
+        self._context.admission.start_draining()
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the listening socket, whatever port was picked."""
+        host, port, *_ = self.servers[0].sockets[0].getsockname()
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._on_ready is not None and self._context.engine.ready:
+            self._on_ready(self.url, self._context.engine)
+            self._on_ready = None
+        if self._draining and self._drain is None:
+            logger.info("draining: no new work, finishing what was accepted")
+            self._drain = asyncio.create_task(drain(self._context))
+        if self._drain is not None and self._drain.done():
+            self.should_exit = True
+        return await super().on_tick(counter)

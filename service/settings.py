@@ -1,0 +1,143 @@
+"""Every setting of the service: one frozen class, read from TURBOFNO_* environment variables or given in code."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+ENV_PREFIX = "TURBOFNO_"
+MIB = 1024 * 1024
+
+
+def env_name(setting: str) -> str:
+    """The environment variable of a setting, as error messages name it."""
+    if setting not in Settings.model_fields:
+        raise KeyError(f"no setting is called {setting!r}")
+    return ENV_PREFIX + setting.upper()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Settings(BaseSettings):
+    """All limits are enforced with an error message that names the setting's environment variable."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=()
+    )
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8080, ge=0, le=65535, description="TCP port; 0 picks a free one")
+    model_repository: Path = Field(
+        default=Path(__file__).resolve().parent.parent / "models" / "zoo",
+        description="folder that holds one folder for each model",
+    )
+    models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        default=None, description="load only these models (comma-separated names); unset loads all"
+    )
+    model_control: bool = Field(
+        default_factory=lambda data: _is_loopback(data.get("host", "")),
+        description="allow loading and unloading models over HTTP; "
+        "unset allows it only when the service listens on a loopback address",
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="where models run: auto (CUDA when there is any), cpu, cuda, cuda:1, ...",
+    )
+    torch_threads: PositiveInt | None = Field(
+        default=None,
+        description="CPU threads for a model's arithmetic; unset leaves torch's choice",
+    )
+
+    max_batch_size: PositiveInt = Field(default=16, description="most fields in one device batch")
+    max_batch_bytes: PositiveInt = Field(
+        default=256 * MIB,
+        description="most input bytes in one device batch; a single field may exceed it",
+    )
+    max_queue_delay_seconds: NonNegativeFloat = Field(
+        default=0.0,
+        description="how long an idle device waits for a batch to fill; 0 starts at once",
+    )
+    max_queued_fields_per_model: PositiveInt = Field(
+        default=1024, description="most fields of one model that wait for the device"
+    )
+    max_queued_fields: PositiveInt = Field(
+        default=4096, description="most fields of all models together that wait for the device"
+    )
+    max_fields_per_request: PositiveInt = Field(
+        default=256, description="most fields that one request may carry"
+    )
+    request_deadline_seconds: PositiveFloat = Field(
+        default=30.0, description="a request that has not started to run after this time gets 504"
+    )
+
+    max_body_bytes: PositiveInt = Field(
+        default=64 * MIB, description="largest request body, before and after decompression"
+    )
+    max_json_bytes: PositiveInt = Field(
+        default=8 * MIB, description="largest JSON request body; binary bodies carry more for less"
+    )
+    max_inflight_bytes: PositiveInt = Field(
+        default=512 * MIB, description="most body bytes of all requests being served together"
+    )
+    max_connections: PositiveInt = Field(default=4096, description="most open client connections")
+    max_header_bytes: PositiveInt = Field(
+        default=64 * 1024, description="largest request line and headers together"
+    )
+    header_timeout_seconds: PositiveFloat = Field(
+        default=10.0, description="a client must send its whole request header within this time"
+    )
+    body_timeout_seconds: PositiveFloat = Field(
+        default=60.0, description="a client must send its whole request body within this time"
+    )
+    keep_alive_seconds: PositiveInt = Field(
+        default=65, description="how long an idle connection stays open"
+    )
+    drain_seconds: PositiveFloat = Field(
+        default=30.0, description="how long accepted work may take to finish after SIGTERM"
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe level that is logged"
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="console for people, json (one object a line) for machines"
+    )
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip()) or None
+        return value
+
+    @model_validator(mode="after")
+    def _limits_leave_room(self) -> Self:
+        for small, large in (
+            ("max_fields_per_request", "max_queued_fields_per_model"),
+            ("max_queued_fields_per_model", "max_queued_fields"),
+            ("max_json_bytes", "max_body_bytes"),
+            ("max_body_bytes", "max_inflight_bytes"),
+        ):
+            if getattr(self, small) > getattr(self, large):
+                raise ValueError(
+                    f"{env_name(small)}={getattr(self, small)} must not exceed "
+                    f"{env_name(large)}={getattr(self, large)}"
+                )
+        return self

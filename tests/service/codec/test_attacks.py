@@ -1,0 +1,310 @@
+"""Truncated, lying and hostile bodies: always a ServiceError below 500, never another exception."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.codec import json, npy, oip_binary
+from service.codec import safetensors as codec_safetensors
+from service.codec.negotiate import CODECS
+from service.errors import BadRequest, InvalidField, PayloadTooLarge, ServiceError
+
+LIMIT = 1 << 16
+ARRAY = np.arange(6, dtype="f4").reshape(2, 3)
+
+
+def npy_of(array: np.ndarray[Any, Any], **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, **options)
+    return buffer.getvalue()
+
+
+def npz_of(**arrays: np.ndarray[Any, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def npy_with_header(header: str, data: bytes = b"") -> bytes:
+    text = header.encode("latin-1")
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def safetensors_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else orjson.dumps(header)
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def oip_of(tensor: dict[str, Any], data: bytes = b"", **more: Any) -> tuple[bytes, int]:
+    text = orjson.dumps({"inputs": [{"name": "input", "datatype": "FP32"} | tensor], **more})
+    return text + data, len(text)
+
+
+BINARY = {"shape": [1, 1, 4], "parameters": {"binary_data_size": 16}}
+WHOLE: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
+    "json": (lambda b: json.decode(b, max_bytes=LIMIT), b'{"inputs":{"u":[[1,2.5],[3,4]]}}'),
+    "npy": (lambda b: npy.decode_npy(b, max_bytes=LIMIT), npy_of(ARRAY)),
+    "npz": (lambda b: npy.decode_npz(b, max_bytes=LIMIT), npz_of(a=ARRAY, b=ARRAY)),
+    "safetensors": (
+        lambda b: codec_safetensors.decode(b, max_bytes=LIMIT),
+        safetensors.numpy.save({"a": ARRAY, "b": ARRAY}),
+    ),
+    "oip json": (
+        lambda b: oip_binary.decode(b, header_length=None, model="m"),
+        oip_of({"shape": [1, 1, 4], "data": [1, 2, 3, 4]})[0],
+    ),
+    "oip binary": (
+        lambda b: oip_binary.decode(b, header_length=min(len(b), oip_of(BINARY)[1]), model="m"),
+        oip_of(BINARY, bytes(16))[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_body_cut_anywhere_is_refused(name: str) -> None:
+    decode, body = WHOLE[name]
+    decode(body)
+    for cut in range(len(body)):
+        with pytest.raises(ServiceError) as caught:
+            decode(body[:cut])
+        assert 400 <= caught.value.status < 500
+        assert len(caught.value.message) < 1000
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "npz"])
+def test_body_followed_by_a_byte_is_refused(name: str) -> None:
+    decode, body = WHOLE[name]
+    with pytest.raises(ServiceError):
+        decode(body + b"x")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_body_with_changed_bytes_never_raises_anything_else(name: str, data: Any) -> None:
+    decode, body = WHOLE[name]
+    changed = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode(bytes(changed))
+    except ServiceError as error:
+        assert error.status < 500  # noqa: PT017 (the body may also have stayed valid)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.media_type)
+@given(body=st.binary(max_size=300))
+@settings(max_examples=60, deadline=None)
+def test_random_body_is_refused(codec: Any, body: bytes) -> None:
+    with pytest.raises(ServiceError) as caught:
+        codec.decode(body, max_bytes=LIMIT)
+    assert caught.value.status < 500
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.media_type)
+def test_body_over_the_limit_is_refused(codec: Any) -> None:
+    bodies = {
+        "application/json": orjson.dumps({"inputs": {"u": [0.5] * 100}}),
+        "application/x-npy": npy_of(np.zeros(100, "f4")),
+        "application/x-npz": npz_of(a=np.zeros(100, "f4")),
+        "application/vnd.safetensors": safetensors.numpy.save({"a": np.zeros(100, "f4")}),
+    }
+    with pytest.raises(PayloadTooLarge):
+        codec.decode(bodies[codec.media_type], max_bytes=300)
+
+
+class _Boom:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("an array was unpickled",))
+
+
+def test_npy_pickled_object_is_never_loaded() -> None:
+    body = npy_with_header(
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n", pickle.dumps(_Boom())
+    )
+    with pytest.raises(InvalidField, match="never unpickled"):
+        npy.decode_npy(body, max_bytes=LIMIT)
+    with pytest.raises(ServiceError):
+        npy.decode_npy(pickle.dumps(_Boom()), max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846976, 16), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2), 'shape': (1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 9 + "), }",
+        "{'descr': '<f4', 'fortran_order': False}",
+        "{'descr': '<f4', 'fortran_order': 1, 'shape': (1,), }",
+        "{'descr': True, 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<V2', 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': '<S0', 'fortran_order': False, 'shape': (999999999,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': __import__('os'), }",
+        "(" * 4000,
+        "-" * 4000 + "1",
+        "{",
+        "}",
+        "{}",
+        "",
+    ],
+)
+def test_npy_header_that_is_no_plain_array_is_refused(header: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        npy.decode_npy(npy_with_header(header, b"\0\0\0\0"), max_bytes=LIMIT)
+    assert caught.value.status < 500
+
+
+def test_npy_header_length_beyond_the_body_is_refused() -> None:
+    with pytest.raises(BadRequest, match="4294967295"):
+        npy.decode_npy(b"\x93NUMPY\x02\x00" + b"\xff" * 4 + b"{}", max_bytes=LIMIT)
+
+
+def test_npz_bomb_is_refused_before_it_inflates() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(1 << 22))
+    assert len(buffer.getvalue()) < LIMIT
+    with pytest.raises(PayloadTooLarge, match="inflates to 4194304"):
+        npy.decode_npz(buffer.getvalue(), max_bytes=LIMIT)
+
+
+def test_npz_bomb_with_a_lying_size_is_not_inflated_beyond_it() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(1 << 22))
+    lying = buffer.getvalue().replace(struct.pack("<I", 1 << 22), struct.pack("<I", 100))
+    with pytest.raises(BadRequest):
+        npy.decode_npz(lying, max_bytes=LIMIT)
+
+
+def test_npz_with_many_members_is_refused_unopened() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for i in range(100):
+            archive.writestr(f"{i}.npy", b"")
+    with pytest.raises(PayloadTooLarge, match="more than 64 members"):
+        npy.decode_npz(buffer.getvalue(), max_bytes=LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_npz_odd_members_are_refused() -> None:
+    for names, method in ((["a.npy", "a.npy"], 0), (["a", "a.npy"], 0), (["a.npy"], 14), ([], 0)):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method) as archive:
+            for name in names:
+                archive.writestr(name, npy_of(ARRAY))
+        with pytest.raises(BadRequest):
+            npy.decode_npz(buffer.getvalue(), max_bytes=LIMIT)
+
+
+def test_npz_encrypted_member_is_refused() -> None:
+    body = bytearray(npz_of(a=ARRAY))
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        body[body.index(signature) + offset] |= 1
+    with pytest.raises(BadRequest, match=r"encrypted|password"):
+        npy.decode_npz(bytes(body), max_bytes=LIMIT)
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        safetensors_of({"a": GOOD}, bytes(8), length=2**64 - 1),
+        safetensors_of({"a": GOOD}, bytes(8), length=3),
+        safetensors_of({"a": GOOD}, bytes(7)),
+        safetensors_of({"a": GOOD}, bytes(9)),
+        safetensors_of({"a": GOOD | {"data_offsets": [8, 0]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"data_offsets": [-8, 0]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"data_offsets": [0, 8, 16]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"data_offsets": []}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"data_offsets": [0, 8.0]}}, bytes(8)),
+        safetensors_of({"a": GOOD, "b": GOOD}, bytes(16)),
+        safetensors_of({"a": GOOD, "b": GOOD | {"data_offsets": [4, 12]}}, bytes(12)),
+        safetensors_of({"a": GOOD, "b": GOOD | {"data_offsets": [12, 20]}}, bytes(20)),
+        safetensors_of({"a": GOOD | {"shape": [2**60, 2**60]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"shape": [-2]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"shape": [True, 2]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"shape": [1] * 9 + [2]}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"shape": "2"}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"dtype": "I32"}}, bytes(8)),
+        safetensors_of({"a": GOOD | {"dtype": ["F32"]}}, bytes(8)),
+        safetensors_of({"a": [1]}, bytes(8)),
+        safetensors_of([GOOD], bytes(8)),
+        safetensors_of(b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}"),
+        safetensors_of(
+            b'{"a":{"dtype":"F32","shape":' + b"[" * 1000 + b"]" * 1000 + b"}}", bytes(8)
+        ),
+        safetensors_of(b" " * (1 << 17)),
+    ],
+)
+def test_safetensors_lie_is_refused(body: bytes) -> None:
+    with pytest.raises(ServiceError) as caught:
+        codec_safetensors.decode(body, max_bytes=1 << 20)
+    assert caught.value.status < 500
+    with pytest.raises(Exception, match=r"."):
+        safetensors.numpy.load(body)["a"].astype("no float")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("   ", "empty"),
+        ("[1]", "array, expected an object"),
+        ("{", "not valid JSON"),
+        ('{"inputs": {"u": [NaN]}}', "not valid JSON"),
+        ('{"inputs": {"u": [1e999]}}', "not valid JSON"),
+        ('{"inputs": {"u": [1' + "0" * 400 + "]}}", "not valid JSON"),
+        ("[" * 5000 + "]" * 5000, "not valid JSON"),
+        ('{"inputs": {"u": ' + "[" * 900 + "1" + "]" * 900 + "}}", "more than 8 lists deep"),
+        ('{"inputs": {"u": [[1, 2], [3]]}}', "u[1] has 1 entries"),
+        ('{"inputs": {"u": [[[1], [2]], [[3], 4]]}}', "u[1, 1] is 4"),
+        ('{"inputs": {"u": [1, [2]]}}', "u[1] is [2], expected a number"),
+        ('{"inputs": {"u": [[1], []]}}', "u[1] has 0 entries"),
+        ('{"inputs": {"u": [[1, 2], [3, "4"]]}}', 'u[1, 1] is "4"'),
+        ('{"inputs": {"u": [1, null]}}', "u[1] is null"),
+        ('{"inputs": {"u": [1, true]}}', "u[1] is true"),
+        ('{"inputs": {"u": [{}]}}', "u[0] is a JSON object"),
+        ('{"inputs": {"u": "abc"}}', "nested lists of numbers"),
+        ('{"inputs": [1]}', 'key "inputs"'),
+        ('{"inputs": {}}', 'key "inputs"'),
+        ('{"input": {"u": [1]}}', 'key "inputs"'),
+        ('{"inputs": {"u": [1]}, "outputs": 3}', "unknown keys ['outputs']"),
+        ('{"inputs": {"' + "u" * 5000 + '": [1]}}', "5000 characters"),
+    ],
+)
+def test_json_that_is_no_field_says_where(text: str, words: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        json.decode(text.encode(), max_bytes=LIMIT)
+    assert caught.value.status in (400, 422)
+    assert words in caught.value.message
+    assert len(caught.value.message) < 500
+
+
+def test_json_not_utf8_is_refused() -> None:
+    with pytest.raises(BadRequest, match="UTF-8"):
+        json.decode(b'{"inputs": {"\xff": [1]}}', max_bytes=LIMIT)
+
+
+def test_json_of_empty_lists_is_refused_before_it_grows() -> None:
+    body = b'{"inputs":{"u":[' + b"[]," * (1 << 20) + b"[]]}}"
+    with pytest.raises(PayloadTooLarge, match="lists"):
+        json.decode(body, max_bytes=1 << 30)

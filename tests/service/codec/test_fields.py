@@ -1,0 +1,159 @@
+"""Named arrays to a checked batch: forms, orders, limits, and what the refusals say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.config import ModelConfig
+from service.codec.fields import (
+    Form,
+    arrays_from_fields,
+    check_names,
+    fields_from_arrays,
+    fields_from_tensor,
+    grid_limits,
+)
+from service.errors import BadRequest, InvalidField, PayloadTooLarge
+
+RNG = np.random.default_rng(0)
+
+
+def test_tensor_float32_aligned_is_not_copied(two_d: ModelConfig) -> None:
+    array = RNG.normal(size=(2, 2, 8, 6)).astype("f4")
+    assert fields_from_tensor(array, two_d, max_fields=4) is array
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f8", ">f8", "<f2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_tensor_other_layouts_become_native_c_order(
+    two_d: ModelConfig, dtype: str, order: str
+) -> None:
+    values = RNG.normal(size=(2, 2, 8, 6)).astype("f2")
+    fields = fields_from_tensor(np.asarray(values, dtype=dtype, order=order), two_d, max_fields=4)
+    assert fields.dtype == np.float32
+    assert fields.flags.c_contiguous
+    np.testing.assert_array_equal(fields, values.astype("f4"))
+
+
+def test_tensor_misaligned_view_is_made_usable(one_d: ModelConfig) -> None:
+    values = RNG.normal(size=(1, 1, 8)).astype("<f4")
+    view = np.frombuffer(b"x" + values.tobytes(), dtype="<f4", offset=1).reshape(1, 1, 8)
+    fields = fields_from_tensor(view, one_d, max_fields=1)
+    assert fields.flags.aligned
+    np.testing.assert_array_equal(fields, values)
+
+
+def test_arrays_by_channel_follow_the_models_order(two_d: ModelConfig) -> None:
+    a, b = RNG.normal(size=(2, 3, 8, 6))
+    fields, form = fields_from_arrays({"b": b, "a": a}, two_d, max_fields=3)
+    assert form == Form(by_channel=True, batched=True)
+    np.testing.assert_array_equal(fields, np.stack([a, b], axis=1).astype("f4"))
+
+
+def test_arrays_single_field_forms_get_a_batch_axis(two_d: ModelConfig) -> None:
+    tensor = RNG.normal(size=(2, 8, 6)).astype("f4")
+    by_tensor = fields_from_arrays({"input": tensor}, two_d, max_fields=1)
+    by_channel = fields_from_arrays({"a": tensor[0], "b": tensor[1]}, two_d, max_fields=1)
+    assert by_tensor[1] == Form(by_channel=False, batched=False)
+    assert by_channel[1] == Form(by_channel=True, batched=False)
+    np.testing.assert_array_equal(by_tensor[0], tensor[np.newaxis])
+    np.testing.assert_array_equal(by_channel[0], tensor[np.newaxis])
+
+
+@pytest.mark.parametrize("by_channel", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+def test_answer_mirrors_the_form(two_d: ModelConfig, by_channel: bool, batched: bool) -> None:
+    fields = RNG.normal(size=(1, 3, 8, 6)).astype("f4")
+    form = Form(by_channel=by_channel, batched=batched)
+    arrays = arrays_from_fields(fields, two_d, form)
+    expected = fields if batched else fields[0]
+    if not by_channel:
+        assert list(arrays) == ["output"]
+        np.testing.assert_array_equal(arrays["output"], expected)
+        return
+    assert list(arrays) == ["p", "q", "r"]
+    for i, name in enumerate("pqr"):
+        np.testing.assert_array_equal(arrays[name], fields[:, i] if batched else fields[0, i])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 2, 8), ["rank 3", "[batch, 2, x, y]"]),
+        ((1, 2, 8, 8, 8), ["rank 5"]),
+        ((1, 3, 8, 8), ["3 channels", "expects 2", "a, b"]),
+        ((1, 2, 3, 13), ["axis 0 has 3 points, allowed are 4 to 16", "axis 1 has 13", "4 to 12"]),
+        ((1, 2, 8, 0), ["axis 1 has 0"]),
+        ((0, 2, 8, 8), ["at least one field"]),
+    ],
+)
+def test_tensor_wrong_shape_names_what_and_where(
+    two_d: ModelConfig, shape: tuple[int, ...], words: list[str]
+) -> None:
+    with pytest.raises(InvalidField) as caught:
+        fields_from_tensor(np.zeros(shape, "f4"), two_d, max_fields=2)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_tensor_too_many_fields_names_the_setting(two_d: ModelConfig) -> None:
+    with pytest.raises(PayloadTooLarge, match="TURBOFNO_MAX_FIELDS_PER_REQUEST"):
+        fields_from_tensor(np.zeros((3, 2, 8, 8), "f4"), two_d, max_fields=2)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u1", "?", "c8", "O", "S3"])
+def test_tensor_other_dtype_is_refused(two_d: ModelConfig, dtype: str) -> None:
+    with pytest.raises(InvalidField, match="dtype"):
+        fields_from_tensor(np.zeros((1, 2, 8, 8), dtype), two_d, max_fields=2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+def test_tensor_nonfinite_value_is_located(two_d: ModelConfig, value: float) -> None:
+    array = np.zeros((2, 2, 8, 6))
+    array[1, 0, 3, 5] = array[1, 1, 0, 0] = value
+    with pytest.raises(InvalidField, match=r"field 1, channel 'a', grid point \[3, 5\]"):
+        fields_from_tensor(array, two_d, max_fields=2)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"a": (8, 8)}, "['a']"),
+        ({"a": (8, 8), "b": (8, 8), "c": (8, 8)}, "each of ['a', 'b']"),
+        ({"input": (2, 8, 8), "a": (8, 8)}, "either ['input']"),
+        ({"a": (8, 8), "b": (8, 9)}, "one shape"),
+        ({"a": (8, 8), "b": (1, 8, 8)}, "one shape"),
+        ({"a": (8,), "b": (8,)}, "rank 1"),
+        ({"input": (8, 8)}, "or one field [2, x, y]"),
+        ({"input": ()}, "rank 0"),
+        ({}, "[]"),
+    ],
+)
+def test_arrays_wrong_names_or_ranks_say_what_is_expected(
+    two_d: ModelConfig, arrays: dict[str, tuple[int, ...]], words: str
+) -> None:
+    named = {name: np.zeros(shape, "f4") for name, shape in arrays.items()}
+    with pytest.raises(InvalidField) as caught:
+        fields_from_arrays(named, two_d, max_fields=2)
+    assert words in caught.value.message
+
+
+def test_arrays_bare_grid_under_input_suggests_the_channel(one_d: ModelConfig) -> None:
+    with pytest.raises(InvalidField, match="name it 'u0'"):
+        fields_from_arrays({"input": np.zeros(8, "f4")}, one_d, max_fields=1)
+
+
+def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) -> None:
+    architecture = two_d.architecture.model_copy(
+        update={"domain_padding": {"points": (2, 2), "fraction": None, "sides": "end"}}
+    )
+    assert grid_limits(two_d) == ((4, 4), (16, 12))
+    padded = two_d.model_copy(update={"architecture": architecture})
+    assert grid_limits(padded) == ((2, 2), (16, 12))
+
+
+@pytest.mark.parametrize("names", [[f"n{i}" for i in range(65)], ["x" * 129]])
+def test_names_beyond_any_model_are_refused(names: list[str]) -> None:
+    with pytest.raises(BadRequest):
+        check_names(names)

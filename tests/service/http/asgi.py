@@ -1,0 +1,30 @@
+"""An application on tiny models, driven in this process over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from service.app import create_app
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastapi import FastAPI
+
+
+@asynccontextmanager
+async def serving(root: Path, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FastAPI]]:
+    """The application over the models in `root`, once loading has ended."""
+    app = create_app(Settings(model_repository=root, device="cpu", **settings))
+    async with app.router.lifespan_context(app):
+        while any(one.state == "LOADING" for one in app.state.context.engine.statuses()):  # noqa: ASYNC110 - told by state only
+            await asyncio.sleep(0.01)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client, app

@@ -1,0 +1,93 @@
+"""An engine with a known answer and no device: output channel k is (k + 1) * first input channel + k."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from service.errors import NotFound
+from service.pipeline.engine import ModelCounters, ModelStatus, PredictResult
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from service.pipeline.engine import Fields, PredictRequest
+
+
+class FakeEngine:
+    """Answers at once, or waits for `release` if `held`; keeps every request that it saw."""
+
+    def __init__(self, *configs: ModelConfig) -> None:
+        self.configs = {(c.name, c.version): c for c in configs}
+        self.requests: list[PredictRequest] = []
+        self.cancelled = 0
+        self.loaded: list[str] = []
+        self.unloaded: list[str] = []
+        self.held = False
+        self.release = asyncio.Event()
+        self.started = asyncio.Event()
+        self.failure: Exception | None = None
+        self.ready = True
+
+    def config(self, model: str, version: str | None = None) -> ModelConfig:
+        found = [c for (name, v), c in self.configs.items() if name == model]
+        found = [c for c in found if version in (None, c.version)]
+        if not found:
+            raise NotFound(f"there is no model {model!r} version {version}")
+        return found[-1]
+
+    def statuses(self) -> list[ModelStatus]:
+        ready = [ModelStatus(name, version, "READY") for name, version in self.configs]
+        return [*ready, ModelStatus("broken", "1", "UNAVAILABLE", "bad weights")]
+
+    def counters(self, model: str, version: str) -> ModelCounters:
+        self.config(model, version)
+        return ModelCounters(
+            success_count=3,
+            success_ns=30,
+            fail_count=1,
+            fail_ns=5,
+            queue_ns=6,
+            compute_input_ns=7,
+            compute_infer_ns=8,
+            compute_output_ns=9,
+            inference_count=5,
+            execution_count=2,
+            last_inference_ms=1234,
+            batches={4: (1, 80), 1: (1, 20)},
+        )
+
+    @staticmethod
+    def answer(fields: Fields, channels: int) -> Fields:
+        return np.stack([(k + 1) * fields[:, 0] + k for k in range(channels)], axis=1)
+
+    async def predict(self, request: PredictRequest) -> PredictResult:
+        self.requests.append(request)
+        self.started.set()
+        try:
+            if self.held:
+                await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure is not None:
+            raise self.failure
+        config = self.config(request.model, request.version)
+        return PredictResult(
+            model=config.name,
+            version=config.version,
+            fields=self.answer(request.fields, len(config.outputs)),
+            queue_seconds=0.002,
+            compute_seconds=0.003,
+            batch_sizes=(len(request.fields),),
+            backend="gemm",
+        )
+
+    async def load(self, model: str) -> None:
+        self.config(model)
+        self.loaded.append(model)
+
+    async def unload(self, model: str) -> None:
+        self.config(model)
+        self.unloaded.append(model)

@@ -1,0 +1,35 @@
+"""The whole application around a fake engine, called in this process."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from service.app import create_app
+from service.settings import Settings
+from tests.service.http.fake_engine import FakeEngine
+from tests.service.tiny import tiny_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+
+def application(**settings: Any) -> tuple[FastAPI, FakeEngine]:
+    """tiny-1d in versions 1 and 2, tiny-2d in version 1: one input channel u0, outputs u and v."""
+    engine = FakeEngine(
+        tiny_config("tiny-1d"), tiny_config("tiny-1d", version="2"), tiny_config("tiny-2d", n_dim=2)
+    )
+    return create_app(Settings(**settings), engine=engine), engine
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    """A client of the application, and its engine."""
+    app, engine = application(**settings)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client, engine

@@ -1,0 +1,145 @@
+"""Health, metrics and model descriptions over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.service.http.asgi import serving
+from tests.service.tiny import save_tiny, tiny_config
+
+PNG = b"\x89PNG\r\n\x1a\nrest"
+
+
+def test_ready_service_says_so_and_lists_its_models(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "tiny-2d", n_dim=2)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            assert (await client.get("/healthz")).json() == {"live": True}
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.json()) == (200, {"ready": True, "reasons": []})
+            listed = (await client.get("/v1/models")).json()["models"]
+            assert [(one["name"], one["state"]) for one in listed] == [
+                ("tiny-1d", "READY"),
+                ("tiny-2d", "READY"),
+            ]
+            assert listed[0]["description"] == tiny_config().description
+
+    asyncio.run(main())
+
+
+def test_description_has_the_full_signature(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "tiny-2d", n_dim=2)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            found = (await client.get("/v1/models/tiny-2d")).json()
+            config = tiny_config("tiny-2d", n_dim=2)
+            assert found["input"]["shape"] == [-1, 1, -1, -1]
+            assert found["output"]["shape"] == [-1, 2, -1, -1]
+            names = [(one["name"], one["units"]) for one in found["output"]["channels"]]
+            assert names == [("u", "1"), ("v", "m/s")]
+            assert found["grid"] == config.grid.model_dump(mode="json")
+            assert found["smallest_grid"] == [4, 6]
+            assert found["predict"] == "/v1/models/tiny-2d:predict"
+
+    asyncio.run(main())
+
+
+def test_broken_model_makes_unready_with_its_reason(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_text("{}")
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            answer = await client.get("/readyz")
+            assert answer.status_code == 503
+            (reason,) = answer.json()["reasons"]
+            assert reason.startswith("model bad version 1 is UNAVAILABLE: bad/config.json: name")
+            assert str(tmp_path) not in answer.text
+            assert (await client.get("/v1/models/tiny-1d")).status_code == 200
+            assert (await client.get("/v1/models/bad")).status_code == 503
+
+    asyncio.run(main())
+
+
+def test_draining_service_is_live_but_not_ready(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, app):
+            app.state.context.admission.start_draining()
+            answer = await client.get("/readyz")
+            assert (answer.status_code, answer.json()["reasons"]) == (503, ["shutting down"])
+            assert (await client.get("/healthz")).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_card_and_its_picture_are_served_and_nothing_else(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    folder = tmp_path / "tiny-1d"
+    (folder / "card.md").write_text("# Tiny é\n![x](prediction.png)\n")
+    (folder / "prediction.png").write_bytes(PNG)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            card = await client.get("/v1/models/tiny-1d/card")
+            assert card.headers["content-type"] == "text/markdown; charset=utf-8"
+            assert card.text == "# Tiny é\n![x](prediction.png)\n"
+            picture = await client.get("/v1/models/tiny-1d/prediction.png")
+            assert picture.headers["content-type"] == "image/png"
+            assert picture.content == PNG
+            for path in (
+                "tiny-1d/other.png",
+                "tiny-1d/..%2Fsecret.png",
+                "tiny-1d/%2e%2e/secret.png",
+                "tiny-1d/model.safetensors",
+                "nope/card",
+            ):
+                answer = await client.get(f"/v1/models/{path}")
+                assert answer.status_code in (400, 404), path
+                assert b"secret" not in answer.content.replace(path.encode(), b"")[:6]
+
+    asyncio.run(main())
+
+
+def test_model_without_card_says_so(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            answer = await client.get("/v1/models/tiny-1d/card")
+            assert answer.status_code == 404
+            assert answer.json()["detail"] == "model 'tiny-1d' version 1 has no card.md"
+
+    asyncio.run(main())
+
+
+def test_metrics_count_a_prediction(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            body = {"inputs": {"u0": [0.0] * 16}}
+            answer = await client.post("/v1/models/tiny-1d:predict", json=body)
+            assert answer.status_code == 200
+            text = (await client.get("/metrics")).text
+            for line in (
+                'turbofno_requests_total{code="200",model="tiny-1d",protocol="predict",version="1"} 1.0',
+                'turbofno_fields_total{model="tiny-1d",version="1"} 1.0',
+                'turbofno_request_duration_seconds_count{model="tiny-1d",version="1"} 1.0',
+                'turbofno_decode_seconds_count{model="tiny-1d",version="1"} 1.0',
+                'turbofno_queue_seconds_count{model="tiny-1d",version="1"} 1.0',
+                'turbofno_compute_seconds_count{model="tiny-1d",version="1"} 1.0',
+                'turbofno_encode_seconds_count{model="tiny-1d",version="1"} 1.0',
+                'turbofno_queue_depth{model="tiny-1d",version="1"} 0.0',
+                "turbofno_inflight_bytes 0.0",
+            ):
+                assert line in text, line
+
+    asyncio.run(main())

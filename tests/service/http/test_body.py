@@ -1,0 +1,186 @@
+"""Bounded body reads, driven through raw ASGI messages."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from service.errors import (
+    BadRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServiceError,
+    UnsupportedMediaType,
+)
+from service.http.body import declared_size, read_body
+from service.metrics import Metrics
+from service.settings import Settings
+
+DATA = bytes(range(256)) * 40
+
+
+def make_request(
+    chunks: Sequence[bytes | None],
+    headers: dict[str, str] | None = None,
+    *,
+    seconds_between: float = 0.0,
+    body_timeout_seconds: float = 5.0,
+) -> Request:
+    """A request whose body comes in `chunks`; None stands for a disconnect."""
+    left = list(chunks)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(seconds_between)
+        chunk = left.pop(0)
+        if chunk is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": chunk, "more_body": bool(left)}
+
+    context = SimpleNamespace(
+        settings=Settings(body_timeout_seconds=body_timeout_seconds), metrics=Metrics()
+    )
+    scope = {
+        "type": "http",
+        "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
+        "app": SimpleNamespace(state=SimpleNamespace(context=context)),
+    }
+    return Request(scope, receive)
+
+
+def read(request: Request, **options: Any) -> memoryview:
+    return asyncio.run(read_body(request, **{"limit": 100_000, **options}))
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_body_comes_back_whole_writable_and_aligned(declared: bool, pieces: int) -> None:
+    step = -(-len(DATA) // pieces)
+    chunks = [DATA[i : i + step] for i in range(0, len(DATA), step)]
+    headers = {"content-length": str(len(DATA))} if declared else {}
+    body = read(make_request(chunks, headers), aligned_at=13)
+    assert bytes(body) == DATA
+    array = np.frombuffer(body, np.uint8, offset=13)
+    assert array.flags.writeable
+    assert array.ctypes.data % 64 == 0
+
+
+def test_empty_body_is_empty() -> None:
+    assert bytes(read(make_request([b""]))) == b""
+
+
+def test_declared_length_over_the_limit_is_refused_before_reading() -> None:
+    request = make_request([], {"content-length": "1001"})
+    with pytest.raises(PayloadTooLarge, match=r"1001 bytes.*1000 \(TURBOFNO_MAX_BODY_BYTES\)"):
+        read(request, limit=1000)
+
+
+def test_json_over_its_limit_is_told_about_binary() -> None:
+    request = make_request([], {"content-length": "1001"})
+    with pytest.raises(PayloadTooLarge, match=r"TURBOFNO_MAX_JSON_BYTES.*binary"):
+        read(request, limit=1000, setting="max_json_bytes")
+
+
+def test_chunked_body_over_the_limit_is_refused_while_reading() -> None:
+    request = make_request([b"x" * 600] * 100)
+    with pytest.raises(PayloadTooLarge):
+        read(request, limit=1000)
+
+
+@pytest.mark.parametrize(("declared", "sent"), [(10, 9), (10, 11)])
+def test_lying_content_length_is_a_bad_request(declared: int, sent: int) -> None:
+    request = make_request([b"x" * sent], {"content-length": str(declared)})
+    with pytest.raises(BadRequest, match="Content-Length says 10"):
+        read(request)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "abc", "", "٣"])
+def test_content_length_that_is_no_number_is_a_bad_request(text: str) -> None:
+    request = make_request([b"x"])
+    request.scope["headers"].append((b"content-length", text.encode("latin-1", "replace")))
+    with pytest.raises(BadRequest, match="whole number"):
+        read(request)
+
+
+def test_slow_body_times_out() -> None:
+    request = make_request([b"x"] * 50, seconds_between=0.02, body_timeout_seconds=0.1)
+    with pytest.raises(RequestTimeout, match="TURBOFNO_BODY_TIMEOUT_SECONDS"):
+        read(request)
+
+
+def test_disconnect_is_told_apart() -> None:
+    with pytest.raises(ClientDisconnect):
+        read(make_request([b"x", None]))
+
+
+def raw_deflate(data: bytes) -> bytes:
+    stream = zlib.compressobj(wbits=-15)
+    return stream.compress(data) + stream.flush()
+
+
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("GZIP", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", raw_deflate),
+        ("identity", bytes),
+    ],
+)
+def test_compressed_body_is_decompressed(coding: str, compress: Any) -> None:
+    body = read(make_request([compress(DATA)], {"content-encoding": coding}), aligned_at=5)
+    assert bytes(body) == DATA
+    assert np.frombuffer(body, np.uint8, offset=5).ctypes.data % 64 == 0
+
+
+def test_decompressed_size_may_equal_the_limit_but_not_exceed_it() -> None:
+    headers = {"content-encoding": "gzip"}
+    data = gzip.compress(bytes(1000))
+    assert len(read(make_request([data], headers), limit=1000)) == 1000
+    with pytest.raises(PayloadTooLarge, match="decompressed"):
+        read(make_request([data], headers), limit=999)
+
+
+def test_compression_bomb_is_refused() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    with pytest.raises(PayloadTooLarge, match="decompressed"):
+        read(make_request([bomb], {"content-encoding": "gzip"}))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"not gzip", gzip.compress(DATA)[:-9], gzip.compress(DATA) + b"rest", b""],
+    ids=["garbage", "cut", "trailing", "empty"],
+)
+def test_broken_compressed_body_is_a_bad_request(broken: bytes) -> None:
+    with pytest.raises(BadRequest):
+        read(make_request([broken], {"content-encoding": "gzip"}))
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip, gzip", "zstd", "nonsense"])
+def test_unknown_coding_is_unsupported(coding: str) -> None:
+    with pytest.raises(UnsupportedMediaType, match="gzip, deflate"):
+        read(make_request([b"x"], {"content-encoding": coding}))
+
+
+def test_declared_size_is_unknown_for_compressed_and_chunked_bodies() -> None:
+    assert declared_size(make_request([b""], {"content-length": "7"})) == 7
+    assert declared_size(make_request([b""])) is None
+    compressed = {"content-length": "7", "content-encoding": "gzip"}
+    assert declared_size(make_request([b""], compressed)) is None
+
+
+def test_refusals_are_service_errors_with_a_client_status() -> None:
+    for error in (PayloadTooLarge, BadRequest, RequestTimeout, UnsupportedMediaType):
+        assert issubclass(error, ServiceError)
+        assert 400 <= error.status < 500

@@ -1,0 +1,112 @@
+"""Request ids, headers, metrics and the access line."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from service.context import record_of
+from service.http import problems
+from service.http.middleware import RequestMiddleware
+from service.logs import ConsoleFormatter, JsonFormatter
+from service.metrics import Metrics
+
+
+def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
+    metrics = Metrics()
+    app = FastAPI()
+    app.add_middleware(RequestMiddleware, metrics=metrics, server="turbofno/9")
+    problems.install(app)
+
+    @app.get("/x")
+    async def route(request: Request) -> str:
+        record = record_of(request)
+        record.protocol, record.model, record.version = "predict", "m", "1"
+        record.decode_seconds, record.compute_seconds = 0.001, 0.25
+        return record.request_id
+
+    @app.get("/healthz")
+    async def health() -> None: ...
+
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            return await client.get(path, **options)
+
+    return asyncio.run(main()), metrics
+
+
+def access_lines(formatter: logging.Formatter, *paths: str, **options: Any) -> list[str]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger = logging.getLogger("service.access")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        for path in paths:
+            ask(path, **options)
+    finally:
+        logger.removeHandler(handler)
+    return stream.getvalue().splitlines()
+
+
+def test_sane_request_id_is_kept_and_echoed() -> None:
+    answer, _ = ask(headers={"x-request-id": "abc-1.2:3"})
+    assert answer.json() == answer.headers["x-request-id"] == "abc-1.2:3"
+
+
+@pytest.mark.parametrize("offered", ["", "a b", "x" * 129, "é", '"'])
+def test_wild_request_id_is_replaced(offered: str) -> None:
+    answer, _ = ask(headers=[(b"x-request-id", offered.encode())])
+    assert answer.headers["x-request-id"] != offered
+    assert answer.json() == answer.headers["x-request-id"]
+    assert len(answer.json()) == 16
+
+
+def test_response_names_the_server_and_its_timings() -> None:
+    answer, _ = ask()
+    assert answer.headers["server"] == "turbofno/9"
+    assert answer.headers["server-timing"] == "decode;dur=1.000, compute;dur=250.000"
+
+
+def test_request_is_counted_with_its_steps() -> None:
+    _, metrics = ask()
+    read, labels = metrics.registry.get_sample_value, {"model": "m", "version": "1"}
+    counted = read("turbofno_requests_total", {**labels, "protocol": "predict", "code": "200"})
+    assert counted == 1
+    assert read("turbofno_compute_seconds_sum", labels) == 0.25
+    assert read("turbofno_decode_seconds_count", labels) == 1
+    assert read("turbofno_queue_seconds_count", labels) is None
+
+
+def test_unknown_paths_do_not_become_labels() -> None:
+    _, metrics = ask("/some/invented/path")
+    labels = {"model": "", "version": "", "protocol": "admin", "code": "404"}
+    assert metrics.registry.get_sample_value("turbofno_requests_total", labels) == 1
+
+
+def test_json_access_line_has_what_an_operator_asks_for() -> None:
+    (text,) = access_lines(JsonFormatter(), "/x?q=1", headers={"x-request-id": "abc"})
+    line = json.loads(text)
+    assert line["message"] == "GET /x"
+    assert line["request_id"] == "abc"
+    assert (line["status"], line["model"], line["compute_ms"]) == (200, "m", 250.0)
+    assert line["out"] == len('"abc"')
+
+
+def test_console_line_cannot_be_forged_by_a_path() -> None:
+    lines = access_lines(ConsoleFormatter(), "/a%0Ab%1B[31m")
+    assert len(lines) == 1
+    assert "GET /a%0Ab%1B[31m" in lines[0]
+
+
+def test_health_polls_are_not_logged_at_info() -> None:
+    assert access_lines(ConsoleFormatter(), "/healthz") == []

@@ -1,0 +1,104 @@
+"""Errors in the two forms: problem+json on our routes, {"error": text} on protocol paths."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from service import errors
+from service.errors import QueueFull, ServiceError
+from service.http import problems
+from service.http.middleware import RequestMiddleware
+from service.metrics import Metrics
+
+ALL_ERRORS = [
+    one
+    for _, one in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(one, ServiceError) and one is not ServiceError
+]
+
+
+def ask(error: Exception, path: str = "/x", method: str = "GET", **options: Any) -> httpx.Response:
+    """What a client gets from a route at `/x` and `/v2/x` that raises `error`."""
+    app = FastAPI()
+    app.add_middleware(RequestMiddleware, metrics=Metrics(), server="test")
+    problems.install(app)
+
+    @app.get("/x")
+    @app.get("/v2/x")
+    async def route(number: int = 0) -> None:
+        raise error
+
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda one: one.__name__)
+def test_service_error_has_both_forms(error: type[ServiceError]) -> None:
+    ours = ask(error("what was wrong"), headers={"x-request-id": "abc"})
+    assert ours.status_code == error.status
+    assert ours.headers["content-type"] == "application/problem+json"
+    assert ours.json() == {
+        "type": f"urn:turbofno:problem:{error.slug}",
+        "title": error.title,
+        "status": error.status,
+        "detail": "what was wrong",
+        "instance": "/x",
+        "request_id": "abc",
+    }
+    protocol = ask(error("what was wrong"), "/v2/x")
+    assert protocol.status_code == error.status
+    assert protocol.headers["content-type"] == "application/json"
+    assert protocol.json() == {"error": "what was wrong"}
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.01, "2"), (30.0, "30")])
+def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: str) -> None:
+    assert ask(QueueFull("full", retry_after=seconds)).headers["retry-after"] == header
+    assert "retry-after" not in ask(QueueFull("full")).headers
+
+
+def test_unknown_route_and_method_keep_the_form_of_their_path() -> None:
+    error = KeyError()
+    assert ask(error, "/nope").json()["detail"].startswith("there is no route '/nope'")
+    assert ask(error, "/v2/nope").json()["error"].startswith("there is no route '/v2/nope'")
+    for path in ("/x", "/v2/x"):
+        answer = ask(error, path, "DELETE")
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "GET"
+        assert "use GET" in answer.text
+
+
+def test_wrong_parameter_is_named_with_what_was_given() -> None:
+    answer = ask(KeyError(), "/v2/x?number=seven")
+    assert answer.status_code == 400
+    assert "query parameter 'number'" in answer.json()["error"]
+    assert "'seven'" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/x", "/v2/x"])
+def test_unexpected_exception_hides_its_inside_and_gives_the_request_id(path: str) -> None:
+    answer = ask(KeyError("password"), path, headers={"x-request-id": "abc"})
+    assert answer.status_code == 500
+    assert "password" not in answer.text
+    assert "request id abc" in answer.text
+
+
+def test_other_http_exception_keeps_its_status() -> None:
+    answer = ask(HTTPException(418, "short and stout"))
+    assert answer.status_code == 418
+    assert answer.json()["detail"] == "short and stout"
+
+
+def test_path_that_is_no_unicode_is_answered() -> None:
+    assert ask(KeyError(), "/%ff%fe").status_code == 404

@@ -1,0 +1,186 @@
+"""The batching policy, as properties of any sequence of tickets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from unittest.mock import Mock
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.pipeline.batcher import Batcher, Policy
+from service.pipeline.ticket import LOWEST_PRIORITY, PRIORITY_STEP_SECONDS, Slice, Ticket
+
+MODELS = tuple(Mock(version="1") for _ in range(3))
+for index, model in enumerate(MODELS):
+    model.name = f"m{index}"
+
+
+def ticket(
+    size: int = 1,
+    *,
+    arrival: float = 0.0,
+    model: int = 0,
+    grid: int = 4,
+    priority: int = 0,
+    deadline: float | None = None,
+    cancelled: bool = False,
+) -> Ticket:
+    outcome = Mock()
+    outcome.done.return_value = cancelled
+    fields = np.zeros((size, 1, grid), np.float32)
+    return Ticket(
+        MODELS[model], fields, arrival, outcome, priority=priority, deadline=deadline
+    )  # fmt: skip
+
+
+def run_dry(batcher: Batcher, now: float) -> tuple[list[tuple[Slice, ...]], list[Ticket]]:
+    batches, expired = [], []
+    for _ in range(1000):
+        decision = batcher.next_batch(now)
+        expired += decision.expired
+        if not decision.batch:
+            assert decision.wake_at is None
+            assert len(batcher) == 0
+            return batches, expired
+        batches.append(decision.batch)
+    raise AssertionError("the queue never ran dry")
+
+
+tickets = st.lists(
+    st.builds(
+        ticket,
+        st.integers(1, 9),
+        model=st.integers(0, 2),
+        grid=st.sampled_from([4, 8]),
+        priority=st.integers(0, 3),
+        deadline=st.sampled_from([None, 0.5, 2.0]),
+        cancelled=st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tickets, st.integers(1, 6), st.integers(1, 200), st.sampled_from([0.0, 1.0]))
+def test_every_batch_keeps_the_limits_and_every_ticket_is_accounted_for(
+    given_tickets: list[Ticket], max_fields: int, max_bytes: int, now: float
+) -> None:
+    batcher = Batcher(Policy(max_fields=max_fields, max_bytes=max_bytes))
+    for one in given_tickets:
+        batcher.add(one)
+    batches, expired = run_dry(batcher, now)
+    ran: dict[int, list[tuple[int, int]]] = {}
+    order: dict[object, list[int]] = {}
+    for batch in batches:
+        fields = sum(part.stop - part.start for part in batch)
+        nbytes = sum(part.fields.nbytes for part in batch)
+        assert 1 <= fields <= max_fields
+        assert nbytes <= max_bytes or fields == 1
+        assert len({part.ticket.bucket for part in batch}) == 1
+        for part in batch:
+            ran.setdefault(part.ticket.serial, []).append((part.start, part.stop))
+            order.setdefault(part.ticket.bucket, []).append(part.ticket.serial)
+    for serials in order.values():
+        assert serials == sorted(serials), "arrival order inside a bucket"
+    for one in given_tickets:
+        dead = one.deadline is not None and one.deadline <= now
+        if one.settled:
+            assert one.serial not in ran
+            assert one not in expired
+        elif dead:
+            assert one in expired
+            assert one.serial not in ran
+        else:
+            parts = ran[one.serial]
+            assert parts[0][0] == 0
+            assert parts[-1][1] == one.size
+            assert all(a[1] == b[0] for a, b in pairwise(parts))
+            field_bytes = one.fields.nbytes // one.size
+            limit = max(1, min(max_fields, max_bytes // field_bytes))
+            assert one.size > limit or len(parts) == 1, "only what exceeds a batch is split"
+
+
+def test_oversized_ticket_fills_the_room_beside_others() -> None:
+    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
+    small, large, last = ticket(3), ticket(20), ticket(2)
+    for one in (small, large, last):
+        batcher.add(one)
+    batches, _ = run_dry(batcher, 0.0)
+    assert [[(p.ticket, p.start, p.stop) for p in b] for b in batches] == [
+        [(small, 0, 3), (large, 0, 5)],
+        [(large, 5, 13)],
+        [(large, 13, 20)],
+        [(last, 0, 2)],
+    ]
+
+
+def test_higher_priority_bucket_goes_first() -> None:
+    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
+    low, high = ticket(arrival=0.0), ticket(model=1, arrival=0.1, priority=1)
+    batcher.add(low)
+    batcher.add(high)
+    assert batcher.next_batch(0.2).batch[0].ticket is high
+
+
+def test_older_bucket_goes_first_at_equal_priority() -> None:
+    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
+    old, new = ticket(model=1, arrival=0.0), ticket(model=0, arrival=0.1)
+    batcher.add(new)
+    batcher.add(old)
+    assert batcher.next_batch(0.2).batch[0].ticket is old
+
+
+def test_lowest_priority_is_not_starved_by_a_stream_of_highest() -> None:
+    batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
+    patient = ticket(arrival=0.0)
+    batcher.add(patient)
+    now = 0.0
+    while True:
+        batcher.add(ticket(model=1, arrival=now, priority=1))
+        if batcher.next_batch(now).batch[0].ticket is patient:
+            break
+        now += 0.25
+    assert 1.0 < now <= LOWEST_PRIORITY * PRIORITY_STEP_SECONDS + 0.5
+
+
+def test_discarded_ticket_does_not_run() -> None:
+    batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
+    gone, stays = ticket(), ticket(arrival=1.0)
+    batcher.add(gone)
+    batcher.add(stays)
+    batcher.discard(gone)
+    batcher.discard(gone)
+    batches, _ = run_dry(batcher, 2.0)
+    assert [[p.ticket for p in b] for b in batches] == [[stays]]
+
+
+def test_partly_run_ticket_does_not_expire() -> None:
+    batcher = Batcher(Policy(max_fields=2, max_bytes=10**9))
+    one = ticket(4, deadline=1.0)
+    batcher.add(one)
+    assert batcher.next_batch(0.5).batch
+    decision = batcher.next_batch(5.0)
+    assert decision.expired == ()
+    assert decision.batch[0].start == 2
+
+
+def test_queue_delay_holds_a_batch_until_it_is_full_or_old_enough() -> None:
+    batcher = Batcher(Policy(max_fields=2, max_bytes=10**9, max_delay=1.0))
+    batcher.add(ticket(arrival=0.0))
+    decision = batcher.next_batch(0.5)
+    assert decision.batch == ()
+    assert decision.wake_at == 1.0
+    assert len(batcher.next_batch(1.0).batch) == 1
+    batcher.add(ticket(arrival=1.0))
+    batcher.add(ticket(arrival=1.1))
+    assert len(batcher.next_batch(1.1).batch) == 2
+
+
+def test_queue_delay_does_not_hold_a_ticket_past_its_deadline() -> None:
+    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9, max_delay=10.0))
+    batcher.add(ticket(arrival=0.0))
+    batcher.add(ticket(arrival=1.0, deadline=2.0))
+    assert batcher.next_batch(1.0).wake_at == 1.5
+    assert len(batcher.next_batch(1.5).batch) == 2

@@ -1,0 +1,304 @@
+"""The scheduler and its device thread, run on small real arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.errors import DeadlineExceeded, InferenceFailed, QueueFull, Unavailable
+from service.metrics import Metrics
+from service.pipeline.admission import QueueSlots
+from service.pipeline.engine import Fields, PredictRequest
+from service.pipeline.scheduler import Scheduler
+from service.pipeline.ticket import ModelOutput
+from service.settings import Settings
+
+pytestmark = pytest.mark.timeout(20)
+
+BAD, NAN = 666.0, 777.0
+"""First values that make the model raise, or answer NaN."""
+
+
+class Doubler:
+    """output = 2 * input. A gate lets a test hold the device; `sizes` are the batches that ran."""
+
+    name, version = "doubler", "1"
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def run(self, fields: Fields) -> ModelOutput:
+        self.entered.set()
+        assert self.gate.wait(10)
+        self.sizes.append(len(fields))
+        if (fields[:, 0, 0] == BAD).any():
+            raise ZeroDivisionError("poison")
+        output = fields * 2
+        output[fields[:, 0, 0] == NAN] = np.nan
+        return ModelOutput(output, "fake")
+
+
+def fields(*values: float, grid: int = 4) -> Fields:
+    array = np.zeros((len(values), 1, grid), np.float32)
+    array[:, 0, :] = np.asarray(values, np.float32)[:, None]
+    return array
+
+
+def request(*values: float, **options: Any) -> PredictRequest:
+    return PredictRequest("doubler", None, fields(*values), "r", **options)
+
+
+class Bench:
+    """A running scheduler with its parts in reach."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.metrics = Metrics()
+        self.settings = Settings(**settings)
+        self.slots = QueueSlots(self.settings, self.metrics)
+        self.scheduler = Scheduler(self.settings, self.metrics, self.slots)
+        self.model = Doubler()
+
+    def submit(self, *values: float, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.scheduler.submit(self.model, request(*values, **options)))
+
+    async def hold(self) -> asyncio.Task[Any]:
+        """Occupy the device with one request until `model.gate` is set."""
+        self.model.gate.clear()
+        self.model.entered.clear()
+        task = self.submit(0.0)
+        await asyncio.to_thread(self.model.entered.wait, 5)
+        return task
+
+    def rejections(self, reason: str) -> float:
+        return (
+            self.metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": reason})
+            or 0.0
+        )
+
+
+@asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[Bench]:
+    bench = Bench(**settings)
+    bench.scheduler.start()
+    try:
+        yield bench
+    finally:
+        bench.model.gate.set()
+        await bench.scheduler.close(within=5)
+        assert bench.slots.total == 0, "a queue slot was lost"
+
+
+def on_bench(**settings: Any) -> Callable[..., Callable[[], None]]:
+    def decorate(test: Callable[[Bench], Any]) -> Callable[[], None]:
+        def run() -> None:
+            async def main() -> None:
+                async with running(**settings) as bench:
+                    await test(bench)
+
+            asyncio.run(main())
+
+        run.__name__ = test.__name__
+        return run
+
+    return decorate
+
+
+@on_bench()
+async def test_lone_request_runs_at_once(bench: Bench) -> None:
+    result = await bench.submit(1.0, 2.0)
+    np.testing.assert_array_equal(result.fields, fields(2.0, 4.0))
+    assert result.batch_sizes == (2,)
+    assert result.backend == "fake"
+    assert result.queue_seconds < 0.5
+    assert (
+        bench.metrics.registry.get_sample_value(
+            "turbofno_fields_total", {"model": "doubler", "version": "1"}
+        )
+        == 2
+    )
+
+
+@on_bench(max_batch_size=8)
+async def test_requests_gather_while_the_device_is_busy(bench: Bench) -> None:
+    first = await bench.hold()
+    others = [bench.submit(float(i)) for i in range(1, 6)]
+    await asyncio.sleep(0.02)
+    bench.model.gate.set()
+    results = await asyncio.gather(first, *others)
+    assert bench.model.sizes == [1, 5]
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result.fields, fields(2.0 * i))
+
+
+@on_bench(max_batch_size=8)
+async def test_requests_of_one_loop_turn_share_a_batch(bench: Bench) -> None:
+    await asyncio.gather(*(bench.submit(float(i)) for i in range(8)))
+    assert bench.model.sizes == [8]
+
+
+@on_bench(max_batch_size=4)
+async def test_oversized_request_is_split_and_rejoined(bench: Bench) -> None:
+    values = [float(i) for i in range(11)]
+    result = await bench.submit(*values)
+    np.testing.assert_array_equal(result.fields, fields(*values) * 2)
+    assert result.batch_sizes == (4, 4, 3)
+    assert bench.model.sizes == [4, 4, 3]
+
+
+@on_bench()
+async def test_poison_field_fails_alone(bench: Bench) -> None:
+    first = await bench.hold()
+    tasks = [bench.submit(value) for value in (1.0, BAD, 3.0)]
+    await asyncio.sleep(0.02)
+    bench.model.gate.set()
+    good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
+    await first
+    np.testing.assert_array_equal(good.fields, fields(2.0))
+    np.testing.assert_array_equal(also_good.fields, fields(6.0))
+    assert isinstance(bad, InferenceFailed)
+    assert "poison" not in bad.message, "internals stay in the log"
+
+
+@on_bench()
+async def test_nan_output_fails_only_its_request_and_names_the_field(bench: Bench) -> None:
+    good, bad = await asyncio.gather(
+        bench.submit(1.0), bench.submit(5.0, NAN), return_exceptions=True
+    )
+    np.testing.assert_array_equal(good.fields, fields(2.0))
+    assert isinstance(bad, InferenceFailed)
+    assert "field 1 of 2" in bad.message
+
+
+@on_bench()
+async def test_finite_output_whose_sum_overflows_is_fine(bench: Bench) -> None:
+    result = await bench.submit(1e38, 1e38)
+    assert np.isfinite(result.fields).all()
+
+
+@on_bench()
+async def test_deadline_passes_while_the_device_is_busy(bench: Bench) -> None:
+    first = await bench.hold()
+    late = bench.submit(1.0, deadline=time.monotonic() + 0.05)
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="TURBOFNO_REQUEST_DEADLINE_SECONDS"):
+        await late
+    assert time.monotonic() - started < 1.0, "told at once, not when the device is free"
+    bench.model.gate.set()
+    await first
+    assert bench.model.sizes == [1], "it never ran"
+    assert bench.rejections("deadline") == 1
+
+
+@on_bench()
+async def test_request_past_its_deadline_never_runs(bench: Bench) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await bench.submit(1.0, deadline=time.monotonic() - 1)
+    assert bench.model.sizes == []
+
+
+@on_bench()
+async def test_cancelled_request_is_dropped_if_it_has_not_started(bench: Bench) -> None:
+    first = await bench.hold()
+    gone, stays = bench.submit(1.0), bench.submit(2.0)
+    await asyncio.sleep(0.02)
+    gone.cancel()
+    await asyncio.sleep(0.02)
+    bench.model.gate.set()
+    await asyncio.gather(first, stays)
+    assert bench.model.sizes == [1, 1]
+    assert gone.cancelled()
+
+
+@on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)
+async def test_full_queue_refuses_and_recovers(bench: Bench) -> None:
+    first = await bench.hold()
+    waiting = [bench.submit(1.0), bench.submit(2.0, 3.0)]
+    await asyncio.sleep(0.02)
+    with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS_PER_MODEL") as caught:
+        await bench.submit(4.0)
+    assert caught.value.retry_after is not None
+    assert 1.0 <= caught.value.retry_after <= 60.0
+    bench.model.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert (await bench.submit(4.0)).fields[0, 0, 0] == 8.0
+    assert bench.rejections("queue_full") == 1
+
+
+def test_close_finishes_what_was_accepted() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.scheduler.start()
+        first = await bench.hold()
+        second = bench.submit(3.0)
+        await asyncio.sleep(0.02)
+        asyncio.get_running_loop().call_later(0.1, bench.model.gate.set)
+        await bench.scheduler.close(within=5)
+        assert (await first).fields[0, 0, 0] == 0.0
+        assert (await second).fields[0, 0, 0] == 6.0
+        with pytest.raises(Unavailable):
+            await bench.submit(1.0)
+
+    asyncio.run(main())
+
+
+def test_close_fails_what_cannot_finish_in_time() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.scheduler.start()
+        tasks = [await bench.hold(), bench.submit(3.0)]
+        await asyncio.sleep(0.02)
+        await bench.scheduler.close(within=0.05)
+        for task in tasks:
+            with pytest.raises(Unavailable):
+                await task
+        assert bench.slots.total == 0
+        bench.model.gate.set()
+
+    asyncio.run(main())
+
+
+@on_bench()
+async def test_device_job_runs_between_batches_and_raises_to_its_caller(bench: Bench) -> None:
+    name = await bench.scheduler.run_on_device(lambda: threading.current_thread().name)
+    assert name == "turbofno-device"
+    with pytest.raises(KeyError):
+        await bench.scheduler.run_on_device(lambda: {}["missing"])
+    assert (await bench.submit(1.0)).fields[0, 0, 0] == 2.0
+
+
+@on_bench(max_batch_size=4, max_queued_fields_per_model=4000)
+async def test_storm_of_mixed_requests_gives_each_one_outcome(bench: Bench) -> None:
+    rng = np.random.default_rng(0)
+    kinds = rng.choice(["good", "bad", "nan", "cancel", "late"], 300)
+    sizes = rng.integers(1, 10, 300)
+    tasks = []
+    for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        values = [float(i)] * size
+        if kind in ("bad", "nan"):
+            values[-1] = BAD if kind == "bad" else NAN
+        deadline = time.monotonic() - 1 if kind == "late" else None
+        tasks.append(bench.submit(*values, deadline=deadline))
+    await asyncio.sleep(0)
+    for kind, task in zip(kinds, tasks, strict=True):
+        if kind == "cancel":
+            task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    expected = {
+        "bad": InferenceFailed, "nan": InferenceFailed,
+        "cancel": asyncio.CancelledError, "late": DeadlineExceeded,
+    }  # fmt: skip
+    for i, (kind, size, result) in enumerate(zip(kinds, sizes, results, strict=True)):
+        if kind == "good" and i not in (BAD, NAN):
+            np.testing.assert_array_equal(result.fields, fields(*[2.0 * i] * size))
+        else:
+            assert isinstance(result, expected[kind]), (kind, result)

@@ -1,0 +1,274 @@
+"""The repository and the engine in this process, on tiny real checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from service.errors import NotFound, Unavailable
+from service.metrics import Metrics
+from service.pipeline.admission import QueueSlots
+from service.pipeline.engine import PredictRequest
+from service.pipeline.local_engine import LocalEngine
+from service.settings import Settings
+from tests.service.tiny import save_tiny
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@asynccontextmanager
+async def running(root: Path, **settings: Any) -> AsyncIterator[tuple[LocalEngine, Metrics]]:
+    metrics = Metrics()
+    chosen = Settings(**{"model_repository": root, "device": "cpu", **settings})
+    engine = LocalEngine(chosen, metrics, QueueSlots(chosen, metrics))
+    engine.start()
+    try:
+        while any(status.state == "LOADING" for status in engine.statuses()):  # noqa: ASYNC110 - told by state only
+            await asyncio.sleep(0.01)
+        yield engine, metrics
+    finally:
+        await engine.close(within=5)
+
+
+def random_fields(n: int, grid: int = 16, seed: int = 0) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((n, 1, grid)).astype(np.float32)
+
+
+def request(fields: np.ndarray[Any, Any], **options: Any) -> PredictRequest:
+    return PredictRequest(
+        **{"model": "tiny-1d", "version": None, "fields": fields, "request_id": "r", **options}
+    )
+
+
+def states(engine: LocalEngine) -> list[tuple[str, str, str]]:
+    return [(status.name, status.version, status.state) for status in engine.statuses()]
+
+
+def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
+    module = save_tiny(tmp_path)
+    fields = random_fields(3)
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(fields)).numpy()
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, metrics):
+            assert engine.ready
+            result = await engine.predict(request(fields))
+            np.testing.assert_allclose(result.fields, expected, rtol=1e-6, atol=1e-7)
+            assert result.backend in {"gemm", "reference"}
+            sample = metrics.registry.get_sample_value
+            labels = {"model": "tiny-1d", "version": "1"}
+            assert sample("turbofno_model_load_seconds", labels) > 0
+            counters = engine.counters("tiny-1d", "1")
+            assert (counters.success_count, counters.inference_count) == (1, 3)
+            assert counters.batches[3][0] == counters.execution_count == 1
+
+    asyncio.run(main())
+
+
+def test_answer_does_not_depend_on_batch_mates(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    fields = random_fields(12)
+
+    async def main() -> None:
+        async with running(tmp_path, max_batch_size=8) as (engine, _):
+            alone = [(await engine.predict(request(fields[i : i + 1]))).fields for i in range(12)]
+            tasks = [engine.predict(request(fields[i : i + 1])) for i in range(12)]
+            together = await asyncio.gather(*tasks)
+            assert {size for result in together for size in result.batch_sizes} != {1}
+            one_request = (await engine.predict(request(fields))).fields
+            for i in range(12):
+                for other in (together[i].fields[0], one_request[i]):
+                    error = np.linalg.norm(other - alone[i][0]) / np.linalg.norm(alone[i][0])
+                    assert error < 1e-6
+
+    asyncio.run(main())
+
+
+def test_read_only_unaligned_fields_are_taken(tmp_path: Path) -> None:
+    module = save_tiny(tmp_path)
+    fields = random_fields(2)
+    unaligned = np.frombuffer(b"x" + fields.tobytes(), np.float32, offset=1).reshape(2, 1, 16)
+    assert not unaligned.flags.writeable
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            result = await engine.predict(request(unaligned))
+            with torch.inference_mode():
+                expected = module(torch.from_numpy(fields)).numpy()
+            np.testing.assert_allclose(result.fields, expected, rtol=1e-6, atol=1e-7)
+
+    asyncio.run(main())
+
+
+def test_no_fields_give_no_fields(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            assert (await engine.predict(request(random_fields(0)))).fields.shape == (0, 2, 16)
+
+    asyncio.run(main())
+
+
+def test_broken_checkpoint_does_not_stop_the_others_and_can_be_mended(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "other")
+    weights = tmp_path / "other" / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            assert states(engine) == [("other", "1", "UNAVAILABLE"), ("tiny-1d", "1", "READY")]
+            assert not engine.ready
+            await engine.predict(request(random_fields(1)))
+            with pytest.raises(Unavailable, match=r"other.*UNAVAILABLE \(other/model.*SHA-256"):
+                engine.config("other")
+            with pytest.raises(Unavailable, match="SHA-256"):
+                await engine.load("other")
+            weights.write_bytes(good)
+            await engine.load("other")
+            assert engine.ready
+            await engine.predict(request(random_fields(1), model="other"))
+
+    asyncio.run(main())
+
+
+def test_newest_version_answers_unless_another_is_named(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "m", version="2", seed=2)
+    save_tiny(tmp_path, "m", version="10", seed=10)
+    fields = random_fields(1)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            newest = await engine.predict(request(fields, model="m"))
+            older = await engine.predict(request(fields, model="m", version="2"))
+            assert (newest.version, older.version) == ("10", "2")
+            assert not np.allclose(newest.fields, older.fields)
+            with pytest.raises(NotFound, match="no version '3'; it has 10, 2"):
+                engine.config("m", "3")
+            with pytest.raises(NotFound, match="there is no model 'n'; there are m"):
+                engine.config("n")
+
+    asyncio.run(main())
+
+
+def test_reload_swaps_the_weights_without_a_gap(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    fields = random_fields(1)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            before = (await engine.predict(request(fields))).fields
+            save_tiny(tmp_path, seed=1)
+            loading = asyncio.create_task(engine.load("tiny-1d"))
+            during = []
+            while not loading.done():
+                during.append((await engine.predict(request(fields))).fields)
+            await loading
+            after = (await engine.predict(request(fields))).fields
+            assert during
+            assert not np.allclose(before, after)
+            for one in during:
+                assert np.allclose(one, before) or np.allclose(one, after)
+
+    asyncio.run(main())
+
+
+def test_failed_reload_leaves_the_old_model_serving(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    fields = random_fields(1)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            before = (await engine.predict(request(fields))).fields
+            (tmp_path / "tiny-1d" / "model.safetensors").write_bytes(b"rubbish")
+            with pytest.raises(Unavailable):
+                await engine.load("tiny-1d")
+            np.testing.assert_array_equal((await engine.predict(request(fields))).fields, before)
+            assert engine.ready
+
+    asyncio.run(main())
+
+
+def test_unload_finishes_what_is_queued_and_can_be_undone(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "stays")
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            waiting = [
+                asyncio.create_task(engine.predict(request(random_fields(40)))) for _ in "ab"
+            ]
+            await asyncio.sleep(0)
+            await engine.unload("tiny-1d")
+            assert all(task.done() for task in waiting)
+            for task in waiting:
+                assert len(task.result().fields) == 40
+            assert states(engine) == [("stays", "1", "READY"), ("tiny-1d", "1", "UNAVAILABLE")]
+            assert engine.ready, "unloading on purpose does not make the service unready"
+            with pytest.raises(Unavailable, match="unloaded"):
+                await engine.predict(request(random_fields(1)))
+            await engine.load("tiny-1d")
+            await engine.predict(request(random_fields(1)))
+            with pytest.raises(NotFound):
+                await engine.unload("nothing")
+
+    asyncio.run(main())
+
+
+def test_folder_that_disagrees_with_its_config_is_unavailable(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            (status,) = engine.statuses()
+            assert status.state == "UNAVAILABLE"
+            assert "config.json says model 'a' version 1" in status.reason
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"model_repository": Path("/nowhere")},
+            "TURBOFNO_MODEL_REPOSITORY=/nowhere is not a folder",
+        ),
+        ({"models": ("tiny-1d", "x")}, "TURBOFNO_MODELS names x.*holds tiny-1d"),
+        ({"device": "cuda:7"}, "TURBOFNO_DEVICE=cuda:7"),
+    ],
+)
+def test_wrong_setting_fails_the_start(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    if "device" in settings and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with running(tmp_path, **settings):
+            pass
+
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(main())
+
+
+def test_empty_repository_fails_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path):
+            pass
+
+    with pytest.raises(ValueError, match="no model in"):
+        asyncio.run(main())

@@ -1,0 +1,430 @@
+"""The client: what it sends, how it reads answers and refusals, when it tries again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from service import client as client_module
+from service.client import (
+    AsyncClient,
+    BadInput,
+    Client,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFound,
+    Overloaded,
+    Prediction,
+    ServerError,
+    TurboFNOError,
+)
+
+Handler = Callable[[httpx.Request], httpx.Response]
+FIELD = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(1, 12)
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def doubling(request: httpx.Request) -> httpx.Response:
+    array = np.load(io.BytesIO(request.content), allow_pickle=False)
+    return httpx.Response(200, content=npy(2 * array))
+
+
+def client_for(handler: Handler, **settings: object) -> Client:
+    return Client("http://test", transport=httpx.MockTransport(handler), **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Waits the client would have made; the clock moves on by them at once."""
+    waited: list[float] = []
+    real = time.monotonic
+    monkeypatch.setattr(client_module.time, "sleep", waited.append)
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: real() + sum(waited))
+    return waited
+
+
+def test_predict_sends_float32_npy_and_returns_the_answer() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return doubling(request)
+
+    with client_for(handler) as client:
+        result = client.predict("burgers-1d", FIELD.astype(np.float64).T.copy().T)
+    (request,) = seen
+    assert (request.method, request.url.path) == ("POST", "/v1/models/burgers-1d:predict")
+    assert request.headers["content-type"] == request.headers["accept"] == "application/x-npy"
+    sent = np.load(io.BytesIO(request.content), allow_pickle=False)
+    assert sent.dtype == np.dtype("<f4")
+    assert sent.flags.c_contiguous
+    np.testing.assert_array_equal(result, 2 * FIELD)
+    assert result.dtype == np.float32
+
+
+def test_predict_passes_version_priority_and_deadline_only_when_given() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return doubling(request)
+
+    with client_for(handler) as client:
+        client.predict("m", FIELD)
+        client.predict("m", FIELD, version=2, priority=1, deadline=1.5)
+    plain, full = seen
+    assert plain.url.query == b""
+    assert "x-deadline-ms" not in plain.headers
+    assert full.url.path == "/v1/models/m/versions/2:predict"
+    assert dict(full.url.params) == {"priority": "1"}
+    assert 1000.0 < float(full.headers["x-deadline-ms"]) <= 1500.0
+
+
+def test_predict_quotes_the_model_name() -> None:
+    paths: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path)
+        return doubling(request)
+
+    with client_for(handler) as client:
+        client.predict("../a b?", FIELD)
+    assert paths == [b"/v1/models/..%2Fa%20b%3F:predict"]
+
+
+def test_predict_detailed_reads_version_request_id_and_timings() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        headers = {
+            "x-model-version": "3",
+            "x-request-id": "abc",
+            "server-timing": 'decode;dur=0.5, queue;desc="in line";dur=2, compute;dur=12.25',
+        }
+        return httpx.Response(200, content=doubling(request).content, headers=headers)
+
+    with client_for(handler) as client:
+        prediction = client.predict_detailed("m", FIELD)
+    assert isinstance(prediction, Prediction)
+    assert (prediction.model, prediction.version, prediction.request_id) == ("m", "3", "abc")
+    assert prediction.timings == pytest.approx({"decode": 5e-4, "queue": 2e-3, "compute": 0.01225})
+
+
+@pytest.mark.parametrize("fields", [np.array(["a"]), np.array([1j]), [[None]], "text"])
+def test_predict_refuses_what_is_not_real_numbers_without_sending(fields: object) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"sent {request}")
+
+    with client_for(handler) as client, pytest.raises(BadInput, match="real numbers"):
+        client.predict("m", fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, BadInput),
+        (401, BadInput),
+        (404, NotFound),
+        (406, BadInput),
+        (413, BadInput),
+        (415, BadInput),
+        (422, BadInput),
+        (500, ServerError),
+        (501, ServerError),
+        (504, DeadlineExceeded),
+        (302, ServerError),
+    ],
+)
+def test_refusals_are_typed_carry_the_problem_text_and_are_not_retried(
+    status: int, kind: type[TurboFNOError], pauses: list[float]
+) -> None:
+    calls: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        problem = {"title": "Refused", "detail": "input has 2 channels, expected 1", "status": 1}
+        return httpx.Response(status, json=problem, headers={"x-request-id": "r7"})
+
+    with client_for(handler) as client, pytest.raises(TurboFNOError) as caught:
+        client.predict("m", FIELD)
+    error = caught.value
+    assert type(error) is kind
+    assert str(error) == error.message == "input has 2 channels, expected 1"
+    assert (error.status, error.request_id, error.problem["title"]) == (status, "r7", "Refused")
+    assert len(calls) == 1
+    assert pauses == []
+
+
+def test_refusals_in_the_v2_form_or_as_plain_text_keep_their_text() -> None:
+    answers = iter([httpx.Response(400, json={"error": "v2 text"}), httpx.Response(500, text="oh")])
+    with client_for(lambda _: next(answers)) as client:
+        with pytest.raises(BadInput, match="v2 text"):
+            client.predict("m", FIELD)
+        with pytest.raises(ServerError, match="oh"):
+            client.predict("m", FIELD)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_overload_is_retried_after_retry_after_plus_jitter(
+    status: int, pauses: list[float]
+) -> None:
+    answers = iter([httpx.Response(status, headers={"retry-after": "2"})] * 2)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return next(answers, None) or doubling(request)
+
+    with client_for(handler) as client:
+        np.testing.assert_array_equal(client.predict("m", FIELD), 2 * FIELD)
+    first, second = pauses
+    assert 2.05 <= first <= 2.1
+    assert 2.1 <= second <= 2.2
+
+
+def test_overload_waits_until_a_retry_after_date(pauses: list[float]) -> None:
+    header = {"retry-after": formatdate(time.time() + 5, usegmt=True)}
+    answers = iter([httpx.Response(503, headers=header)])
+    with client_for(lambda request: next(answers, None) or doubling(request)) as client:
+        client.predict("m", FIELD)
+    assert 3.5 < pauses[0] < 5.2
+
+
+def test_overload_is_raised_when_retries_run_out(pauses: list[float]) -> None:
+    calls: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        return httpx.Response(429, json={"detail": "queue full"}, headers={"retry-after": "0"})
+
+    with client_for(handler, retries=3) as client, pytest.raises(Overloaded, match="queue full"):
+        client.predict("m", FIELD)
+    assert len(calls) == 4
+    assert pauses == sorted(pauses)
+    assert len(pauses) == 3
+
+
+def test_overload_is_raised_at_once_when_retry_after_goes_past_the_deadline(
+    pauses: list[float],
+) -> None:
+    answer = httpx.Response(503, headers={"retry-after": "30"})
+    with client_for(lambda _: answer) as client, pytest.raises(Overloaded) as caught:
+        client.predict("m", FIELD, deadline=5.0)
+    assert caught.value.retry_after == 30.0
+    assert pauses == []
+
+
+def test_read_timeout_is_deadline_exceeded_and_not_retried() -> None:
+    calls: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        raise httpx.ReadTimeout("slow", request=request)
+
+    with (
+        client_for(handler, timeout=7.0) as client,
+        pytest.raises(DeadlineExceeded, match="no answer within 7 s"),
+    ):
+        client.predict("m", FIELD)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("deadline", [0.0, -1.0])
+def test_a_deadline_already_past_is_not_sent(deadline: float) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"sent {request}")
+
+    with client_for(handler) as client, pytest.raises(DeadlineExceeded):
+        client.predict("m", FIELD, deadline=deadline)
+
+
+def test_refused_connection_is_retried_and_a_broken_one_is_not(pauses: list[float]) -> None:
+    failures: list[type[httpx.TransportError]] = [httpx.ConnectError, httpx.ConnectError]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if failures:
+            raise failures.pop()("no", request=request)
+        return doubling(request)
+
+    with client_for(handler) as client:
+        np.testing.assert_array_equal(client.predict("m", FIELD), 2 * FIELD)
+        assert len(pauses) == 2
+        failures.append(httpx.RemoteProtocolError)
+        with pytest.raises(ConnectionFailed, match="http://test"):
+            client.predict("m", FIELD)
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", npy(np.array([1.0]))[:-3]])
+def test_an_answer_that_is_no_array_is_a_server_error(body: bytes) -> None:
+    with (
+        client_for(lambda _: httpx.Response(200, content=body)) as client,
+        pytest.raises(ServerError, match=r"other than a \.npy array"),
+    ):
+        client.predict("m", FIELD)
+
+
+def test_models_and_model_return_the_descriptions() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"models": [{"name": "m"}]})
+        if request.url.path == "/v1/models/m":
+            return httpx.Response(200, json={"name": "m", "inputs": []})
+        return httpx.Response(404, json={"detail": "no model"})
+
+    with client_for(handler) as client:
+        assert client.models() == [{"name": "m"}]
+        assert client.model("m") == {"name": "m", "inputs": []}
+        with pytest.raises(NotFound, match="no model"):
+            client.model("other")
+
+
+def test_wait_ready_returns_once_ready_and_gives_up_after_its_time(pauses: list[float]) -> None:
+    answers = iter([httpx.Response(503), httpx.Response(503), httpx.Response(200)])
+    with client_for(lambda _: next(answers, httpx.Response(503))) as client:
+        client.wait_ready(10.0)
+        assert len(pauses) == 2
+        assert client.ready() is False
+        with pytest.raises(DeadlineExceeded, match=r"no server ready at http://test within 0\.5 s"):
+            client.wait_ready(0.5)
+
+
+def test_headers_are_sent_with_every_request() -> None:
+    seen: list[httpx.Headers] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers)
+        return httpx.Response(200, json={"models": []})
+
+    with client_for(handler, headers={"X-Tenant": "t"}) as client:
+        client.models()
+        client.ready()
+    assert [headers["x-tenant"] for headers in seen] == ["t", "t"]
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 0.0}, {"retries": -1}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Client(**settings)  # type: ignore[arg-type]
+
+
+class _Doubling(BaseHTTPRequestHandler):
+    """A real server: two fields out for each in; the first request of each model is turned away."""
+
+    protocol_version = "HTTP/1.1"
+    turned_away: set[str]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path not in self.turned_away:
+            self.turned_away.add(self.path)
+            self._answer(429, b"", {"Retry-After": "0"})
+            return
+        self._answer(200, npy(2 * np.load(io.BytesIO(body))), {})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def live_url() -> Iterator[str]:
+    handler = type("Handler", (_Doubling,), {"turned_away": set()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_sync_client_is_shared_by_threads_over_real_connections(live_url: str) -> None:
+    results: dict[int, np.ndarray] = {}
+    with Client(live_url) as client:
+
+        def work(number: int) -> None:
+            results[number] = client.predict(f"m{number}", FIELD + number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number in range(4):
+        np.testing.assert_array_equal(results[number], 2 * (FIELD + number))
+
+
+def test_async_client_predicts_concurrently_over_real_connections(live_url: str) -> None:
+    async def main() -> list[np.ndarray]:
+        async with AsyncClient(live_url) as client:
+            return await asyncio.gather(*(client.predict(f"m{i}", FIELD + i) for i in range(8)))
+
+    for number, result in enumerate(asyncio.run(main())):
+        np.testing.assert_array_equal(result, 2 * (FIELD + number))
+
+
+def test_async_client_answers_as_the_sync_client_does() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(200)
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"models": [{"name": "m"}]})
+        return httpx.Response(404, json={"detail": "no model"})
+
+    async def main() -> None:
+        async with AsyncClient("http://test", transport=httpx.MockTransport(handler)) as client:
+            await client.wait_ready(1.0)
+            assert await client.ready() is True
+            assert await client.models() == [{"name": "m"}]
+            with pytest.raises(NotFound, match="no model"):
+                await client.model("other")
+
+    asyncio.run(main())
+
+
+def test_connection_failed_when_nothing_listens(free_port: int) -> None:
+    with (
+        Client(f"http://127.0.0.1:{free_port}", retries=1) as client,
+        pytest.raises(ConnectionFailed, match=f"127.0.0.1:{free_port}"),
+    ):
+        client.predict("m", FIELD)
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_module_works_alone_without_the_rest_of_the_checkout(tmp_path: Path) -> None:
+    source = Path(client_module.__file__).read_text()
+    (tmp_path / "turbofno_client.py").write_text(source)
+    program = (
+        "import sys, turbofno_client as c;"
+        "c.Client().close();"
+        "assert not {'service', 'models', 'torch', 'fastapi'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=30)

@@ -1,0 +1,66 @@
+"""The metric names are an interface: dashboards and alerts depend on them."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+
+from service.metrics import Metrics
+
+NAMES = {
+    "turbofno_requests": ("model", "version", "protocol", "code"),
+    "turbofno_fields": ("model", "version"),
+    "turbofno_request_duration_seconds": ("model", "version"),
+    "turbofno_decode_seconds": ("model", "version"),
+    "turbofno_queue_seconds": ("model", "version"),
+    "turbofno_compute_seconds": ("model", "version"),
+    "turbofno_encode_seconds": ("model", "version"),
+    "turbofno_batch_size": ("model", "version", "backend"),
+    "turbofno_batch_fill_ratio": ("model", "version", "backend"),
+    "turbofno_batch_queue_depth": ("model", "version", "backend"),
+    "turbofno_queue_depth": ("model", "version"),
+    "turbofno_inflight_bytes": (),
+    "turbofno_rejections": ("reason",),
+    "turbofno_backend_batches": ("model", "backend", "precision"),
+    "turbofno_model_loaded": ("model", "version", "backend", "precision"),
+    "turbofno_model_load_seconds": ("model", "version"),
+}
+
+
+def test_every_metric_has_its_name_and_labels() -> None:
+    metrics = Metrics()
+    found = {
+        one._name: one._labelnames for one in vars(metrics).values() if hasattr(one, "_labelnames")
+    }
+    assert found == NAMES
+    text = generate_latest(metrics.registry).decode()
+    assert "turbofno_device_memory_bytes" in text
+    assert "turbofno_requests_total" in text
+
+
+def test_latency_histograms_reach_from_50_microseconds_to_10_seconds() -> None:
+    metrics = Metrics()
+    metrics.compute.labels("m", "1").observe(60e-6)
+    read = metrics.registry.get_sample_value
+    name, labels = "turbofno_compute_seconds_bucket", {"model": "m", "version": "1"}
+    assert read(name, {**labels, "le": "5e-05"}) == 0
+    assert read(name, {**labels, "le": "0.0001"}) == 1
+    assert read(name, {**labels, "le": "10.0"}) == 1
+
+
+def test_build_info_says_what_runs() -> None:
+    text = generate_latest(Metrics(version="1.2.3").registry).decode()
+    assert 'version="1.2.3"' in next(
+        line for line in text.splitlines() if line.startswith("turbofno_build_info{")
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_several_applications_live_in_one_process(number: int) -> None:
+    metrics = [Metrics() for _ in range(number)]
+    metrics[0].fields.labels("m", "1").inc()
+    values = [
+        one.registry.get_sample_value("turbofno_fields_total", {"model": "m", "version": "1"})
+        for one in metrics
+    ]
+    assert values == [1, *[None] * (number - 1)]

@@ -1,0 +1,275 @@
+"""The real server process: start, refusals below HTTP, drain on signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from tests.service.tiny import save_tiny
+
+pytestmark = pytest.mark.timeout(60)
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = "import sys; from service.server import run; from service.settings import Settings; sys.exit(run(Settings()))"
+BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    port: int
+    log: list[str]
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}")
+
+
+@contextmanager
+def running(repository: Path, **settings: object) -> Iterator[Server]:
+    environment = {**os.environ, "TURBOFNO_PORT": "0", "TURBOFNO_DEVICE": "cpu"}
+    environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
+    environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE], cwd=ROOT, env=environment,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log: list[str] = []
+    found = threading.Event()
+    server = Server(process, 0, log)
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            log.append(line)
+            if match := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
+                server.port = int(match[1])
+                found.set()
+        found.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert found.wait(30)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("zoo")
+    save_tiny(root)
+    return root
+
+
+def until_ready(server: Server) -> None:
+    for _ in range(500):
+        if server.get("/readyz").status_code == 200:
+            return
+        time.sleep(0.02)
+    raise AssertionError("never ready: " + "".join(server.log))
+
+
+def read_response(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of one response with Content-Length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    found = re.search(rb"content-length: (\d+)", head)
+    assert found is not None
+    while len(body) < int(found[1]):
+        body += connection.recv(65536)
+    return int(head.split()[1]), body
+
+
+def predict_head(length: int) -> bytes:
+    return (
+        "POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains_answers_what_was_accepted_and_exits_0(
+    repository: Path, number: signal.Signals
+) -> None:
+    with running(repository) as server, ExitStack() as sockets:
+        until_ready(server)
+        accepted = sockets.enter_context(server.connect())
+        accepted.sendall(predict_head(len(BODY)) + BODY[:5])
+        time.sleep(0.2)
+        server.process.send_signal(number)
+        time.sleep(0.3)
+        late = sockets.enter_context(server.connect())
+        late.sendall(predict_head(len(BODY)) + BODY)
+        status, body = read_response(late)
+        assert status == 503, "still listening, but takes no new work"
+        assert b"shutting down" in body
+        assert server.get("/readyz").status_code == 503
+        assert server.get("/healthz").status_code == 200
+        accepted.sendall(BODY[5:])
+        status, body = read_response(accepted)
+        assert status == 200
+        assert len(json.loads(body)["outputs"]["u"]) == 16
+        assert server.process.wait(10) == 0
+
+
+def test_idle_server_exits_at_once(repository: Path) -> None:
+    with running(repository) as server:
+        until_ready(server)
+        started = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - started < 3
+
+
+def test_second_signal_aborts(repository: Path) -> None:
+    with running(repository) as server:
+        until_ready(server)
+        with server.connect() as stuck:
+            stuck.sendall(predict_head(len(BODY)) + BODY[:5])
+            time.sleep(0.2)
+            server.process.terminate()
+            time.sleep(0.5)
+            assert server.process.poll() is None
+            server.process.terminate()
+            assert server.process.wait(5) == 1
+
+
+def test_drain_time_bounds_the_drain(repository: Path) -> None:
+    with running(repository, drain_seconds=0.5) as server:
+        until_ready(server)
+        with server.connect() as stuck:
+            stuck.sendall(predict_head(len(BODY)) + BODY[:5])
+            time.sleep(0.2)
+            server.process.terminate()
+            assert server.process.wait(15) == 0
+
+
+def test_wrong_repository_fails_the_start_with_its_reason(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        assert server.process.wait(10) == 1
+        assert "no model in" in "".join(server.log)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_missing_device_fails_the_start_in_one_line(repository: Path) -> None:
+    with running(repository, device="cuda:7") as server:
+        assert server.process.wait(10) == 1
+    assert len(server.log) == 1
+    assert "TURBOFNO_DEVICE=cuda:7" in server.log[0]
+
+
+@pytest.fixture(scope="module")
+def strict(repository: Path) -> Iterator[Server]:
+    with running(
+        repository,
+        header_timeout_seconds=0.5,
+        body_timeout_seconds=0.5,
+        max_header_bytes=1000,
+        max_connections=5,
+        max_json_bytes=500,
+    ) as server:
+        until_ready(server)
+        yield server
+
+
+def error_of(body: bytes) -> str:
+    return str(json.loads(body)["detail"])
+
+
+def test_slow_header_is_refused(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHo")
+        status, body = read_response(connection)
+        assert status == 408
+        assert "TURBOFNO_HEADER_TIMEOUT_SECONDS" in error_of(body)
+        assert connection.recv(1) == b""
+
+
+def test_silent_connection_is_closed(strict: Server) -> None:
+    with strict.connect() as connection:
+        assert connection.recv(1) == b""
+
+
+def test_slow_body_is_refused(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(predict_head(100) + b"{")
+        status, body = read_response(connection)
+        assert status == 408
+        assert "TURBOFNO_BODY_TIMEOUT_SECONDS" in error_of(body)
+
+
+def test_endless_header_is_refused(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 2000)
+        status, body = read_response(connection)
+        assert status == 431
+        assert "TURBOFNO_MAX_HEADER_BYTES" in error_of(body)
+
+
+def test_no_http_is_a_bad_request(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(b"\x16\x03\x01\r\n\r\n")
+        assert read_response(connection)[0] == 400
+
+
+def test_body_over_the_limit_is_answered_before_it_is_sent(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(predict_head(501))
+        status, body = read_response(connection)
+        assert status == 413
+        assert "TURBOFNO_MAX_JSON_BYTES" in error_of(body)
+        connection.sendall(b"x" * 501 + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_response(connection)[0] == 200, "the connection goes on after the refused body"
+
+
+def test_connection_over_the_limit_is_refused(strict: Server) -> None:
+    for _ in range(100):
+        connections = [strict.connect() for _ in range(6)]
+        try:
+            status, body = read_response(connections[-1])
+        except IndexError:
+            continue
+        finally:
+            for connection in connections:
+                connection.close()
+        assert status == 503
+        assert "TURBOFNO_MAX_CONNECTIONS" in error_of(body)
+        break
+    time.sleep(0.1)
+    assert strict.get("/healthz").status_code == 200
+
+
+def test_pipelined_requests_are_answered_in_order(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(
+            predict_head(len(BODY)) + BODY + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        data = b""
+        while data.count(b"HTTP/1.1") < 2 or not data.endswith(b'{"live":true}'):
+            data += connection.recv(65536)
+        assert data.index(b'"outputs"') < data.index(b'{"live":true}')

@@ -1,0 +1,68 @@
+"""Settings: sources, limits that fit together, and what the defaults promise."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import Settings, env_name
+
+
+def test_environment_sets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURBOFNO_MAX_BATCH_SIZE", "7")
+    assert Settings().max_batch_size == 7
+    assert Settings(max_batch_size=3).max_batch_size == 3
+
+
+def test_every_setting_is_described_and_has_an_environment_name() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert env_name(name) == f"TURBOFNO_{name.upper()}"
+    with pytest.raises(KeyError):
+        env_name("no_such_setting")
+
+
+def test_models_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURBOFNO_MODELS", "burgers-1d, darcy-2d")
+    assert Settings().models == ("burgers-1d", "darcy-2d")
+    monkeypatch.setenv("TURBOFNO_MODELS", "")
+    assert Settings().models is None
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)],
+)
+def test_model_control_is_on_only_for_loopback_unless_set(host: str, allowed: bool) -> None:
+    assert Settings(host=host).model_control is allowed
+    assert Settings(host=host, model_control=not allowed).model_control is not allowed
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+def test_misspelt_setting_is_an_error() -> None:
+    with pytest.raises(ValidationError):
+        Settings(max_batchsize=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_body_bytes": 100},
+        {"max_body_bytes": 2**40},
+        {"max_fields_per_request": 2000},
+        {"max_queued_fields": 10},
+    ],
+)
+def test_limits_that_contradict_each_other_name_both_variables(values: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match=r"TURBOFNO_\w+=\d+ must not exceed TURBOFNO_\w+="):
+        Settings(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "max_body_bytes", "request_deadline_seconds"])
+def test_zero_limit_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**{name: 0})  # type: ignore[arg-type]
