@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from itertools import pairwise
 from typing import Self, TypeVar
 
 import torch
@@ -68,7 +69,7 @@ class PointwiseMLP(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], activation: Activation) -> None:
         super().__init__()
-        pairs = zip(widths[:-1], widths[1:], strict=True)
+        pairs = pairwise(widths)
         self.linears = nn.ModuleList(Pointwise(c_in, c_out) for c_in, c_out in pairs)
         self.activation: Activation = activation
 

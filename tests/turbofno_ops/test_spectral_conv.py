@@ -46,7 +46,10 @@ def test_spectral_conv_equals_definition(
     truth32 = spectral_conv_truth(x32, weight32, out)
     single = spectral_conv(x32, weight32, out_size=out, backend=backend)
     assert single.dtype == torch.float32
-    scale = max(float(truth32.norm()), 1e-3 * float(x.norm() * weight.abs().norm()))
+    # where coefficients cancel by chance, rounding is relative to what went into them
+    points = truth32.numel() / truth32.shape[1]
+    went_in = x.square().mean().sqrt() * weight.abs().norm() * points**0.5
+    scale = max(float(truth32.norm()), 0.02 * float(went_in))
     assert float((single.double() - truth32).norm()) <= 1e-5 * scale
 
 
