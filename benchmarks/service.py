@@ -1,0 +1,140 @@
+"""The service over HTTP on this machine against the bare forward of the same checkpoint: requests/s, p50, p99."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
+
+import httpx
+import numpy as np
+import torch
+
+from benchmarks.timing import medians, print_table, save
+from models.checkpoint import load_model
+from service.client import Client
+
+ROOT = Path(__file__).resolve().parent.parent
+ZOO = ROOT / "models" / "zoo"
+_LARGEST_DIFFERENCE = 1e-5
+_WARM_UP_REQUESTS = 20
+CONCURRENCIES = (1, 8, 32)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """A server process of this checkout on a free loopback port; gives its URL, stops it cleanly."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "serve", "--port", str(port), "--log-level", "warning"],
+        cwd=ROOT,
+        env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        with Client(url, timeout=60) as client:
+            client.wait_ready(timeout=60)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+async def load(url: str, body: bytes, *, concurrency: int, seconds: float) -> list[float]:
+    """Latencies of a closed loop: `concurrency` clients, each sending its next request on an answer."""
+    latencies: list[float] = []
+    limits = httpx.Limits(max_connections=concurrency)
+    headers = {"content-type": "application/x-npy"}
+    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+
+        async def one_client(until: float) -> None:
+            while time.perf_counter() < until:
+                began = time.perf_counter()
+                response = await client.post(url, content=body, headers=headers)
+                if response.status_code != 200:
+                    raise RuntimeError(f"{response.status_code}: {response.text[:200]}")
+                latencies.append(time.perf_counter() - began)
+
+        for _ in range(_WARM_UP_REQUESTS):
+            await client.post(url, content=body, headers=headers)
+        until = time.perf_counter() + seconds
+        await asyncio.gather(*(one_client(until) for _ in range(concurrency)))
+    return latencies
+
+
+def measure(url: str, name: str, *, seconds: float) -> list[dict[str, object]]:
+    """Rows of one model: the bare forward at batch 1 and 16, then the service at rising concurrency."""
+    model = load_model(ZOO / name)
+    grid = model.config.grid.training
+    generator = np.random.default_rng()
+    fields = generator.standard_normal((1, model.config.architecture.in_channels, *grid), np.float32)
+    one = torch.from_numpy(fields)
+    many = one.expand(16, *one.shape[1:]).contiguous()
+    with torch.inference_mode():
+        expected = model.module(one).numpy()
+        bare = medians(
+            {"1": lambda: model.module(one), "16": lambda: model.module(many)}, seconds=seconds
+        )
+    with Client(url) as client:
+        answer = client.predict(name, fields)
+    difference = float(np.linalg.norm(answer - expected) / np.linalg.norm(expected))
+    if not difference <= _LARGEST_DIFFERENCE:
+        raise RuntimeError(f"{name}: the service's answer differs by {difference:.2e}")
+    rows: list[dict[str, object]] = [
+        {
+            "model": name,
+            "what": f"bare forward, batch {batch}",
+            "fields/s": int(batch) / taken,
+            "p50 ms": taken * 1e3,
+            "p99 ms": "",
+        }
+        for batch, taken in bare.items()
+    ]
+    buffer = io.BytesIO()
+    np.save(buffer, fields)
+    path = f"{url}/v1/models/{name}:predict"
+    for concurrency in CONCURRENCIES:
+        latencies = asyncio.run(
+            load(path, buffer.getvalue(), concurrency=concurrency, seconds=seconds)
+        )
+        percentiles = quantiles(latencies, n=100)
+        rows.append(
+            {
+                "model": name,
+                "what": f"service, {concurrency} clients",
+                "fields/s": len(latencies) / seconds,
+                "p50 ms": percentiles[49] * 1e3,
+                "p99 ms": percentiles[98] * 1e3,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure every zoo model; the load generator shares the processor with the server."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="per row, default %(default)s")
+    arguments = parser.parse_args()
+    names = sorted(folder.name for folder in ZOO.iterdir() if (folder / "config.json").is_file())
+    with server() as url:
+        rows = [row for name in names for row in measure(url, name, seconds=arguments.seconds)]
+    print_table("service over HTTP (.npy body), client and server on one machine", rows)
+    print(f"written to {save('service', rows)}")
+
+
+if __name__ == "__main__":
+    main()
