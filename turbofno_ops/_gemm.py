@@ -16,14 +16,52 @@ No large array is ever permuted; only spectra are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 import torch
 
 from turbofno_ops._modes import column_weights
 
-_MAX_TABLES = 256
+P = ParamSpec("P")
+
+MAX_TABLE_BYTES = 128 * 2**20
+
+
+class _Tables:
+    """The tables used last, bounded in bytes: whoever may choose the grid chooses how many and how large."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+        self.nbytes = 0
+
+    def cached(self, make: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+        @wraps(make)
+        def table(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+            key = (make, args, *kwargs.values())
+            with self._lock:
+                found = self._kept.get(key)
+                if found is not None:
+                    self._kept.move_to_end(key)
+                    return found
+            made = make(*args, **kwargs)
+            with self._lock:
+                if key not in self._kept:
+                    self._kept[key] = made
+                    self.nbytes += made.nbytes
+                while self.nbytes > MAX_TABLE_BYTES:
+                    _, oldest = self._kept.popitem(last=False)
+                    self.nbytes -= oldest.nbytes
+            return made
+
+        return table
+
+
+_tables = _Tables()
 
 
 def _angles(count: int, size: int) -> torch.Tensor:
@@ -32,7 +70,7 @@ def _angles(count: int, size: int) -> torch.Tensor:
     return product.remainder(size).to(torch.float64) * (2 * math.pi / size)
 
 
-@lru_cache(maxsize=_MAX_TABLES)
+@_tables.cached
 def _last_axis_analysis(
     size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
@@ -43,7 +81,7 @@ def _last_axis_analysis(
         return table.to(device, dtype)
 
 
-@lru_cache(maxsize=_MAX_TABLES)
+@_tables.cached
 def _last_axis_synthesis(
     size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
@@ -62,7 +100,7 @@ def _last_axis_synthesis(
         return table.reshape(2 * count, size).to(device, dtype)
 
 
-@lru_cache(maxsize=_MAX_TABLES)
+@_tables.cached
 def _other_axis(
     size: int, count: int, dtype: torch.dtype, device: torch.device, *, analysis: bool
 ) -> torch.Tensor:

@@ -1,0 +1,46 @@
+"""The cache of DFT tables: kept while used, bounded in bytes whatever grids are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from turbofno_ops import _gemm, spectral_conv
+
+
+def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = _gemm._Tables()
+    table_bytes = 1000
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 3 * table_bytes)
+    made: list[int] = []
+
+    @tables.cached
+    def make(size: int, *, fill: int = 0) -> torch.Tensor:
+        made.append(size)
+        return torch.full((table_bytes // 4,), fill, dtype=torch.float32)
+
+    for size in (1, 2, 3, 1, 1, 4, 1, 3, 2):
+        make(size, fill=size)
+        assert tables.nbytes <= 3 * table_bytes
+    assert made == [1, 2, 3, 4, 2], "the one used longest ago goes first"
+    assert make(1, fill=5)[0] == 5, "every argument counts"
+
+
+def test_many_grid_sizes_do_not_grow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 10_000)
+    weight = torch.randn(1, 1, 4, 4, dtype=torch.complex64)
+    for n in range(8, 60):
+        x = torch.randn(1, 1, n, n)
+        torch.testing.assert_close(
+            spectral_conv(x, weight, backend="gemm"), spectral_conv(x, weight, backend="reference")
+        )
+        assert _gemm._tables.nbytes <= 10_000
+
+
+def test_table_larger_than_the_bound_is_used_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 100)
+    x, weight = torch.randn(1, 1, 1237), torch.randn(1, 1, 4, dtype=torch.complex64)
+    torch.testing.assert_close(
+        spectral_conv(x, weight, backend="gemm"), spectral_conv(x, weight, backend="reference")
+    )
+    assert _gemm._tables.nbytes <= 100
