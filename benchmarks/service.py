@@ -81,7 +81,9 @@ def measure(url: str, name: str, *, seconds: float) -> list[dict[str, object]]:
     model = load_model(ZOO / name)
     grid = model.config.grid.training
     generator = np.random.default_rng()
-    fields = generator.standard_normal((1, model.config.architecture.in_channels, *grid), np.float32)
+    fields = generator.standard_normal(
+        (1, model.config.architecture.in_channels, *grid), np.float32
+    )
     one = torch.from_numpy(fields)
     many = one.expand(16, *one.shape[1:]).contiguous()
     with torch.inference_mode():

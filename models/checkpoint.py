@@ -48,6 +48,8 @@ def save_model(path: Path, config: ModelConfig, module: FNO) -> ModelConfig:
     weights = path / (WEIGHTS_FILE + ".new")
     state = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
     save_file(state, weights, metadata={"format": config.format})
+    # safetensors writes for the owner alone; a service often runs as somebody else
+    weights.chmod(0o644)
     config = config.model_copy(update={"sha256": sha256_of(weights)})
     weights.replace(path / WEIGHTS_FILE)
     write_config(path, config)

@@ -90,6 +90,10 @@ def test_loaded_spectral_weight_is_stored_mode_by_mode(folder: Path) -> None:
     assert weight.permute(2, 3, 0, 1).is_contiguous()
 
 
+def test_saved_weights_can_be_read_by_another_user(folder: Path) -> None:
+    assert (folder / WEIGHTS_FILE).stat().st_mode & 0o044 == 0o044
+
+
 def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"no {CONFIG_FILE}"):
         load_model(tmp_path / "nowhere")
