@@ -13,9 +13,9 @@ from types import ModuleType
 import torch
 from torch.library import Library
 
-from turbofno_ops import _gemm, _reference
+from turbofno_ops import _cuda, _gemm, _reference
 from turbofno_ops._modes import column_weights
-from turbofno_ops.dispatch import choose, record
+from turbofno_ops.dispatch import Choice, choose, choose_for, log_fallback, record
 
 _IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": _reference, "gemm": _gemm}
 
@@ -37,14 +37,21 @@ _library.define(
     "fourier_layer(Tensor x, Tensor weight, Tensor? skip_weight, Tensor? bias, "
     "str activation, str backend) -> Tensor"
 )
+# What the library of CUDA kernels implements (csrc/bindings/torch_cuda.cpp)
+_library.define(
+    "cuda_layer(Tensor x, Tensor weight, Tensor? skip, Tensor? bias, Tensor row_analysis, "
+    "Tensor row_synthesis, Tensor? column_analysis, Tensor? column_synthesis, int activation, "
+    "SymInt h_out, SymInt w_out) -> Tensor"
+)
 
 
 def _select(
-    weight: torch.Tensor, size: Sequence[int], out_size: Sequence[int], backend: str
-) -> ModuleType:
-    choice = choose(weight.shape[2:], size, out_size, requested=backend)
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str
+) -> Choice:
+    choice = choose_for(x, weight, out_size, requested=backend)
     record(choice)
-    return _IMPLEMENTATIONS[choice.backend]
+    log_fallback(choice)
+    return choice
 
 
 def _mode_major(weight: torch.Tensor) -> torch.Tensor:
@@ -66,7 +73,10 @@ def _spectral_conv(
 ) -> torch.Tensor:
     if x.shape[0] == 0:
         return _fake_spectral_conv(x, weight, out_size, backend)
-    run = _select(weight, x.shape[2:], out_size, backend)
+    choice = _select(x, weight, out_size, backend)
+    if choice.backend == "cuda":
+        return _cuda.layer(x, weight, None, None, "none", out_size)
+    run = _IMPLEMENTATIONS[choice.backend]
     field: torch.Tensor = run.synthesize(_mix(run.analyze(x, weight.shape[2:]), weight), out_size)
     return field
 
@@ -82,7 +92,11 @@ def _spectral_conv_backward(
     if x.shape[0] == 0:
         return torch.zeros_like(x), weight.new_zeros(weight.shape)
     modes, size, out_size = weight.shape[2:], x.shape[2:], grad.shape[2:]
-    run = _select(weight, size, out_size, backend)
+    # the CUDA kernels compute no gradients
+    requested = "auto" if backend == "cuda" else backend
+    choice = choose(modes, size, out_size, requested=requested)
+    record(choice)
+    run = _IMPLEMENTATIONS[choice.backend]
 
     def weights(of: Sequence[int]) -> torch.Tensor:
         per_column = column_weights(modes[-1], of[-1], dtype=x.dtype, device=x.device)
@@ -110,7 +124,10 @@ def _fourier_layer(
     if x.shape[0] == 0:
         return _fake_fourier_layer(x, weight, skip_weight, bias, activation, backend)
     size, c_out = x.shape[2:], weight.shape[1]
-    run = _select(weight, size, size, backend)
+    choice = _select(x, weight, size, backend)
+    if choice.backend == "cuda":
+        return _cuda.layer(x, weight, skip_weight, bias, activation, size)
+    run = _IMPLEMENTATIONS[choice.backend]
     z = _mix(run.analyze(x, weight.shape[2:]), weight)
     if skip_weight is None:
         y = run.synthesize(z, size)
@@ -151,6 +168,11 @@ def _fake_fourier_layer(
     return x.new_empty((x.shape[0], weight.shape[1], *x.shape[2:]))
 
 
+def _fake_cuda_layer(x: torch.Tensor, weight: torch.Tensor, *others: int) -> torch.Tensor:
+    *_, h_out, w_out = others
+    return x.new_empty((x.shape[0], weight.shape[3], h_out, w_out))
+
+
 for _name, _run, _fake in (
     ("spectral_conv", _spectral_conv, _fake_spectral_conv),
     ("spectral_conv_backward", _spectral_conv_backward, _fake_spectral_conv_backward),
@@ -158,6 +180,7 @@ for _name, _run, _fake in (
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
+torch.library.register_fake("turbofno::cuda_layer", _fake_cuda_layer, lib=_library)
 
 
 def _save_spectral_conv(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Sequence
@@ -9,7 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-BACKENDS = ("reference", "gemm")
+from turbofno_ops import _cuda
+
+BACKENDS = ("reference", "gemm", "cuda")
+
+_log = logging.getLogger("turbofno_ops")
 
 # A multiply-add in a matrix product costs far less than one in an FFT, which also pays for strided
 # passes, for the modes that are thrown away and for zero filling. The ratio is where the two took the
@@ -27,6 +32,8 @@ class Choice:
 
 
 _ran = threading.local()
+_PASSED_OVER = "the CUDA kernels do not run this layer: "
+_logged: set[str] = set()
 
 
 def gemm_flops(modes: Sequence[int], size: Sequence[int]) -> float:
@@ -55,16 +62,23 @@ def choose(
     out_size: Sequence[int],
     *,
     requested: str = "auto",
+    cuda_refusal: str | None = "x is not on a GPU",
 ) -> Choice:
     """Pick the backend for one layer: kept modes, input grid, output grid, an entry an axis.
 
+    `cuda_refusal` is why the CUDA kernels do not take the layer, None if they do.
+
     Raises:
-        ValueError: `requested` is neither 'auto' nor the name of a backend.
+        ValueError: `requested` is neither 'auto' nor the name of a backend, or is 'cuda' and refused.
     """
     if requested != "auto":
         if requested not in BACKENDS:
             raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {requested!r}")
+        if requested == "cuda" and cuda_refusal is not None:
+            raise ValueError(f"backend 'cuda' cannot run this layer: {cuda_refusal}")
         return Choice(requested, "asked for by the caller")
+    if cuda_refusal is None:
+        return Choice("cuda", "x is on a GPU and the CUDA kernels serve this shape")
     gemm = gemm_flops(modes, size) + gemm_flops(modes, out_size)
     fft = fft_flops(size) + fft_flops(out_size)
     ratio = gemm / fft
@@ -83,8 +97,28 @@ def explain(
     backend: str = "auto",
 ) -> Choice:
     """What `spectral_conv(x, weight, out_size=..., backend=...)` would run, and why. Runs nothing."""
-    size = tuple(x.shape[2:])
-    return choose(weight.shape[2:], size, tuple(out_size or size), requested=backend)
+    return choose_for(x, weight, tuple(out_size or x.shape[2:]), requested=backend)
+
+
+def choose_for(
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], *, requested: str
+) -> Choice:
+    """`choose` for these tensors; on a GPU the reason says why the CUDA kernels were passed over."""
+    refused = _cuda.refusal(x, weight, out_size)
+    choice = choose(
+        weight.shape[2:], x.shape[2:], out_size, requested=requested, cuda_refusal=refused
+    )
+    if requested != "auto" or refused is None or not x.is_cuda:
+        return choice
+    return Choice(choice.backend, f"{_PASSED_OVER}{refused}; {choice.reason}")
+
+
+def log_fallback(choice: Choice) -> None:
+    """Log, once for each reason, that a layer on a GPU does not run on the CUDA kernels."""
+    why = choice.reason.split(";", 1)[0]
+    if why.startswith(_PASSED_OVER) and why not in _logged:
+        _logged.add(why)
+        _log.warning("%s; backend %r runs instead", why, choice.backend)
 
 
 def record(choice: Choice) -> None:

@@ -29,7 +29,7 @@ def fourier_layer(
         skip_weight: The 1x1 convolution beside it, x's dtype [c_out, c_in], or None.
         bias: x's dtype [c_out], or None.
         activation: One of `ACTIVATIONS`; 'gelu' is the exact one (erf).
-        backend: 'auto', 'reference' or 'gemm'.
+        backend: 'auto', 'reference', 'gemm' or 'cuda', as `spectral_conv` takes it.
 
     Returns:
         Real field [batch, c_out, *grid], dtype and device of x.

@@ -32,7 +32,8 @@ def spectral_conv(
             corners `weights1`, `weights2` of the original code, concatenated). On the last axis they
             are 0 .. K-1. A weight whose memory is ordered [*modes, c_in, c_out] avoids a copy.
         out_size: Grid of the result if it differs from x's (zero-shot super-resolution).
-        backend: 'auto', 'reference' (torch.fft) or 'gemm' (truncated DFT as matrix products).
+        backend: 'auto', 'reference' (torch.fft), 'gemm' (truncated DFT as matrix products) or 'cuda' (our
+            kernels: float32 on a GPU, 1 or 2 grid axes).
 
     Returns:
         Real field [batch, c_out, *out_size], dtype and device of x.
