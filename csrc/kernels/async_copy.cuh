@@ -3,11 +3,16 @@
 
 namespace turbofno {
 
-// One float; zero where `inside` is false, and `from` is then not read.
-__device__ __forceinline__ void copy_async(float *to, const float *from, bool inside) {
+// 4, 8 or 16 bytes, both sides aligned to as many; zeros where `inside` is false, and `from` is then not read.
+template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(inside ? 4 : 0)
-                 : "memory");
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16) { // whole vectors need not stay in L1
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(bytes)
+                     : "memory");
+    }
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

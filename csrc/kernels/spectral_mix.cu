@@ -7,6 +7,7 @@
 // Three kernels, with the kept modes (a small part of the field) passing through memory between them: so
 // that any number of channels and modes fits, and each mode's weights are read once for many batch elements.
 // 1D has only the product in the middle.
+#include "async_copy.cuh"
 #include "launch.h"
 
 namespace turbofno {
@@ -62,12 +63,16 @@ __global__ void __launch_bounds__(128) analyze_columns(const Columns a) {
             const int h = h0 + e / a.ky % kRowsAtOnce;
             const int channel = p.channel0 + e / a.ky / kRowsAtOnce;
             const bool inside = y < a.modes_w && h < a.h && channel < a.channels;
-            rows[e] = inside ? a.in[((p.b * a.channels + channel) * a.h + h) * a.modes_w + y] : float2{};
+            const float2 *from = a.in + ((p.b * a.channels + channel) * a.h + h) * a.modes_w + y;
+            copy_async<8>(rows + e, inside ? from : a.in, inside);
         }
         for (int e = threadIdx.x; e < 2 * a.k_slots * kRowsAtOnce; e += blockDim.x) {
             const int h = h0 + e % kRowsAtOnce, k = k0 + e / kRowsAtOnce;
-            table[e] = h < a.h && k < sums ? a.table[int64_t(k) * a.h + h] : float2{};
+            const bool inside = h < a.h && k < sums;
+            copy_async<8>(table + e, inside ? a.table + int64_t(k) * a.h + h : a.table, inside);
         }
+        commit_copies();
+        wait_copies<0>();
         __syncthreads();
 #pragma unroll 4
         for (int h = 0; h < kRowsAtOnce; ++h) {
@@ -180,7 +185,11 @@ template <int BATCH, int PAIR> __global__ void __launch_bounds__(256) multiply_m
     const int64_t b0 = int64_t(blockIdx.x / a.modes) * tile;
     const float2 *in = a.in + (mode * a.batch + b0) * a.c_in;
     const int64_t count = min(int64_t(tile), a.batch - b0) * a.c_in;
-    for (int e = threadIdx.x; e < tile * a.c_in; e += blockDim.x) fields[e] = e < count ? in[e] : float2{};
+    for (int e = threadIdx.x; e < tile * a.c_in; e += blockDim.x) {
+        copy_async<8>(fields + e, e < count ? in + e : in, e < count);
+    }
+    commit_copies();
+    wait_copies<0>();
     __syncthreads();
 
     const int lanes = a.c_out / PAIR;

@@ -25,19 +25,19 @@ size_t complex_bytes(int64_t a, int64_t b, int64_t c, int64_t d) {
 
 void plan_analysis(const turbofno_layer &layer, Plan &p) {
     const int columns = 2 * layer.modes_w;
-    const int per_thread = ceil_div(columns, 8);
-    p.column_registers = 8;
-    for (int registers : {2, 3, 4, 6, 8}) {
-        if (per_thread <= registers) {
-            p.column_registers = registers;
+    const int fragments = ceil_div(columns, 8);
+    p.column_fragments = 8;
+    for (int choice : {1, 2, 3, 4, 6}) {
+        if (fragments <= choice) {
+            p.column_fragments = choice;
             break;
         }
     }
     const int64_t rows = layer.batch * layer.c_in * layer.h_in;
-    const int64_t column_tiles = ceil_div(columns, 8 * p.column_registers);
+    const int64_t column_tiles = ceil_div(columns, 8 * p.column_fragments);
     const int64_t wanted = 4 * int64_t(layer.multiprocessors);
-    p.row_registers = ceil_div(rows, int64_t(128)) * column_tiles >= wanted ? 8 : 4;
-    const int64_t tiles = ceil_div(rows, int64_t(16 * p.row_registers)) * column_tiles;
+    p.row_fragments = ceil_div(rows, int64_t(128)) * column_tiles >= wanted ? 2 : 1;
+    const int64_t tiles = ceil_div(rows, int64_t(64 * p.row_fragments)) * column_tiles;
     const int64_t useful = std::max(1, layer.w_in / 256);
     p.splits = int(std::clamp(wanted / std::max<int64_t>(tiles, 1), int64_t(1), useful));
     p.split_points = ceil_div(ceil_div(layer.w_in, p.splits), 16) * 16;

@@ -12,8 +12,8 @@
 namespace turbofno {
 
 struct Plan {
-    // analyze_rows: rows of a block = 16 * row_registers, columns = 8 * column_registers
-    int row_registers, column_registers;
+    // analyze_rows: rows of a block = 64 * row_fragments, columns = 8 * column_fragments
+    int row_fragments, column_fragments;
     int splits; // of the sum over the row's points; more than one needs partial sums in the workspace
     int split_points;
     // spectral_mix: modes_w of a block; |k| pairs of a block; threads; batch groups of the mode product

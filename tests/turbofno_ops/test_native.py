@@ -1,0 +1,138 @@
+"""The CUDA library from the outside, without a GPU: its plans, its limits, that it compiles, and what is said without it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from turbofno_ops import _native, dispatch, native_status, spectral_conv
+from turbofno_ops.__main__ import report
+from turbofno_ops.dispatch import Choice, choose
+
+ROOT = Path(__file__).parents[2]
+PLAN = ROOT / "csrc" / "plan" / "plan.cpp"
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("plan") / "plan.so"
+    built = run("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", PLAN, "-o", library)
+    assert built.returncode == 0, built.stderr
+    return _native.declare(ctypes.CDLL(str(library)))
+
+
+@pytest.fixture
+def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_native, "_library", lambda: plan_library)
+    _native.unsupported.cache_clear()
+    yield
+    _native.unsupported.cache_clear()
+
+
+@needs_compiler
+def test_every_plan_fits_the_devices(tmp_path: Path) -> None:
+    program = tmp_path / "plan_check"
+    built = run("g++", "-std=c++17", "-O1", "-Wall", ROOT / "tests/csrc/plan_check.cpp", PLAN, "-o", program)
+    assert built.returncode == 0, built.stderr
+    checked = run(program)
+    assert checked.returncode == 0, checked.stdout[:2000]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "modes", "why"),
+    [
+        (65536, (64, 64), (1024,), (16,), None),
+        (1, (256, 8), (4096, 4096), (128, 64), None),
+        (1, (20, 48), (421, 421), (24, 12), None),
+        (65537, (8, 8), (64,), (8,), "batch"),
+        (1, (257, 8), (64,), (8,), "channel"),
+        (1, (8, 8), (32768,), (8,), "16384 points"),
+        (1, (8, 8), (1024,), (200,), "128 modes"),
+        (1, (8, 8), (512, 64), (130, 12), "128 modes"),
+        (1, (8, 8), (64,), (40,), "does not hold"),
+    ],
+)
+def test_limits_of_the_kernels(
+    batch: int, channels: tuple[int, int], size: tuple[int, ...], modes: tuple[int, ...], why: str | None
+) -> None:
+    reason = _native.unsupported(batch, channels, size, size, modes)
+    if why is None:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert why in reason
+
+
+@needs_compiler
+def test_workspace_grows_with_the_batch_beyond_32_bits(plan_library: ctypes.CDLL) -> None:
+    shape = _native.layer_shape(65536, (64, 64), (1024,), (1024,), (64,))
+    spectra = 65536 * 64 * 64 * 8
+    assert plan_library.turbofno_workspace_bytes(ctypes.byref(shape)) >= 2 * spectra
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
+@pytest.mark.parametrize("source", sorted((ROOT / "csrc" / "kernels").glob("*.cu")), ids=lambda p: p.stem)
+def test_kernels_compile_without_warnings(source: Path, tmp_path: Path) -> None:
+    arch = "-gencode=arch=compute_80,code=sm_80"
+    built = run(
+        "nvcc", "-std=c++17", arch, "-Xcompiler=-Wall,-Wextra", "-c", source, "-o", tmp_path / "kernel.o"
+    )
+    assert built.returncode == 0, built.stderr
+    assert "warning" not in built.stderr
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
+def test_without_cuda_everything_works_and_says_why() -> None:
+    status = native_status()
+    assert not status.loaded
+    assert "built without CUDA" in status.detail
+    assert status.detail in report()
+    assert "cuda" not in report().splitlines()[2]
+    with pytest.raises(ValueError, match="backend 'cuda' cannot run this layer: x is on cpu"):
+        spectral_conv(torch.zeros(1, 1, 8), torch.zeros(1, 1, 2, dtype=torch.complex64), backend="cuda")
+
+
+def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_native, "_candidates", lambda: [tmp_path / _native.LIBRARY])
+    native_status.cache_clear()
+    try:
+        assert "was not built" in native_status().detail
+        (tmp_path / _native.LIBRARY).write_bytes(b"not a library")
+        native_status.cache_clear()
+        assert "cannot be loaded" in native_status().detail
+    finally:
+        native_status.cache_clear()
+
+
+def test_kernels_are_chosen_where_they_serve() -> None:
+    choice = choose((24, 12), (64, 64), (64, 64), cuda_refusal=None)
+    assert choice.backend == "cuda"
+
+
+def test_fallback_is_logged_once_with_its_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_logged", set())
+    choice = Choice("gemm", f"{dispatch._PASSED_OVER}a channel count is not in 1 .. 256; matrix products")
+    with caplog.at_level(logging.WARNING, logger="turbofno_ops"):
+        for _ in range(3):
+            dispatch.log_fallback(choice)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the CUDA kernels do not run this layer: a channel count is not in 1 .. 256; backend 'gemm' runs instead"
+    ]
