@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: install serve test lint format bench clean
+.PHONY: install serve test test-gpu lint format bench bench-gpu clean
 
 install: $(SERVE_READY)
 
@@ -28,6 +28,14 @@ format: $(DEV_READY)
 
 bench: $(DEV_READY)
 	$(BIN)/python -m benchmarks
+
+# With a CUDA PyTorch in the environment and nvcc on the PATH, `make install` has built the kernels.
+test-gpu: $(DEV_READY)
+	$(BIN)/python -m turbofno_ops
+	$(BIN)/python -m pytest tests/turbofno_ops
+
+bench-gpu: $(DEV_READY)
+	$(BIN)/python -m benchmarks.gpu --kernels
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -115,7 +115,9 @@ def corners_of(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return weight[:, :, :half].contiguous(), weight[:, :, half:].contiguous()
 
 
-def in_graph(call: Callable[[torch.Tensor], torch.Tensor], fields: list[torch.Tensor]) -> Callable[[], object]:
+def in_graph(
+    call: Callable[[torch.Tensor], torch.Tensor], fields: list[torch.Tensor]
+) -> Callable[[], object]:
     """One CUDA graph of `call` on every field."""
     for x in fields[:2]:
         call(x)
@@ -182,7 +184,10 @@ def measure(layer: Layer, bandwidth: float, *, compiled: bool, seconds: float) -
         activation="gelu",
         backend="gemm",
     )
-    errors = {"ours": _error(own(x)[: len(few)], truth), "eager": _error(eager(x)[: len(few)], truth)}
+    errors = {
+        "ours": _error(own(x)[: len(few)], truth),
+        "eager": _error(eager(x)[: len(few)], truth),
+    }
     if not errors["ours"] <= _LARGEST_OWN_ERROR:
         raise RuntimeError(f"{layer.label}: wrong result, relative L2 error {errors['ours']:.1e}")
     candidates: dict[str, Callable[[], object]] = {

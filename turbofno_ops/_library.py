@@ -45,9 +45,7 @@ _library.define(
 )
 
 
-def _select(
-    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str
-) -> Choice:
+def _select(x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str) -> Choice:
     choice = choose_for(x, weight, out_size, requested=backend)
     record(choice)
     log_fallback(choice)

@@ -16,27 +16,6 @@ struct Arguments {
     int64_t row_stride, mode_stride, split_stride; // of `out`, in floats
 };
 
-// x from the tile's first row on; `offset` is that row's place in its vector.
-struct Field {
-    const float *x;
-    int64_t rows;
-    int points, end, offset;
-
-    // A vector beyond the end would hold the next row's values: zero times these is not zero if they are not finite.
-    __device__ bool whole(int k0) const { return k0 + kStep <= end; }
-    __device__ const float *at(int row, int k) const { return row < rows ? x + int64_t(row) * points + k : nullptr; }
-    __device__ int shift(int row) const { return (offset + row * points) & 3; }
-};
-
-// The table from the tile's first column on.
-struct Table {
-    const float *table;
-    int stride, columns;
-
-    __device__ const float *at(int k) const { return table + int64_t(k) * stride; }
-    __device__ int shift(int k) const { return k * stride & 3; } // the first column is a multiple of 8
-};
-
 template <int ROWS, int COLUMNS> using RowsTile = Tile<ROWS, COLUMNS, 4, 1>;
 
 template <int ROWS, int COLUMNS>
@@ -52,8 +31,10 @@ analyze(const Arguments a) {
     const int end = min(begin + a.split_points, a.points);
 
     T tile;
-    tile.multiply(shared, begin, end, Field{a.x + row0 * a.points, a.rows - row0, a.points, end, int(row0 * a.points & 3)},
-                  Table{a.table + column0, a.columns, a.columns - column0});
+    const int64_t rows = min(a.rows - row0, int64_t(T::BM));
+    tile.multiply(shared,
+                  Operand{a.x + row0 * a.points, a.points, int(rows), int(row0 * a.points & 3), a.points % 4 == 0, false},
+                  Operand{a.table + column0, a.columns, a.columns - column0, 0, a.columns % 4 == 0, false}, begin, end);
 
     float *out = a.out + split * a.split_stride;
 #pragma unroll

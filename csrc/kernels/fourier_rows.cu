@@ -50,37 +50,6 @@ template <typename Sums> __device__ __forceinline__ void activate(Sums &sums, in
     }
 }
 
-// [skip | R'] from the tile's first channel on.
-struct Mixed {
-    const float *skip, *rows;
-    int64_t row_stride;
-    int c_in, columns, channels;
-
-    __device__ bool whole(int k0) const {
-        return c_in % 4 == 0 && columns % 4 == 0 && k0 + kStep <= c_in + columns;
-    }
-    __device__ const float *at(int channel, int k) const {
-        if (channel >= channels) return nullptr;
-        return k < c_in ? skip + channel * c_in + k : rows + channel * row_stride + (k - c_in);
-    }
-    __device__ static int shift(int) { return 0; }
-};
-
-// [x ; S] from the tile's first point on; `offset` is the place of x's in its vector.
-struct Points {
-    const float *x, *table;
-    int64_t plane;
-    int c_in, w, offset, columns;
-
-    __device__ const float *at(int k) const {
-        return k < c_in ? x + k * plane : table + int64_t(k - c_in) * w;
-    }
-    __device__ int shift(int k) const {
-        // only the last two bits count, so wrapping around does no harm
-        return k < c_in ? int((unsigned(offset) + unsigned(k) * unsigned(plane)) & 3) : (k - c_in) * w & 3;
-    }
-};
-
 template <typename T> __global__ void __launch_bounds__(T::kThreads, T::kBlocks) fourier_rows(const Arguments a) {
     __shared__ typename T::Shared shared;
     const int part = blockIdx.x % (a.channel_tiles * a.point_tiles);
@@ -94,11 +63,15 @@ template <typename T> __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     const float *rows = a.rows + (b * a.c_out * a.h + h) * a.columns;
 
     T tile;
-    tile.multiply(shared, 0, a.c_in + a.columns,
-                  Mixed{a.skip + o0 * a.c_in, rows + int64_t(o0) * a.h * a.columns, int64_t(a.h) * a.columns, a.c_in,
-                        a.columns, a.c_out - o0},
-                  Points{x + w0, a.table + w0, plane, a.c_in, a.w, int((b * a.c_in * a.h + h) * a.w + w0 & 3),
-                         a.w - w0});
+    const bool whole_vectors = a.w % 4 == 0;
+    if (a.c_in > 0) {
+        const int offset = int((b * a.c_in * plane + int64_t(h) * a.w + w0) & 3);
+        tile.multiply(shared, Operand{a.skip + o0 * a.c_in, a.c_in, a.c_out - o0, 0, true, a.c_in % 4 != 0},
+                      Operand{x + w0, plane, a.w - w0, offset, whole_vectors, false}, 0, a.c_in);
+    }
+    const int64_t stride = int64_t(a.h) * a.columns;
+    tile.multiply(shared, Operand{rows + o0 * stride, stride, a.c_out - o0, 0, true, a.columns % 4 != 0},
+                  Operand{a.table + w0, a.w, a.w - w0, 0, whole_vectors, false}, 0, a.columns);
 
     constexpr int ROWS = sizeof(tile.sum) / sizeof(tile.sum[0]);
     constexpr int COLUMNS = sizeof(tile.sum[0]) / sizeof(tile.sum[0][0]);

@@ -39,6 +39,23 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// One operand of a tile, from the tile's first row (left) or column (right) on. A vector is 16 bytes, aligned. Rows of
+// a grid of 85 points do not start at such addresses, so a row is copied from the vector that holds its first element
+// on, and `shift` = 0 .. 3 is that element's place in it.
+struct Operand {
+    const float *from;
+    int64_t stride; // between rows (left) or terms (right)
+    int count; // rows or columns there are
+    int offset; // place of `from` in its vector
+    bool aligned; // all shifts are zero
+    bool scalar; // left only: copy element by element, from any address; then shifts are zero
+
+    __device__ int shift(int row) const {
+        // only the last two bits count, so wrapping around does no harm
+        return aligned ? 0 : int((unsigned(offset) + unsigned(row) * unsigned(stride)) & 3);
+    }
+};
+
 // ROWS x COLUMNS fragments (16 x 8 each) a warp, WARPS_M x WARPS_N warps a block.
 template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N> struct Tile {
     static constexpr int BM = 16 * ROWS * WARPS_M, BN = 8 * COLUMNS * WARPS_N;
@@ -55,56 +72,21 @@ template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N> struct Tile {
 
     float sum[ROWS][COLUMNS][4] = {};
 
-    // Left:  `at(row, k)`, the address of an element, or null outside; `shift(row)`; `whole(k0)`, whether step k0
-    //        may be copied in vectors: its terms neighbours in memory, none beyond the end.
-    // Right: `at(k)`, the address of the tile's first column, or null outside; `shift(k)`; `columns`, how many
-    //        columns there are from the tile's first.
-    // A vector is 16 bytes, aligned. Rows of a grid of 85 points do not start at such addresses, so a row is copied
-    // from the vector that holds its first element on, and `shift` = 0 .. 3 is that element's place in it.
-    template <typename Left, typename Right>
-    __device__ void multiply(Shared &shared, int begin, int end, const Left &left, const Right &right) {
-        const auto load = [&](int buffer, int k0) {
-            if (left.whole(k0)) {
-                for (int e = threadIdx.x; e < BM * kStep / 4; e += kThreads) {
-                    const int row = e / (kStep / 4), k = e % (kStep / 4) * 4;
-                    const float *from = left.at(row, k0 + k);
-                    copy_async<16>(&shared.left[buffer][row][k], from - (from != nullptr ? left.shift(row) : 0),
-                                   from != nullptr);
-                }
-                for (int row = threadIdx.x; row < BM; row += kThreads) {
-                    const float *from = left.at(row, k0);
-                    if (from == nullptr || left.shift(row) == 0) continue;
-                    copy_async<16>(&shared.left[buffer][row][kStep], from + kStep - left.shift(row), true);
-                }
-            } else {
-                for (int e = threadIdx.x; e < BM * kStep; e += kThreads) {
-                    const int row = e / kStep, k = e % kStep;
-                    const float *from = k0 + k < end ? left.at(row, k0 + k) : nullptr;
-                    copy_async<4>(&shared.left[buffer][row][k + left.shift(row)], from, from != nullptr);
-                }
-            }
-            for (int e = threadIdx.x; e < BN * kStep / 4; e += kThreads) {
-                const int k = e / (BN / 4), column = e % (BN / 4) * 4;
-                copy_right(shared, right, buffer, k, k0 + k < end ? k0 + k : -1, column);
-            }
-            for (int k = threadIdx.x; k < kStep; k += kThreads) {
-                // beyond the end too: the zeros there are read at a shift
-                const bool inside = k0 + k < end;
-                if (!inside || right.shift(k0 + k) != 0) copy_right(shared, right, buffer, k, inside ? k0 + k : -1, BN);
-            }
-            commit_copies();
-        };
-
-        load(0, begin);
-        load(1, begin + kStep);
+    // sum += left . right over terms [begin, end). Left: a row's terms are neighbours in memory. Right: a term's
+    // columns are. All threads of the block call it together.
+    __device__ void multiply(Shared &shared, const Operand &left, const Operand &right, int begin, int end) {
+        load(shared, 0, left, right, begin, end);
+        load(shared, 1, left, right, begin + kStep, end);
         int buffer = 0;
         for (int k0 = begin; k0 < end; k0 += kStep) {
             wait_copies<1>();
             __syncthreads(); // this step's values are there, and the buffer filled next has been read
-            load((buffer + 2) % kBuffers, k0 + 2 * kStep);
+            load(shared, (buffer + 2) % kBuffers, left, right, k0 + 2 * kStep, end);
             step(shared, buffer, k0, left, right);
             buffer = (buffer + 1) % kBuffers;
         }
+        wait_copies<0>();
+        __syncthreads();
     }
 
     // First row and column, within the block's tile, of this thread's elements of fragment (i, j); the four
@@ -115,17 +97,75 @@ template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N> struct Tile {
     }
 
   private:
-    template <typename Right>
-    __device__ static void copy_right(Shared &shared, const Right &right, int buffer, int k, int term, int column) {
-        const float *first = term >= 0 ? right.at(term) : nullptr;
-        const int shift = first != nullptr ? right.shift(term) : 0;
-        const bool inside = first != nullptr && column - shift < right.columns;
-        copy_async<16>(&shared.right[buffer][k][column], first + column - shift, inside);
+    __device__ __forceinline__ void load(Shared &shared, int buffer, const Operand &left, const Operand &right, int k0,
+                                         int end) {
+        if (k0 < end) {
+            load_left(shared.left[buffer], left, k0, end);
+            load_right(shared.right[buffer], right, k0, end);
+        }
+        commit_copies();
     }
 
-    template <typename Left, typename Right>
-    __device__ __forceinline__ void step(const Shared &shared, int buffer, int k0, const Left &left,
-                                         const Right &right) {
+    __device__ __forceinline__ void load_left(float (*to)[LEFT], const Operand &left, int k0, int end) {
+        if (k0 + kStep > end || left.scalar) {
+            // also because a vector beyond the end may hold the next row's values, and zero times these is not zero
+            // if they are not finite
+            for (int e = threadIdx.x; e < BM * kStep; e += kThreads) {
+                const int row = e / kStep, k = e % kStep;
+                copy_async<4>(&to[row][k + left.shift(row)], left.from + row * left.stride + k0 + k,
+                              row < left.count && k0 + k < end);
+            }
+            return;
+        }
+        constexpr int WORDS = kStep / 4;
+        const int row0 = threadIdx.x / WORDS, k = threadIdx.x % WORDS * 4;
+        const float *from = left.from + row0 * left.stride + k0 + k;
+#pragma unroll
+        for (int n = 0; n < (BM * WORDS + kThreads - 1) / kThreads; ++n) {
+            const int row = row0 + n * (kThreads / WORDS);
+            if (row < BM) {
+                copy_async<16>(&to[row][k], from + n * (kThreads / WORDS) * left.stride - left.shift(row),
+                               row < left.count);
+            }
+        }
+        if (left.aligned) return;
+        for (int row = threadIdx.x; row < min(BM, left.count); row += kThreads) {
+            if (left.shift(row) == 0) continue;
+            copy_async<16>(&to[row][kStep], left.from + row * left.stride + k0 + kStep - left.shift(row), true);
+        }
+    }
+
+    __device__ __forceinline__ void load_right(float (*to)[RIGHT], const Operand &right, int k0, int end) {
+        constexpr int WORDS = BN / 4;
+        if constexpr (kThreads % WORDS == 0) {
+            const int row0 = threadIdx.x / WORDS, column = threadIdx.x % WORDS * 4;
+            const float *from = right.from + (k0 + row0) * right.stride + column;
+#pragma unroll
+            for (int n = 0; n < (kStep * WORDS + kThreads - 1) / kThreads; ++n) {
+                const int k = row0 + n * (kThreads / WORDS);
+                if (k < kStep) {
+                    const int shift = right.shift(k0 + k);
+                    copy_async<16>(&to[k][column], from + n * (kThreads / WORDS) * right.stride - shift,
+                                   k0 + k < end && column - shift < right.count);
+                }
+            }
+        } else {
+            for (int e = threadIdx.x; e < kStep * WORDS; e += kThreads) {
+                const int k = e / WORDS, column = e % WORDS * 4, shift = right.shift(k0 + k);
+                copy_async<16>(&to[k][column], right.from + (k0 + k) * right.stride + column - shift,
+                               k0 + k < end && column - shift < right.count);
+            }
+        }
+        if (right.aligned) return;
+        for (int k = threadIdx.x; k < kStep; k += kThreads) {
+            const int shift = right.shift(k0 + k);
+            copy_async<16>(&to[k][BN], right.from + (k0 + k) * right.stride + BN - shift,
+                           shift != 0 && k0 + k < end && BN - shift < right.count);
+        }
+    }
+
+    __device__ __forceinline__ void step(const Shared &shared, int buffer, int k0, const Operand &left,
+                                         const Operand &right) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         const int row0 = threadIdx.x / 32 % WARPS_M * ROWS * 16 + g;
         const int column0 = threadIdx.x / 32 / WARPS_M * COLUMNS * 8 + g;

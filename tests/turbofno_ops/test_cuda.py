@@ -12,7 +12,14 @@ import torch
 
 from models.checkpoint import load_model
 from tests.turbofno_ops.fourier_truth import relative_l2
-from turbofno_ops import ACTIVATIONS, explain, fourier_layer, last_choice, native_status, spectral_conv
+from turbofno_ops import (
+    ACTIVATIONS,
+    explain,
+    fourier_layer,
+    last_choice,
+    native_status,
+    spectral_conv,
+)
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not native_status().loaded,
@@ -103,7 +110,9 @@ def test_layer_equals_float64_on_random_shapes(draw: int) -> None:
 def test_spectral_conv_equals_float64_on_random_grids(draw: int) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     batch, channels, size, modes = draw_shape(rng)
-    out_size = tuple(max(n // 2, 2 * k, 8) + rng.randint(0, 9) for n, k in zip(size, modes, strict=True))
+    out_size = tuple(
+        max(n // 2, 2 * k, 8) + rng.randint(0, 9) for n, k in zip(size, modes, strict=True)
+    )
     x, weight, _, _ = tensors(batch, channels, size, modes)
     truth = spectral_conv(x, weight, out_size=out_size, backend="reference")
     given = on_gpu(x, weight)
@@ -121,7 +130,9 @@ def layer_on_gpu() -> list[torch.Tensor]:
     return on_gpu(*tensors(*LAYER))
 
 
-def run(x: torch.Tensor, weight: torch.Tensor, skip: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def run(
+    x: torch.Tensor, weight: torch.Tensor, skip: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     return fourier_layer(x, weight, skip_weight=skip, bias=bias, activation="gelu")
 
 
@@ -217,7 +228,9 @@ def test_gradients_come_from_another_backend() -> None:
     grads = {}
     for backend in ("cuda", "reference"):
         leaf = x.clone().requires_grad_()
-        fourier_layer(leaf, weight, skip_weight=skip, bias=bias, backend=backend).square().sum().backward()
+        fourier_layer(
+            leaf, weight, skip_weight=skip, bias=bias, backend=backend
+        ).square().sum().backward()
         grads[backend] = leaf.grad
     assert relative_l2(grads["cuda"], grads["reference"]) < 1e-5
 

@@ -23,13 +23,17 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
 def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = tmp_path_factory.mktemp("plan") / "plan.so"
-    built = run("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", PLAN, "-o", library)
+    built = run(
+        "g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", PLAN, "-o", library
+    )
     assert built.returncode == 0, built.stderr
     return _native.declare(ctypes.CDLL(str(library)))
 
@@ -45,7 +49,9 @@ def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) ->
 @needs_compiler
 def test_every_plan_fits_the_devices(tmp_path: Path) -> None:
     program = tmp_path / "plan_check"
-    built = run("g++", "-std=c++17", "-O1", "-Wall", ROOT / "tests/csrc/plan_check.cpp", PLAN, "-o", program)
+    built = run(
+        "g++", "-std=c++17", "-O1", "-Wall", ROOT / "tests/csrc/plan_check.cpp", PLAN, "-o", program
+    )
     assert built.returncode == 0, built.stderr
     checked = run(program)
     assert checked.returncode == 0, checked.stdout[:2000]
@@ -68,7 +74,11 @@ def test_every_plan_fits_the_devices(tmp_path: Path) -> None:
     ],
 )
 def test_limits_of_the_kernels(
-    batch: int, channels: tuple[int, int], size: tuple[int, ...], modes: tuple[int, ...], why: str | None
+    batch: int,
+    channels: tuple[int, int],
+    size: tuple[int, ...],
+    modes: tuple[int, ...],
+    why: str | None,
 ) -> None:
     reason = _native.unsupported(batch, channels, size, size, modes)
     if why is None:
@@ -86,11 +96,20 @@ def test_workspace_grows_with_the_batch_beyond_32_bits(plan_library: ctypes.CDLL
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
-@pytest.mark.parametrize("source", sorted((ROOT / "csrc" / "kernels").glob("*.cu")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "source", sorted((ROOT / "csrc" / "kernels").glob("*.cu")), ids=lambda p: p.stem
+)
 def test_kernels_compile_without_warnings(source: Path, tmp_path: Path) -> None:
     arch = "-gencode=arch=compute_80,code=sm_80"
     built = run(
-        "nvcc", "-std=c++17", arch, "-Xcompiler=-Wall,-Wextra", "-c", source, "-o", tmp_path / "kernel.o"
+        "nvcc",
+        "-std=c++17",
+        arch,
+        "-Xcompiler=-Wall,-Wextra",
+        "-c",
+        source,
+        "-o",
+        tmp_path / "kernel.o",
     )
     assert built.returncode == 0, built.stderr
     assert "warning" not in built.stderr
@@ -104,7 +123,9 @@ def test_without_cuda_everything_works_and_says_why() -> None:
     assert status.detail in report()
     assert "cuda" not in report().splitlines()[2]
     with pytest.raises(ValueError, match="backend 'cuda' cannot run this layer: x is on cpu"):
-        spectral_conv(torch.zeros(1, 1, 8), torch.zeros(1, 1, 2, dtype=torch.complex64), backend="cuda")
+        spectral_conv(
+            torch.zeros(1, 1, 8), torch.zeros(1, 1, 2, dtype=torch.complex64), backend="cuda"
+        )
 
 
 def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,7 +150,9 @@ def test_fallback_is_logged_once_with_its_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "_logged", set())
-    choice = Choice("gemm", f"{dispatch._PASSED_OVER}a channel count is not in 1 .. 256; matrix products")
+    choice = Choice(
+        "gemm", f"{dispatch._PASSED_OVER}a channel count is not in 1 .. 256; matrix products"
+    )
     with caplog.at_level(logging.WARNING, logger="turbofno_ops"):
         for _ in range(3):
             dispatch.log_fallback(choice)
