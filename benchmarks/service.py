@@ -24,6 +24,7 @@ import torch
 from benchmarks.timing import medians, print_table, save
 from models.checkpoint import load_model
 from service.client import Client
+from service.pipeline.worker import arithmetic_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "models" / "zoo"
@@ -149,6 +150,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="per row, default %(default)s")
     arguments = parser.parse_args()
     names = sorted(folder.name for folder in ZOO.iterdir() if (folder / "config.json").is_file())
+    # the bare forward gets what the server gives its models
+    torch.set_num_threads(arithmetic_threads(on_cpu=True) or torch.get_num_threads())
     with server() as url:
         rows = [row for name in names for row in measure(url, name, seconds=arguments.seconds)]
     print_table("service over HTTP (.npy body), client and server on one machine", rows)
