@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +38,7 @@ def server() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", "--port", str(port), "--log-level", "warning"],
+        [ROOT / "bin" / "turbofno", "serve", "--port", str(port), "--log-level", "warning"],
         cwd=ROOT,
         env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
         stdout=subprocess.DEVNULL,
