@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +23,11 @@ import torch
 from benchmarks.timing import medians, print_table, save
 from models.checkpoint import load_model
 from service.client import Client
+from service.pipeline.worker import arithmetic_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "models" / "zoo"
 _LARGEST_DIFFERENCE = 1e-5
-_WARM_UP_REQUESTS = 20
 CONCURRENCIES = (1, 8, 32)
 
 
@@ -38,7 +38,7 @@ def server() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", "--port", str(port), "--log-level", "warning"],
+        [ROOT / "bin" / "turbofno", "serve", "--port", str(port), "--log-level", "warning"],
         cwd=ROOT,
         env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
         stdout=subprocess.DEVNULL,
@@ -54,25 +54,42 @@ def server() -> Iterator[str]:
         process.wait(timeout=60)
 
 
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    """One request on a kept connection, with as little work on this side as can be."""
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    answer = await reader.readexactly(int(length[1]) if length else 0)
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"{head.splitlines()[0]!r}: {answer[:200]!r}")
+
+
 async def load(url: str, body: bytes, *, concurrency: int, seconds: float) -> list[float]:
     """Latencies of a closed loop: `concurrency` clients, each sending its next request on an answer."""
+    target = httpx.URL(url)
+    request = (
+        f"POST {target.path} HTTP/1.1\r\nHost: {target.host}\r\n"
+        f"Content-Type: application/x-npy\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
     latencies: list[float] = []
-    limits = httpx.Limits(max_connections=concurrency)
-    headers = {"content-type": "application/x-npy"}
-    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+    connections = [
+        await asyncio.open_connection(target.host, target.port) for _ in range(concurrency)
+    ]
 
-        async def one_client(until: float) -> None:
-            while time.perf_counter() < until:
-                began = time.perf_counter()
-                response = await client.post(url, content=body, headers=headers)
-                if response.status_code != 200:
-                    raise RuntimeError(f"{response.status_code}: {response.text[:200]}")
-                latencies.append(time.perf_counter() - began)
+    async def one_client(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, until: float
+    ) -> None:
+        while (began := time.perf_counter()) < until:
+            await ask(reader, writer, request)
+            latencies.append(time.perf_counter() - began)
 
-        for _ in range(_WARM_UP_REQUESTS):
-            await client.post(url, content=body, headers=headers)
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(one_client(until) for _ in range(concurrency)))
+    for reader, writer in connections:
+        await ask(reader, writer, request)
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(one_client(*pair, until) for pair in connections))
+    for _, writer in connections:
+        writer.close()
+        await writer.wait_closed()
     return latencies
 
 
@@ -132,6 +149,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="per row, default %(default)s")
     arguments = parser.parse_args()
     names = sorted(folder.name for folder in ZOO.iterdir() if (folder / "config.json").is_file())
+    # the bare forward gets what the server gives its models
+    torch.set_num_threads(arithmetic_threads(on_cpu=True) or torch.get_num_threads())
     with server() as url:
         rows = [row for name in names for row in measure(url, name, seconds=arguments.seconds)]
     print_table("service over HTTP (.npy body), client and server on one machine", rows)

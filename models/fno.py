@@ -39,9 +39,13 @@ class Pointwise(nn.Module):
         self.bias = nn.Parameter(torch.empty(c_out).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.matmul(self.weight, x.flatten(2))
-        if self.bias is not None:
-            y = y + self.bias[:, None]
+        flat = x.flatten(2)
+        weight = self.weight.expand(x.shape[0], -1, -1)
+        if self.bias is None:
+            y = torch.bmm(weight, flat)
+        else:
+            # one pass over y instead of two
+            y = torch.baddbmm(self.bias[:, None], weight, flat)
         return y.view(x.shape[0], -1, *x.shape[2:])
 
 

@@ -8,14 +8,13 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-
 import turbofno_ops
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
 from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
+from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission, QueueSlots
@@ -23,6 +22,8 @@ from service.pipeline.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
 
     from service.pipeline.engine import Engine
     from service.settings import Settings
@@ -34,7 +35,10 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
     """The application. Without `engine` it runs its own in this process, from lifespan start to end.
 
     Models load in the background once the application has started, so that it can say that it is alive but
-    not ready; a wrong repository setting fails the start with a ValueError.
+    not ready.
+
+    Raises:
+        ValueError: a wrong repository, model name or device.
     """
     metrics = Metrics(version=turbofno_ops.__version__)
     slots = QueueSlots(settings, metrics)
@@ -54,7 +58,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
         finally:
             await drain(context)
 
-    app = FastAPI(
+    app = DescribedAPI(
         title="turbofno",
         version=turbofno_ops.__version__,
         description="Inference for trained Fourier neural operators.",

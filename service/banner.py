@@ -19,7 +19,9 @@ def banner(url: str, configs: Sequence[ModelConfig]) -> str:
     """The text, a line to paste for every model; each sends a smooth field made on the spot."""
     lines = [f"turbofno is ready at {url} (documentation: {url}/docs). Try:", ""]
     for config in configs:
-        lines += [f"# {config.name}: {config.description}", _call(url, config), ""]
+        # In one line, whatever it holds: the next is to be pasted.
+        description = " ".join(config.description.split())
+        lines += [f"# {config.name}: {description}", _call(url, config), ""]
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from models.config import Channel, GridSpec
 from service.banner import banner
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
-from service.settings import Settings, env_name
+from service.settings import Settings, env_name, http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,19 +153,14 @@ def _url(arguments: argparse.Namespace) -> str:
     if arguments.url is not None:
         return str(arguments.url)
     settings = _settings(arguments)
-    return f"http://{settings.host}:{settings.port}"
+    return http_url(settings.host, settings.port)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     # Slow to import, and needed by this command alone.
-    from models.registry import discover
     from service.server import run
 
-    # The engine checks it too, but once the server has started, which logs a traceback.
-    if not discover(settings.model_repository):
-        root = settings.model_repository
-        raise _UsageError(f"there is no model in {root} ({env_name('model_repository')})")
     # A log for machines must hold nothing but its own lines.
     return run(settings, on_ready=_greet if settings.log_format == "console" else None)
 
@@ -177,6 +173,8 @@ def _greet(url: str, engine: Engine) -> None:
 
 def _config(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
+    for problem in misspelt_variables(os.environ):
+        sys.stderr.write(f"turbofno: {problem}\n")
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         origin = "set" if name in settings.model_fields_set else "default"

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 Fields = NDArray[np.float32]
 
 _NPY = "application/x-npy"
+_TIMING = re.compile(r"([\w-]+)\s*;[^,]*?dur=([0-9]+(?:\.[0-9]*)?)\s*(?=[,;]|$)")
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _CONNECT_SECONDS = 5.0
@@ -75,15 +76,11 @@ class ConnectionFailed(TurboFNOError):
     """No answer came: nothing listens there, or the connection broke."""
 
 
-_KINDS = {404: NotFound, 429: Overloaded, 503: Overloaded, 504: DeadlineExceeded}
-
-
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One answer: `fields` is float32, in physical units, in the rank of the input."""
 
     fields: Fields
-    model: str
     version: str | None
     request_id: str | None
     timings: dict[str, float]
@@ -92,7 +89,7 @@ class Prediction:
 
 T = TypeVar("T")
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
-_Outcome: TypeAlias = httpx.Response | httpx.TransportError | None
+_Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
 # What a call does is written once, as a generator that yields a request to send or the seconds to
 # wait; `Client` carries it out blocking, `AsyncClient` awaiting.
 _Steps: TypeAlias = Generator[httpx.Request | float, _Outcome, T]
@@ -119,9 +116,6 @@ class _Calls(Generic[HttpT]):
             after the server's Retry-After plus a jittered, doubling pause. Nothing else is retried.
         headers: sent with every request, for example an Authorization.
         transport: the httpx transport to use, an async one for `AsyncClient`.
-
-    Raises:
-        ValueError: timeout is not positive, or retries is negative.
     """
 
     _http_class: type[HttpT]
@@ -135,10 +129,8 @@ class _Calls(Generic[HttpT]):
         headers: Mapping[str, str] | None = None,
         transport: Any = None,
     ) -> None:
-        if timeout <= 0:
-            raise ValueError(f"timeout must be positive seconds, got {timeout}")
-        if retries < 0:
-            raise ValueError(f"retries must not be negative, got {retries}")
+        if timeout <= 0 or retries < 0:
+            raise ValueError(f"need timeout > 0 and retries >= 0, got {timeout=}, {retries=}")
         self._timeout = timeout
         self._retries = retries
         # Compressing float fields saves next to nothing and costs far more than it saves.
@@ -159,19 +151,19 @@ class _Calls(Generic[HttpT]):
             headers={"Content-Type": _NPY, "Accept": _NPY},
             params={"priority": options["priority"]} if options.get("priority") else None,
         )
+        timings = _TIMING.findall(response.headers.get("server-timing", ""))
         return Prediction(
             fields=_npy_array(response),
-            model=model,
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
-            timings=_timings(response.headers.get("server-timing", "")),
+            timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
         )
 
-    def _json_steps(self, path: str) -> _Steps[Any]:
+    def _json_steps(self, path: str, key: str, kind: type) -> _Steps[Any]:
         response = yield from self._exchange("GET", path, headers={"Accept": "application/json"})
-        if body := _json_object(response):
+        if isinstance((body := _json_object(response)).get(key), kind):
             return body
-        raise ServerError(_not_understood(response, "a JSON object"), response)
+        raise ServerError("the answer is not as expected: is this a turbofno server?", response)
 
     def _ready_steps(self, seconds: float) -> _Steps[bool]:
         outcome = yield self._request("GET", "/readyz", seconds=seconds)
@@ -181,8 +173,7 @@ class _Calls(Generic[HttpT]):
         give_up = time.monotonic() + timeout
         while not (yield from self._ready_steps(max(give_up - time.monotonic(), 0.0))):
             if time.monotonic() + _READY_POLL_SECONDS > give_up:
-                url = str(self._http.base_url).rstrip("/")
-                raise DeadlineExceeded(f"no server ready at {url} within {timeout:g} s")
+                raise DeadlineExceeded(f"{self._http.base_url} not ready within {timeout:g} s")
             yield _READY_POLL_SECONDS
 
     def _exchange(
@@ -204,9 +195,8 @@ class _Calls(Generic[HttpT]):
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 raise DeadlineExceeded(f"no answer within {allowed:g} s")
-            sent = dict(headers)
-            if deadline is not None:
-                sent["X-Deadline-Ms"] = f"{remaining * 1e3:.6g}"
+            limit = {} if deadline is None else {"X-Deadline-Ms": f"{remaining * 1e3:.6g}"}
+            sent = {**headers, **limit}
             outcome = yield self._request(
                 method, path, seconds=remaining, content=content, headers=sent, params=params
             )
@@ -228,10 +218,7 @@ class _Calls(Generic[HttpT]):
 
 
 class Client(_Calls[httpx.Client]):
-    """Blocking client of one server, safe to share between threads; `close` it or use `with`.
-
-    Args and Raises: see `_Calls`, which both clients extend.
-    """
+    """Blocking client of one server, safe to share between threads; `close` it or use `with`."""
 
     _http_class = httpx.Client
 
@@ -258,13 +245,12 @@ class Client(_Calls[httpx.Client]):
         return self._carry_out(self._predict_steps(model, fields, options))
 
     def models(self) -> list[dict[str, Any]]:
-        """What the server has: one description a model, as in `model`."""
-        listing = self._carry_out(self._json_steps("/v1/models"))
-        return list(listing["models"])
+        """Name, version, state, reason and description of every model, ready or not."""
+        return list(self._carry_out(self._json_steps("/v1/models", "models", list))["models"])
 
     def model(self, name: str) -> dict[str, Any]:
         """Signature and card of one model: channels, units, grid limits, PDE. Raises NotFound."""
-        return self._carry_out(self._json_steps(_model_path(name)))
+        return self._carry_out(self._json_steps(_model_path(name), "name", str))
 
     def ready(self) -> bool:
         """Whether the server answers and all its models are loaded and warm. Never raises."""
@@ -297,7 +283,7 @@ class Client(_Calls[httpx.Client]):
                 continue
             try:
                 outcome = self._http.send(step)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 outcome = error
 
 
@@ -317,11 +303,12 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         return await self._carry_out(self._predict_steps(model, fields, options))
 
     async def models(self) -> list[dict[str, Any]]:
-        listing = await self._carry_out(self._json_steps("/v1/models"))
-        return list(listing["models"])
+        return list(
+            (await self._carry_out(self._json_steps("/v1/models", "models", list)))["models"]
+        )
 
     async def model(self, name: str) -> dict[str, Any]:
-        return await self._carry_out(self._json_steps(_model_path(name)))
+        return await self._carry_out(self._json_steps(_model_path(name), "name", str))
 
     async def ready(self) -> bool:
         return await self._carry_out(self._ready_steps(self._timeout))
@@ -351,7 +338,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
                 continue
             try:
                 outcome = await self._http.send(step)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 outcome = error
 
 
@@ -371,15 +358,11 @@ def _npy_bytes(fields: ArrayLike) -> bytes:
 
 def _npy_array(response: httpx.Response) -> Fields:
     try:
-        array = np.load(io.BytesIO(response.content), allow_pickle=False)
+        array = np.lib.format.read_array(io.BytesIO(response.content), allow_pickle=False)
         return np.asarray(array, dtype=np.float32)
-    except (ValueError, TypeError, EOFError) as error:
-        raise ServerError(_not_understood(response, "a .npy array"), response) from error
-
-
-def _timings(header: str) -> dict[str, float]:
-    stages = re.findall(r"([\w-]+)\s*;[^,]*?dur=([0-9.]+)", header)
-    return {stage: float(milliseconds) / 1e3 for stage, milliseconds in stages}
+    except (ValueError, TypeError):
+        message = "the answer is not a .npy array: is this a turbofno server?"
+        raise ServerError(message, response) from None
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:
@@ -388,10 +371,6 @@ def _json_object(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
-
-
-def _not_understood(response: httpx.Response, expected: str) -> str:
-    return f"{response.url} answered with something other than {expected}: no turbofno server?"
 
 
 def _seconds(retry_after: str) -> float | None:
@@ -405,13 +384,11 @@ def _seconds(retry_after: str) -> float | None:
 
 def _error(outcome: _Outcome, allowed: float) -> TurboFNOError:
     if isinstance(outcome, httpx.Response):
-        kind = _KINDS.get(outcome.status_code)
-        if kind is None:
-            kind = BadInput if 400 <= outcome.status_code < 500 else ServerError
-        problem = _json_object(outcome)
-        texts = (problem.get("detail"), problem.get("error"), outcome.text[:500])
-        text = next((text for text in texts if isinstance(text, str) and text), None)
-        return kind(text or f"HTTP {outcome.status_code} {outcome.reason_phrase}", outcome)
+        problem, status = _json_object(outcome), outcome.status_code
+        kinds = {404: NotFound, 429: Overloaded, 503: Overloaded, 504: DeadlineExceeded}
+        kind = kinds.get(status, BadInput if 400 <= status < 500 else ServerError)
+        text = problem.get("detail") or problem.get("error") or outcome.text[:500]
+        return kind(str(text or f"HTTP {status} {outcome.reason_phrase}"), outcome)
     assert outcome is not None, "a request was sent, so something came of it"
     timed_out = isinstance(outcome, httpx.TimeoutException)
     if timed_out and not isinstance(outcome, httpx.ConnectTimeout):

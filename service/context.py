@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ class AppContext:
         context = context_of(request)
         record = record_of(request)
         record.protocol, record.model = "oip", name
-        with context.admission.admit(declared_size(request)):     # service.http.body
-            body = await read_body(request, limit=context.settings.max_body_bytes)
-            ...decode (record.decode_seconds), predict, encode (record.encode_seconds)
+        room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
+        body = await read_body(request, room, limit=context.settings.max_body_bytes)
+        ...decode (record.decode_seconds), predict, encode (record.encode_seconds)
+        room.hold_answer(len(answer))
     """
 
     settings: Settings
@@ -54,6 +56,8 @@ class RequestRecord:
     queue_seconds: float | None = None
     compute_seconds: float | None = None
     encode_seconds: float | None = None
+    until_sent: ExitStack = field(default_factory=ExitStack)
+    """Closed by the middleware once the answer has been sent, or nobody is there to send it to."""
 
 
 def context_of(request: Request) -> AppContext:

@@ -2,7 +2,7 @@
 
 ServiceError
  ├─ BadRequest             400  the request cannot be understood (JSON, header, body length, parameter)
- ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN)
+ ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN, overflow)
  ├─ Forbidden              403  switched off on this server; the message names the setting
  ├─ NotFound               404  no such route, model or version
  ├─ MethodNotAllowed       405

@@ -10,7 +10,8 @@ import torch
 from models.checkpoint import load_model
 from models.registry import discover
 from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
-from service.errors import NotFound
+from service.errors import NotFound, Unavailable
+from service.pipeline.worker import out_of_memory
 from service.runtime.repository import resolve_device
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def predict_local(
         NotFound: the repository has no such model or version.
         CheckpointError: the checkpoint cannot be loaded.
         InvalidField: the model cannot take this array.
+        Unavailable: memory ran out.
     """
     known = discover(root)
     candidates = [one for one in known if one.name == name and version in (None, one.version)]
@@ -54,7 +56,15 @@ def predict_local(
     target = resolve_device(device)
     model = load_model(candidates[-1].path, device=target)
     fields, form = fields_from_arrays({INPUT: array}, model.config, max_fields=max(1, array.size))
-    with torch.inference_mode():
-        answer = model.module(torch.from_numpy(fields).to(target)).cpu().numpy()
+    try:
+        with torch.inference_mode():
+            answer = model.module(torch.from_numpy(fields).to(target)).cpu().numpy()
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise Unavailable(
+            f"there is not enough free memory to run model {name!r} on {len(fields)} fields at once; "
+            "split them, or use a coarser grid"
+        ) from None
     (values,) = arrays_from_fields(answer, model.config, form).values()
     return LocalPrediction(values, model.config)

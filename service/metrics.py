@@ -71,7 +71,9 @@ class Metrics:
         )
         self.queue_depth = self._gauge("turbofno_queue_depth", "Fields waiting.", MODEL)
         self.inflight_bytes = self._gauge(
-            "turbofno_inflight_bytes", "Body bytes of the requests being served.", ()
+            "turbofno_inflight_bytes",
+            "Body and unsent answer bytes of the requests being served.",
+            (),
         )
         self.model_loaded = self._gauge(
             "turbofno_model_loaded",
@@ -111,8 +113,12 @@ class _DeviceMemory(Collector):
         family = GaugeMetricFamily(
             "turbofno_device_memory_bytes", "CUDA memory of this process, by kind.", labels=["kind"]
         )
-        if torch.cuda.is_available() and torch.cuda.memory_reserved():
-            family.add_metric(["allocated"], torch.cuda.memory_allocated())
-            family.add_metric(["reserved"], torch.cuda.memory_reserved())
-            family.add_metric(["peak_allocated"], torch.cuda.max_memory_allocated())
+        devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+        for kind, read in (
+            ("allocated", torch.cuda.memory_allocated),
+            ("reserved", torch.cuda.memory_reserved),
+            ("peak_allocated", torch.cuda.max_memory_allocated),
+        ):
+            if devices:
+                family.add_metric([kind], sum(map(read, devices)))
         yield family

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -13,6 +15,8 @@ from service import logs
 from service.app import create_app, drain
 from service.context import AppContext
 from service.http.protocol import bounded_protocol
+from service.pipeline.worker import THREAD_NAME
+from service.settings import http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +36,9 @@ SWITCH_SECONDS = 0.0005
 
 
 def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
-    """Serve until a signal. Returns the exit status: 0 after a clean drain, 1 if the start failed or was aborted.
+    """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or was aborted.
+
+    Ends the process itself, with that status, if the device is still busy.
 
     `on_ready` is called once with the server's URL and its engine, when all start-up models are warm.
     """
@@ -40,9 +46,11 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     # The device thread gives the interpreter lock away at every torch call and, while the event loop
     # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
     sys.setswitchinterval(SWITCH_SECONDS)
+    for problem in misspelt_variables(os.environ):
+        logger.warning(problem)
     try:
         app = create_app(settings)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
     context: AppContext = app.state.context
@@ -67,7 +75,13 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         server.run()
     except SystemExit:
         return 1
-    return 1 if server.force_exit else 0
+    status = 1 if server.force_exit else 0
+    if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
+        # Left behind in the middle of a batch: the end of the interpreter would meet it inside torch,
+        # which then aborts the process.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 class DrainingServer(uvicorn.Server):
@@ -97,8 +111,7 @@ class DrainingServer(uvicorn.Server):
     def url(self) -> str:
         """Where this machine reaches the listening socket, whatever port was picked."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return http_url(host, port)
 
     async def on_tick(self, counter: int) -> bool:
         if self._on_ready is not None and self._context.engine.ready:

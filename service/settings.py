@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -16,6 +17,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 ENV_PREFIX = "TURBOFNO_"
 MIB = 1024 * 1024
 
@@ -25,6 +29,24 @@ def env_name(setting: str) -> str:
     if setting not in Settings.model_fields:
         raise KeyError(f"no setting is called {setting!r}")
     return ENV_PREFIX + setting.upper()
+
+
+def misspelt_variables(environment: Iterable[str]) -> list[str]:
+    """A line for each environment variable that looks like a setting and is none."""
+    lines = []
+    for name in sorted(environment):
+        setting = name.upper().removeprefix(ENV_PREFIX).lower()
+        if name.upper().startswith(ENV_PREFIX) and setting not in Settings.model_fields:
+            close = difflib.get_close_matches(setting, Settings.model_fields, n=1)
+            remedy = f"did you mean {env_name(close[0])}?" if close else "see turbofno config"
+            lines.append(f"{name} is not a setting; {remedy}")
+    return lines
+
+
+def http_url(host: str, port: int) -> str:
+    """Where this machine reaches a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:
@@ -62,7 +84,8 @@ class Settings(BaseSettings):
     )
     torch_threads: PositiveInt | None = Field(
         default=None,
-        description="CPU threads for a model's arithmetic; unset leaves torch's choice",
+        description="CPU threads for a model's arithmetic; unset leaves torch's choice, but on a CPU "
+        "keeps one of the usable cores free for HTTP",
     )
 
     max_batch_size: PositiveInt = Field(default=16, description="most fields in one device batch")
@@ -94,7 +117,8 @@ class Settings(BaseSettings):
         default=8 * MIB, description="largest JSON request body; binary bodies carry more for less"
     )
     max_inflight_bytes: PositiveInt = Field(
-        default=512 * MIB, description="most body bytes of all requests being served together"
+        default=512 * MIB,
+        description="most body and unsent answer bytes of all requests being served together",
     )
     max_connections: PositiveInt = Field(default=4096, description="most open client connections")
     max_header_bytes: PositiveInt = Field(
@@ -107,7 +131,9 @@ class Settings(BaseSettings):
         default=60.0, description="a client must send its whole request body within this time"
     )
     keep_alive_seconds: PositiveInt = Field(
-        default=65, description="how long an idle connection stays open"
+        default=65,
+        description="how long a connection stays open when idle, or when its client reads nothing of "
+        "the answer",
     )
     drain_seconds: PositiveFloat = Field(
         default=30.0, description="how long accepted work may take to finish after SIGTERM"

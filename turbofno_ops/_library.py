@@ -28,6 +28,15 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 
+_ACTIVATE_IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu_,
+    "gelu": torch.ops.aten.gelu_,
+    "gelu_tanh": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
+    "silu": lambda x: torch.nn.functional.silu(x, inplace=True),
+    "tanh": torch.tanh_,
+}
+
 _library = Library("turbofno", "DEF")
 _library.define("spectral_conv(Tensor x, Tensor weight, SymInt[] out_size, str backend) -> Tensor")
 _library.define(
@@ -127,17 +136,26 @@ def _fourier_layer(
         return _cuda.layer(x, weight, skip_weight, bias, activation, size)
     run = _IMPLEMENTATIONS[choice.backend]
     z = _mix(run.analyze(x, weight.shape[2:]), weight)
+    y = _pointwise(x, skip_weight, bias, c_out)
+    y = run.synthesize(z, size) if y is None else run.synthesize(z, size, onto=y)
+    return _ACTIVATE_IN_PLACE[activation](y)
+
+
+def _pointwise(
+    x: torch.Tensor, skip_weight: torch.Tensor | None, bias: torch.Tensor | None, c_out: int
+) -> torch.Tensor | None:
+    """skip_weight x + bias as a new contiguous tensor [batch, c_out, *size], or None if there is neither."""
+    shape = (x.shape[0], c_out, *x.shape[2:])
     if skip_weight is None:
-        y = run.synthesize(z, size)
-    else:
-        y = torch.matmul(skip_weight, x.flatten(2)).view(x.shape[0], c_out, *size)
-        if run is _gemm:
-            _gemm.synthesize(z, size, onto=y)
-        else:
-            y += run.synthesize(z, size)
-    if bias is not None:
-        y += bias.view(-1, *[1] * len(size))
-    return ACTIVATION_FUNCTIONS[activation](y)
+        return (
+            None
+            if bias is None
+            else bias.view(-1, *[1] * (x.ndim - 2)).repeat(shape[0], 1, *shape[2:])
+        )
+    weight = skip_weight.expand(x.shape[0], -1, -1)
+    if bias is None:
+        return torch.bmm(weight, x.flatten(2)).view(shape)
+    return torch.baddbmm(bias[:, None], weight, x.flatten(2)).view(shape)
 
 
 def _fake_spectral_conv(

@@ -35,10 +35,13 @@ def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
     return kept.permute(*axes, 0, 1)
 
 
-def synthesize(z: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+def synthesize(
+    z: torch.Tensor, size: Sequence[int], *, onto: torch.Tensor | None = None
+) -> torch.Tensor:
     """The real field on `size` points of the given coefficients, as irfftn defines it.
 
-    Complex [*modes, batch, channels] -> real [batch, channels, *size]. The imaginary part that is left
+    Complex [*modes, batch, channels] -> real [batch, channels, *size]. With `onto`, a tensor of that
+    shape, the field is added to it in place. The imaginary part that is left
     in the DC and Nyquist columns after the transform over the other axes is ignored. That is what
     irfftn does on a CPU; cuFFT does not at some sizes (1D 8192 and 16384, 2D 1024x256), so it is
     taken out here by hand on every device.
@@ -53,4 +56,5 @@ def synthesize(z: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         half = torch.fft.ifftn(half, dim=tuple(range(2, 1 + n_dim)), norm="forward")
     own_mirror = [0, last // 2] if last % 2 == 0 else [0]
     half[..., own_mirror] = half[..., own_mirror].real.to(half.dtype)
-    return torch.fft.irfft(half, n=last, dim=-1, norm="forward")
+    field = torch.fft.irfft(half, n=last, dim=-1, norm="forward")
+    return field if onto is None else onto.add_(field)

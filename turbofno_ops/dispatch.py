@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -16,11 +17,14 @@ BACKENDS = ("reference", "gemm", "cuda")
 
 _log = logging.getLogger("turbofno_ops")
 
-# A multiply-add in a matrix product costs far less than one in an FFT, which also pays for strided
-# passes, for the modes that are thrown away and for zero filling. The ratio is where the two took the
-# same time in `make bench` (benchmarks/ops.py, --crossover); between 0.5 and 2 times of it the choice
-# changes the time by less than the noise.
-_GEMM_FLOPS_WORTH_ONE_FFT_FLOP = 12.0
+# How many operations in matrix products cost as much as one in an FFT, which pays for strided passes
+# over memory (several axes), for the modes that are thrown away and for zero filling. Read off
+# benchmarks/results/crossover.jsonl (`python -m benchmarks.ops --crossover`), where the two take the
+# same time; being off by a third there changes the time by a tenth.
+_WORTH_ONE_FFT_FLOP = {1: 3.0, 2: 5.0, 3: 4.0}
+# FFTs are made of passes for small prime factors; others take several times longer.
+_LARGEST_FAST_FACTOR = 13
+_WORTH_OF_SLOW_FACTORS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,16 @@ def fft_flops(size: Sequence[int]) -> float:
     return 2.5 * points * math.log2(max(points, 2))
 
 
+def _largest_prime_factor(n: int) -> int:
+    factor = 2
+    while factor * factor <= n:
+        if n % factor == 0:
+            n //= factor
+        else:
+            factor += 1
+    return n
+
+
 def choose(
     modes: Sequence[int],
     size: Sequence[int],
@@ -79,14 +93,22 @@ def choose(
         return Choice(requested, "asked for by the caller")
     if cuda_refusal is None:
         return Choice("cuda", "x is on a GPU and the CUDA kernels serve this shape")
+    return _cheapest(tuple(modes), tuple(size), tuple(out_size))
+
+
+@lru_cache(maxsize=1024)
+def _cheapest(modes: tuple[int, ...], size: tuple[int, ...], out_size: tuple[int, ...]) -> Choice:
     gemm = gemm_flops(modes, size) + gemm_flops(modes, out_size)
     fft = fft_flops(size) + fft_flops(out_size)
     ratio = gemm / fft
+    worth = _WORTH_ONE_FFT_FLOP[len(size)]
+    if any(_largest_prime_factor(n) > _LARGEST_FAST_FACTOR for n in (*size, *out_size)):
+        worth *= _WORTH_OF_SLOW_FACTORS
     compared = (
         f"matrix products need {ratio:.1f} times the operations of the FFTs, "
-        f"worth it up to {_GEMM_FLOPS_WORTH_ONE_FFT_FLOP:g}"
+        f"worth it up to {worth:g} for grid {'x'.join(map(str, size))}"
     )
-    return Choice("gemm" if ratio <= _GEMM_FLOPS_WORTH_ONE_FFT_FLOP else "reference", compared)
+    return Choice("gemm" if ratio <= worth else "reference", compared)
 
 
 def explain(

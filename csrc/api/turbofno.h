@@ -8,7 +8,10 @@
  * Every call only launches kernels on `stream` of the current device and returns: it allocates nothing,
  * waits for nothing and may be captured in a CUDA graph. Calls are independent of each other: any number of
  * threads and streams, each with its own workspace. All pointers are device pointers, aligned to 16 bytes
- * and contiguous in the order given; complex numbers are interleaved (real, imaginary).
+ * and contiguous in the order given; complex numbers are interleaved (real, imaginary). Reads go in 16-byte words, so
+ * up to 12 bytes behind the end of an array may be read and not used; every CUDA allocation has them.
+ *
+ * A value that is not finite makes NaN of what depends on it, within its batch element.
  */
 #ifndef TURBOFNO_H
 #define TURBOFNO_H

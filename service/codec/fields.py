@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ INPUT = "input"
 OUTPUT = "output"
 MAX_RANK = 8
 """More axes than [batch, channels, x, y, z] are never needed; this bounds what decoders build."""
+
+BFLOAT16 = "bfloat16"
+"""A type that numpy has no name for."""
 
 _MAX_ARRAYS = 64
 _MAX_NAME = 128
@@ -109,7 +112,7 @@ def fields_from_tensor(
     """
     _check_dtype(array, name=name)
     check_shape(array.shape, config, max_fields=max_fields, name=name)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
     _check_finite(fields, config)
     return fields
@@ -161,6 +164,28 @@ def arrays_from_fields(
     return named if form.batched else {name: array[0] for name, array in named.items()}
 
 
+def array_from_bytes(data: memoryview, dtype: str) -> Array:
+    """View bytes as a flat array of a numpy dtype; little-endian BFLOAT16 becomes float32 (a copy)."""
+    if dtype == BFLOAT16:
+        # It is the upper half of a float32.
+        return (np.frombuffer(data, dtype="<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(data, dtype=dtype)
+
+
+def shaped(
+    flat: Array, shape: Sequence[int], *, name: str, order: Literal["C", "F"] = "C"
+) -> Array:
+    """View a flat array as one of `shape`, whose number of values it was checked to have.
+
+    Raises:
+        InvalidField: no values, and sizes so large that even an empty array cannot have them.
+    """
+    try:
+        return flat.reshape(shape, order=order)
+    except ValueError:
+        raise InvalidField(f"{name} has shape {list(shape)}, which no model takes") from None
+
+
 def check_names(names: Collection[str]) -> None:
     """Refuse names that no model has, before they are repeated in messages.
 
@@ -208,7 +233,7 @@ def _stack_channels(
     full = (shape[0], len(channels), *shape[1:])
     check_shape(full, config, max_fields=max_fields)
     fields = np.empty(full, dtype=np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         for i, name in enumerate(channels):
             fields[:, i] = arrays[name]
     _check_finite(fields, config)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Decode(Protocol):
-    """Body bytes to named arrays of floats; raises ServiceError for anything else."""
+    """Body bytes to named arrays of floats, at most `max_bytes` of them; raises ServiceError for anything else."""
 
     def __call__(self, body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]: ...
 
@@ -29,10 +29,21 @@ class Codec:
     encode: Callable[[Answer], bytes]
 
 
-JSON = Codec("application/json", json.decode, json.encode)
-NPY = Codec("application/x-npy", npy.decode_npy, npy.encode_npy)
+def _no_larger_than_body(decode: Callable[[bytes | memoryview], dict[str, Array]]) -> Decode:
+    """For a format that does not inflate: its body was bounded as it was read."""
+
+    def bounded(body: bytes | memoryview, **_: int) -> dict[str, Array]:
+        return decode(body)
+
+    return bounded
+
+
+JSON = Codec("application/json", _no_larger_than_body(json.decode), json.encode)
+NPY = Codec("application/x-npy", _no_larger_than_body(npy.decode_npy), npy.encode_npy)
 NPZ = Codec("application/x-npz", npy.decode_npz, npy.encode_npz)
-SAFETENSORS = Codec("application/vnd.safetensors", safetensors.decode, safetensors.encode)
+SAFETENSORS = Codec(
+    "application/vnd.safetensors", _no_larger_than_body(safetensors.decode), safetensors.encode
+)
 
 CODECS = (JSON, NPY, NPZ, SAFETENSORS)
 OFFERED = ", ".join(codec.media_type for codec in CODECS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.codec.fields import INPUT, MAX_RANK, Answer, Array, check_names
+from service.codec.fields import INPUT, MAX_RANK, Answer, Array, check_names, shaped
 from service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -29,16 +29,13 @@ _ENTRY = re.compile(
 _FLOAT = re.compile(r"[<>=]f[248]")
 
 
-def decode_npy(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
+def decode_npy(body: bytes | memoryview) -> dict[str, Array]:
     """Read one .npy array under the name "input": a view of `body`, in the byte order of the file.
 
     Raises:
         BadRequest: not an .npy file, truncated, or followed by more bytes.
         InvalidField: a dtype other than float16, float32 or float64 (object arrays above all).
-        PayloadTooLarge: longer than `max_bytes`.
     """
-    if len(body) > max_bytes:
-        raise PayloadTooLarge(f"the body has {len(body)} bytes, at most {max_bytes} are taken")
     return {INPUT: _read_array(body, name="the .npy body")}
 
 
@@ -118,8 +115,11 @@ def _read_members(archive: zipfile.ZipFile, *, max_bytes: int) -> dict[str, Arra
             raise BadRequest(f"member '{name}' is compressed by a method other than deflate")
         if name in arrays:
             raise BadRequest(f"the .npz archive has two members named '{name}'")
-        # zipfile stops at the declared size, which was added up above, whatever the stream holds.
-        arrays[name] = _read_array(archive.read(member), name=f"member '{name}'")
+        with archive.open(member) as stream:
+            # A stream may hold far more than its declared size, and reading without a size inflates
+            # a gigabyte of it at a time.
+            data = stream.read(member.file_size)
+        arrays[name] = _read_array(data, name=f"member '{name}'")
     return arrays
 
 
@@ -148,7 +148,7 @@ def _read_array(data: bytes | memoryview, *, name: str) -> Array:
             f"{count * dtype.itemsize}"
         )
     flat = np.frombuffer(view[start + length :], dtype=dtype, count=count)
-    return flat.reshape(shape, order="F" if fortran_order else "C")
+    return shaped(flat, shape, name=name, order="F" if fortran_order else "C")
 
 
 def _parse_header(header: str, *, name: str) -> tuple[np.dtype[np.floating], bool, tuple[int, ...]]:

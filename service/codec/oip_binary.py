@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from service.codec.fields import INPUT, MAX_RANK, OUTPUT, Array
+from service.codec.fields import (
+    BFLOAT16,
+    INPUT,
+    MAX_RANK,
+    OUTPUT,
+    Array,
+    array_from_bytes,
+    shaped,
+)
 from service.codec.json import array_from_lists, json_type, parse_object, require_encodable, shown
-from service.codec.safetensors import array_from_bytes
 from service.errors import BadRequest, InvalidField
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DATATYPE = "FP32"
-_FLOATS = {"FP16": "F16", "BF16": "BF16", "FP32": "F32", "FP64": "F64"}
+_FLOATS = {"FP16": "<f2", "BF16": BFLOAT16, "FP32": "<f4", "FP64": "<f8"}
 _SIZES = {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
-_RESERVED = re.compile(r"triton_.*")
+_RESERVED = "triton_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,7 @@ def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> In
             f"the raw body has {len(view)} bytes, shape {dims} of {DATATYPE} needs "
             f"{math.prod(dims) * _SIZES[DATATYPE]}"
         )
-    tensor = array_from_bytes(view, _FLOATS[DATATYPE]).reshape(dims)
+    tensor = shaped(array_from_bytes(view, _FLOATS[DATATYPE]), dims, name="the raw body")
     return InferRequest(tensor=tensor, outputs=(RequestedOutput(OUTPUT, binary=True),))
 
 
@@ -156,10 +163,10 @@ def encode(
 
 
 def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:
-    reserved = sorted(name for name in parameters if _RESERVED.fullmatch(name))
+    reserved = sorted(name for name in parameters if name.startswith(_RESERVED))
     if reserved:
         raise BadRequest(
-            f"parameter {reserved[0][:80]!r} is reserved: no name may start with 'triton_'"
+            f"parameter {reserved[0][:80]!r} is reserved: no name may start with '{_RESERVED}'"
         )
     for name, value in parameters.items():
         if not isinstance(value, (str, int, float, bool)):
@@ -268,7 +275,7 @@ def _tensor_from_bytes(
             f"input '{name}' got unexpected byte size {size}, shape {shape} of {datatype} needs "
             f"{expected}"
         )
-    return array_from_bytes(buffers, _FLOATS[datatype]).reshape(shape)
+    return shaped(array_from_bytes(buffers, _FLOATS[datatype]), shape, name=f"input '{name}'")
 
 
 def _tensor_from_json(entry: dict[str, Any], shape: list[int], datatype: str) -> Array:
@@ -285,7 +292,7 @@ def _tensor_from_json(entry: dict[str, Any], shape: list[int], datatype: str) ->
         )
     array = array_from_lists(data, name=name)
     if array.ndim == 1 and array.size == math.prod(shape):
-        return array.reshape(shape)
+        return shaped(array, shape, name=f"input '{name}'")
     if list(array.shape) != shape:
         raise BadRequest(
             f"input '{name}' declares shape {shape} ({math.prod(shape)} values), its data has "

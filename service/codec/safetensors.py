@@ -7,25 +7,32 @@ import math
 import numpy as np
 import orjson
 
-from service.codec.fields import MAX_RANK, Answer, Array, check_names
+from service.codec.fields import (
+    BFLOAT16,
+    MAX_RANK,
+    Answer,
+    Array,
+    array_from_bytes,
+    check_names,
+    shaped,
+)
 from service.codec.json import parse_object, shown
 from service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 _MAX_HEADER = 1 << 16
 _ALIGNMENT = 8
+_DTYPES = {"F16": "<f2", "BF16": BFLOAT16, "F32": "<f4", "F64": "<f8"}
 _SIZES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
 
-def decode(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
+def decode(body: bytes | memoryview) -> dict[str, Array]:
     """Read every tensor: views of `body` for F16, F32 and F64, a float32 copy for BF16.
 
     Raises:
         BadRequest: a header that lies about its length, its tensors' sizes or their places.
         InvalidField: a dtype other than F16, BF16, F32 or F64.
-        PayloadTooLarge: longer than `max_bytes`, or a header beyond any that fields need.
+        PayloadTooLarge: a header beyond any that fields need.
     """
-    if len(body) > max_bytes:
-        raise PayloadTooLarge(f"the body has {len(body)} bytes, at most {max_bytes} are taken")
     view = memoryview(body).cast("B")
     if len(view) < 8:
         raise BadRequest(f"a safetensors body starts with 8 length bytes, this has {len(view)}")
@@ -45,7 +52,9 @@ def decode(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
     spans = {name: _span(name, entry) for name, entry in header.items()}
     _require_no_gaps(spans, len(data))
     return {
-        name: array_from_bytes(data[begin:end], dtype).reshape(shape)
+        name: shaped(
+            array_from_bytes(data[begin:end], _DTYPES[dtype]), shape, name=f"tensor '{name}'"
+        )
         for name, (dtype, shape, begin, end) in spans.items()
     }
 
@@ -69,14 +78,6 @@ def encode(answer: Answer) -> bytes:
     text = orjson.dumps(header)
     text += b" " * (-len(text) % _ALIGNMENT)
     return b"".join([len(text).to_bytes(8, "little"), text, *(array.data for array in arrays)])
-
-
-def array_from_bytes(data: memoryview, dtype: str) -> Array:
-    """View little-endian F16, F32 or F64 bytes as a flat array; BF16 becomes float32 (a copy)."""
-    if dtype == "BF16":
-        # bfloat16 is the upper half of a float32, and numpy has no name for it.
-        return (np.frombuffer(data, dtype="<u2").astype("<u4") << 16).view("<f4")
-    return np.frombuffer(data, dtype=f"<f{_SIZES[dtype]}")
 
 
 def _span(name: str, entry: object) -> tuple[str, list[int], int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, HTTPException, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.responses import FileResponse, JSONResponse
@@ -12,7 +12,8 @@ from starlette.responses import FileResponse, JSONResponse
 from models.config import PDE, Channel, GridSpec, Metric, Statistics
 from models.registry import discover
 from service.context import context_of
-from service.errors import MethodNotAllowed, NotFound
+from service.errors import NotFound
+from service.http.openapi import ModelName, problem
 
 if TYPE_CHECKING:
     from pathlib import Path as FilePath
@@ -24,8 +25,10 @@ CARD_FILE = "card.md"
 
 router = APIRouter()
 
-ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
-_NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"description": "No such model."}}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: problem("No such model, or it has no such file."),
+    503: problem("The model is not ready; the error says why."),
+}
 
 
 class Health(BaseModel):
@@ -129,11 +132,11 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(models=[_summary(engine, status) for status in engine.statuses()])
 
 
-@router.get("/v1/models/{name}", tags=["models"], responses=_NOT_FOUND)
+@router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
 async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
     if name.endswith(":predict"):
-        raise MethodNotAllowed(f"GET is not allowed on {request.scope['path']!r}; use POST")
+        raise HTTPException(405, headers={"Allow": "POST"})
     return _description(context_of(request).engine.config(name))
 
 
@@ -141,7 +144,7 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     "/v1/models/{name}/card",
     tags=["models"],
     response_class=Response,
-    responses={200: {"content": {"text/markdown": {}}}, **_NOT_FOUND},
+    responses={200: {"content": {"text/markdown": {}}}, **_ERRORS},
 )
 def model_card(request: Request, name: ModelName) -> Response:
     """The model card, as Markdown: what the model is for, how it was trained, how well it does."""
@@ -156,8 +159,8 @@ def model_card(request: Request, name: ModelName) -> Response:
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}}},
-        400: {"description": "Not a picture's name."},
-        **_NOT_FOUND,
+        400: problem("Not a picture's name."),
+        **_ERRORS,
     },
 )
 def model_picture(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from service.pipeline.admission import Room
+
 _ALIGNMENT = 64
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
@@ -35,13 +37,19 @@ def declared_size(request: Request) -> int | None:
 
 
 async def read_body(
-    request: Request, *, limit: int, setting: str = "max_body_bytes", aligned_at: int = 0
+    request: Request,
+    room: Room,
+    *,
+    limit: int,
+    setting: str | None = "max_body_bytes",
+    aligned_at: int = 0,
 ) -> memoryview:
     """Read and decompress the whole body.
 
     Args:
+        room: where its bytes are counted as they arrive.
         limit: most bytes, on the wire and decompressed.
-        setting: name of the setting that `limit` comes from, for the message.
+        setting: name of the setting that `limit` comes from, if any, for the message.
         aligned_at: the byte at this offset is put on a 64-byte boundary, so that an array that starts there
             can be used without a copy.
 
@@ -49,7 +57,7 @@ async def read_body(
         A writable view of bytes.
 
     Raises:
-        PayloadTooLarge, RequestTimeout, UnsupportedMediaType, BadRequest: as the messages say.
+        PayloadTooLarge, QueueFull, RequestTimeout, UnsupportedMediaType, BadRequest: as the messages say.
         ClientDisconnect: the client went away.
     """
     coding = _coding(request)
@@ -60,9 +68,9 @@ async def read_body(
     try:
         async with asyncio.timeout(seconds):
             if coding is None and declared is not None:
-                body = await _read_declared(request, declared, aligned_at)
+                body = await _read_declared(request, room, declared, aligned_at)
             else:
-                body = await _read_unknown(request, limit, setting, aligned_at)
+                body = await _read_unknown(request, room, limit, setting, aligned_at)
     except TimeoutError:
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
@@ -74,6 +82,7 @@ async def read_body(
     decoded = await offload(True, _inflate, body, coding, limit, aligned_at)
     if decoded is None:
         raise _too_large(request, "the decompressed body is longer", limit, setting)
+    room.hold(len(decoded))
     return decoded
 
 
@@ -99,7 +108,7 @@ def _content_length(request: Request) -> int | None:
     return int(text)
 
 
-def _too_large(request: Request, what: str, limit: int, setting: str) -> PayloadTooLarge:
+def _too_large(request: Request, what: str, limit: int, setting: str | None) -> PayloadTooLarge:
     context_of(request).metrics.rejections.labels(reason="body_too_large").inc()
     remedy = (
         "send the fields as binary (Open Inference Protocol binary tensors, .npy or safetensors), "
@@ -107,6 +116,8 @@ def _too_large(request: Request, what: str, limit: int, setting: str) -> Payload
         if setting == "max_json_bytes"
         else "send fewer fields in a request"
     )
+    if setting is None:
+        return PayloadTooLarge(f"{what}, this route takes at most {limit}")
     return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
 
 
@@ -127,12 +138,13 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
             return
 
 
-async def _read_declared(request: Request, size: int, aligned_at: int) -> memoryview:
+async def _read_declared(request: Request, room: Room, size: int, aligned_at: int) -> memoryview:
     body = _buffer(size, aligned_at)
     read = 0
     async for chunk in _chunks(request):
         if read + len(chunk) > size:
             raise BadRequest(f"Content-Length says {size} bytes, but more came")
+        room.hold(read + len(chunk))
         body[read : read + len(chunk)] = chunk
         read += len(chunk)
     if read != size:
@@ -140,13 +152,16 @@ async def _read_declared(request: Request, size: int, aligned_at: int) -> memory
     return body
 
 
-async def _read_unknown(request: Request, limit: int, setting: str, aligned_at: int) -> memoryview:
+async def _read_unknown(
+    request: Request, room: Room, limit: int, setting: str | None, aligned_at: int
+) -> memoryview:
     chunks: list[bytes] = []
     size = 0
     async for chunk in _chunks(request):
         size += len(chunk)
         if size > limit:
             raise _too_large(request, "the body is longer than allowed", limit, setting)
+        room.hold(size)
         if chunk:
             chunks.append(chunk)
     body = _buffer(size, aligned_at)

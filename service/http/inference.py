@@ -45,7 +45,8 @@ async def infer(
     A request's own time limit can shorten the server's, never lengthen it.
 
     Raises:
-        NotFound, QueueFull, DeadlineExceeded, Unavailable, InferenceFailed: as the engine says.
+        NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField, InferenceFailed: as the
+            engine says.
         ClientDisconnect: nobody waits for the answer any more.
     """
     context, record = context_of(request), record_of(request)
@@ -55,6 +56,7 @@ async def infer(
             model=config.name,
             # The version whose limits the fields were checked against, even if a newer one comes.
             version=config.version,
+            config=config,
             fields=fields,
             request_id=record.request_id,
             priority=priority,

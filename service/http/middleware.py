@@ -20,6 +20,8 @@ access = logging.getLogger("service.access")
 
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
 """Polled by machines: logged at DEBUG, lest they bury the rest."""
+_WAIT_BYTES = 32 * 1024
+"""Shorter bodies are within what the server buffers for any connection."""
 _STEPS = ("decode", "queue", "compute", "encode")
 
 
@@ -50,7 +52,13 @@ class RequestMiddleware:
                 status, response_started = message["status"], True
                 message["headers"] = [*message.get("headers", ()), *self._headers(record)]
             elif message["type"] == "http.response.body":
-                sent_bytes += len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                sent_bytes += size
+                if size > _WAIT_BYTES and not message.get("more_body", False):
+                    # The server takes a body at once and waits before the next message, if need be,
+                    # until the client has read enough of it.
+                    await send({**message, "more_body": True})
+                    message = {"type": "http.response.body"}
             await send(message)
 
         try:
@@ -62,6 +70,7 @@ class RequestMiddleware:
                 raise
             await unexpected(scope["path"])(scope, receive, send_noting)
         finally:
+            record.until_sent.close()
             self._finish(scope, record, status, sent_bytes, time.perf_counter() - started)
             request_id.reset(token)
 

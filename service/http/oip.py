@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import WithJsonSchema
 
 from service.codec import oip_binary
@@ -16,13 +16,15 @@ from service.errors import BadRequest, PayloadTooLarge
 from service.http import oip_extensions, oip_server
 from service.http.body import declared_size, read_body
 from service.http.inference import begin, infer
-from service.http.offload import BINARY_BYTES, JSON_BYTES, offload
+from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
+from service.http.openapi import ModelName, ModelVersion
 from service.settings import env_name
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.codec.oip_binary import InferAnswer, InferRequest
+    from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, PredictResult
     from service.settings import Settings
 
@@ -31,12 +33,8 @@ router.include_router(oip_server.router)
 router.include_router(oip_extensions.router)
 
 HEADER = "Inference-Header-Content-Length"
-_JSON_NUMBER_BYTES = 10
-"""About what one float32 takes in JSON."""
 _COMPRESS_HEAVY = 16 * 1024
 
-ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
-ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]
 RawShape = Annotated[
     str | None,
     Query(description="shape of a raw body (Inference-Header-Content-Length: 0), as 1,1,64,64"),
@@ -77,31 +75,33 @@ async def _infer(
     settings = context.settings
     config = begin(request, "oip", model, version)
     header = _header_length(request)
-    with context.admission.admit(declared_size(request)):
-        body = await _read(request, header, settings)
-        started = time.perf_counter()
-        json_length = _json_length(header, len(body), settings)
-        call, fields = await offload(
-            json_length > JSON_BYTES or len(body) > BINARY_BYTES,
-            _decode,
-            body,
-            None if header is None else json_length,
-            raw_shape,
-            config,
-            max_fields=settings.max_fields_per_request,
-        )
-        record.decode_seconds = time.perf_counter() - started
-        result = await infer(
-            request,
-            fields,
-            config=config,
-            priority=call.priority,
-            seconds=None if call.timeout_us is None else call.timeout_us / 1e6,
-        )
-        started = time.perf_counter()
-        answer = await offload(_heavy(call, result), _encode, call, result)
-        response = await _response(request, answer)
-        record.encode_seconds = time.perf_counter() - started
+    room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
+    body = await _read(request, room, header, settings)
+    started = time.perf_counter()
+    json_length = _json_length(header, len(body), settings)
+    call, fields = await offload(
+        json_length > JSON_BYTES or len(body) > BINARY_BYTES,
+        _decode,
+        body,
+        None if header is None else json_length,
+        raw_shape,
+        config,
+        max_fields=settings.max_fields_per_request,
+    )
+    record.decode_seconds = time.perf_counter() - started
+    result = await infer(
+        request,
+        fields,
+        config=config,
+        priority=call.priority,
+        seconds=None if call.timeout_us is None else call.timeout_us / 1e6,
+    )
+    started = time.perf_counter()
+    as_json = not all(output.binary for output in call.outputs)
+    heavy = heavy_to_encode(result.fields.size, as_json=as_json)
+    response = await _response(request, await offload(heavy, _encode, call, result))
+    record.encode_seconds = time.perf_counter() - started
+    room.hold_answer(len(response.body))
     return response
 
 
@@ -112,13 +112,15 @@ def _header_length(request: Request) -> str | None:
     return values[0].strip() if values else None
 
 
-async def _read(request: Request, header: str | None, settings: Settings) -> memoryview:
+async def _read(request: Request, room: Room, header: str | None, settings: Settings) -> memoryview:
     if header is None:
-        return await read_body(request, limit=settings.max_json_bytes, setting="max_json_bytes")
+        return await read_body(
+            request, room, limit=settings.max_json_bytes, setting="max_json_bytes"
+        )
     # The tensor starts where the JSON ends; a header that is no number is refused after reading,
     # when the range it should lie in is known.
     start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
-    return await read_body(request, limit=settings.max_body_bytes, aligned_at=start)
+    return await read_body(request, room, limit=settings.max_body_bytes, aligned_at=start)
 
 
 def _json_length(header: str | None, available: int, settings: Settings) -> int:
@@ -146,12 +148,6 @@ def _decode(
     else:
         call = oip_binary.decode(body, header_length=header_length, model=config.name)
     return call, fields_from_tensor(call.tensor, config, max_fields=max_fields)
-
-
-def _heavy(call: InferRequest, result: PredictResult) -> bool:
-    if all(output.binary for output in call.outputs):
-        return result.fields.nbytes > BINARY_BYTES
-    return result.fields.size * _JSON_NUMBER_BYTES > JSON_BYTES
 
 
 def _encode(call: InferRequest, result: PredictResult) -> InferAnswer:

@@ -12,8 +12,12 @@ _EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": Error, "description": "The request does not follow the protocol."},
     404: {"model": Error, "description": "No such model or version."},
-    422: {"model": Error, "description": "The model cannot take these fields."},
     503: {"model": Error, "description": "Not ready, or shutting down."},
+}
+BODY_ERRORS: dict[int | str, dict[str, Any]] = {
+    408: {"model": Error, "description": "The body took too long to arrive."},
+    413: {"model": Error, "description": "Over a stated limit, which the error names."},
+    415: {"model": Error, "description": "Content-Encoding is none of gzip, deflate, identity."},
 }
 
 _PARAMETERS = {
@@ -141,8 +145,8 @@ INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
             "application/octet-stream": _BINARY,
         },
     },
-    413: {"model": Error, "description": "Over a stated limit, which the error names."},
-    415: {"model": Error, "description": "Content-Encoding is none of gzip, deflate, identity."},
+    **BODY_ERRORS,
+    422: {"model": Error, "description": "The model cannot take these fields."},
     429: {"model": Error, "description": "The queue is full: come back after Retry-After seconds."},
     504: {"model": Error, "description": "The timeout passed before the work ran."},
 }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request, Response
 
 import turbofno_ops
 from service.codec.json import json_type, parse_object
 from service.context import context_of
 from service.errors import BadRequest, Forbidden, Unavailable
 from service.http import oip_describe
-from service.http.body import declared_size, read_body
+from service.http.body import read_body
+from service.http.oip_openapi import BODY_ERRORS
 from service.http.oip_schemas import (
     Error,
     Live,
@@ -22,6 +23,8 @@ from service.http.oip_schemas import (
     ServerMetadata,
     Statistics,
 )
+from service.http.openapi import ModelName, ModelVersion
+from service.pipeline.admission import Room
 from service.settings import env_name
 
 router = APIRouter()
@@ -36,9 +39,6 @@ EXTENSIONS = (
 )
 _CONTROL_BYTES = 64 * 1024
 _READY = "READY"
-
-ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
-ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]
 
 
 @router.get("/v2/", include_in_schema=False)
@@ -173,6 +173,7 @@ def _statistics(request: Request, model: str, version: str | None) -> Statistics
             }
         }
     },
+    responses=BODY_ERRORS,
 )
 async def repository_index(request: Request) -> list[RepositoryEntry]:
     """Every version the server knows, with its state; only the READY ones if `ready` is true."""
@@ -199,6 +200,7 @@ _CONTROL_BODY: dict[str, Any] = {
 _CONTROL_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "Done; the body is empty."},
     403: {"model": Error, "description": "Switched off on this server."},
+    **BODY_ERRORS,
 }
 
 
@@ -243,6 +245,7 @@ async def _control_parameters(request: Request) -> dict[str, Any]:
             f"loading and unloading over HTTP is switched off: start the server with "
             f"{env_name('model_control')}=true to allow it"
         )
+    context_of(request).admission.refuse_if_draining()
     parameters = (await _control_body(request)).get("parameters", {})
     if not isinstance(parameters, dict):
         raise BadRequest(f"'parameters' is a JSON {json_type(parameters)}, expected an object")
@@ -250,6 +253,6 @@ async def _control_parameters(request: Request) -> dict[str, Any]:
 
 
 async def _control_body(request: Request) -> dict[str, Any]:
-    with context_of(request).admission.admit(declared_size(request)):
-        body = await read_body(request, limit=_CONTROL_BYTES)
+    # Not refused when the service is full: that is when operators need these routes.
+    body = await read_body(request, Room.uncounted(), limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

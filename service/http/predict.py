@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import WithJsonSchema
 
 from service.codec.fields import Answer, arrays_from_fields, fields_from_arrays
@@ -15,7 +15,8 @@ from service.context import context_of, record_of
 from service.errors import BadRequest
 from service.http.body import declared_size, read_body
 from service.http.inference import begin, infer
-from service.http.offload import BINARY_BYTES, JSON_BYTES, offload
+from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
+from service.http.openapi import ModelName, ModelVersion, problem
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from service.pipeline.engine import Fields, PredictResult
 
 router = APIRouter(tags=["predict"])
-
-_JSON_NUMBER_BYTES = 10
-"""About what one float32 takes in JSON."""
 
 _EXAMPLE_INPUT = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -95,19 +93,18 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
             }
         },
     },
-    400: {"description": "The body or a parameter cannot be understood."},
-    404: {"description": "No such model or version."},
-    406: {"description": "Accept allows none of the offered forms; the error lists them."},
-    413: {"description": "Over a stated limit, which the error names."},
-    415: {"description": "Content-Type or Content-Encoding is not read; the error lists what is."},
-    422: {"description": "The model cannot take these fields: shape, channels, dtype, NaN."},
-    429: {"description": "The queue is full: come back after Retry-After seconds."},
-    503: {"description": "Loading, draining or out of device memory."},
-    504: {"description": "The deadline passed before the work ran."},
+    400: problem("The body or a parameter cannot be understood."),
+    404: problem("No such model or version."),
+    406: problem("Accept allows none of the offered forms; the error lists them."),
+    408: problem("The body took too long to arrive."),
+    413: problem("Over a stated limit, which the error names."),
+    415: problem("Content-Type or Content-Encoding is not read; the error lists what is."),
+    422: problem("The model cannot take these fields: shape, channels, dtype, NaN."),
+    429: problem("The queue is full: come back after Retry-After seconds."),
+    503: problem("Loading, draining or out of device memory."),
+    504: problem("The deadline passed before the work ran."),
 }
 
-ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
-ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]
 Priority = Annotated[
     int, Query(ge=0, lt=2**31, description="1 is highest, larger is lower; 0, the default, lowest")
 ]
@@ -161,34 +158,33 @@ async def _predict(
     context, record = context_of(request), record_of(request)
     config = begin(request, "predict", name, version)
     _refuse_unknown_parameters(request)
-    reader = codec_for_body(request.headers.get("content-type"))
+    reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)
     writer = codec_for_answer(", ".join(request.headers.getlist("accept")), request=reader)
     setting = "max_json_bytes" if reader is JSON else "max_body_bytes"
     limit: int = getattr(context.settings, setting)
-    with context.admission.admit(declared_size(request)):
-        body = await read_body(request, limit=limit, setting=setting)
-        started = time.perf_counter()
-        fields, form = await offload(
-            # A small archive can inflate to the whole limit.
-            reader is NPZ or len(body) > (JSON_BYTES if reader is JSON else BINARY_BYTES),
-            _decode,
-            body,
-            reader,
-            config,
-            max_bytes=limit,
-            max_fields=context.settings.max_fields_per_request,
-        )
-        record.decode_seconds = time.perf_counter() - started
-        seconds = None if deadline_ms is None else deadline_ms / 1e3
-        result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
-        started = time.perf_counter()
-        heavy = (
-            result.fields.size * _JSON_NUMBER_BYTES > JSON_BYTES
-            if writer is JSON
-            else result.fields.nbytes > BINARY_BYTES
-        )
-        answer = await offload(heavy, _encode, result, writer, config, form)
-        record.encode_seconds = time.perf_counter() - started
+    room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
+    body = await read_body(request, room, limit=limit, setting=setting)
+    started = time.perf_counter()
+    fields, form = await offload(
+        # A small archive can inflate to the whole limit.
+        reader is NPZ or len(body) > (JSON_BYTES if reader is JSON else BINARY_BYTES),
+        _decode,
+        body,
+        reader,
+        config,
+        max_bytes=limit,
+        max_fields=context.settings.max_fields_per_request,
+    )
+    # An archive's fields can be far larger than its body.
+    room.hold(max(len(body), fields.nbytes))
+    record.decode_seconds = time.perf_counter() - started
+    seconds = None if deadline_ms is None else deadline_ms / 1e3
+    result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
+    started = time.perf_counter()
+    heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
+    answer = await offload(heavy, _encode, result, writer, config, form)
+    record.encode_seconds = time.perf_counter() - started
+    room.hold_answer(len(answer))
     return Response(
         answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI, Request
 
+MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499
 """Not a registered status: what logs and metrics show for a client that went away. Nobody reads the response."""
 
@@ -54,9 +55,7 @@ def problem_response(
         "instance": _text(path),
         "request_id": request_id.get(),
     }
-    return Response(
-        orjson.dumps(problem), error.status, sent, media_type="application/problem+json"
-    )
+    return Response(orjson.dumps(problem), error.status, sent, media_type=MEDIA_TYPE)
 
 
 def unexpected(path: str) -> Response:

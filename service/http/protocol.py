@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: connections, header size, header time, bodies after refusal."""
+"""uvicorn's HTTP protocol with the bounds it lacks: connections, headers, bodies after refusal, unread answers."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -62,16 +63,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._in_header:
-            if self._header_timer is None:
-                self._start_header_timer()
-            self._header_bytes += len(data)
+        if self._in_header and self._header_timer is None:
+            self._start_header_timer()
+        # Counted since the last header's end or body byte, so trailers and chunk extensions too. What
+        # came in one piece is bounded by the read size.
+        self._header_bytes += len(data)
         super().data_received(data)
-        # Only an unfinished header is counted: one that came in one piece is bounded by the read size.
-        if self._in_header and self._header_bytes > self.limits.max_header_bytes:
+        if self._header_bytes > self.limits.max_header_bytes:
             self._refuse(
                 431,
-                f"the request header is over {self.limits.max_header_bytes} bytes "
+                f"the request header (or trailer) is over {self.limits.max_header_bytes} bytes "
                 f"({env_name('max_header_bytes')})",
             )
 
@@ -87,9 +88,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_timer = None
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._header_bytes = 0
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_header = True
+        self._header_bytes = 0
         self.cycle.more_body = False
         if self._linger_timer is not None:
             self._linger_timer.cancel()
@@ -103,6 +109,16 @@ class BoundedProtocol(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     def send_400_response(self, msg: str) -> None:
         if (
@@ -119,6 +135,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self.limits.header_timeout_seconds, self._header_too_slow
         )
 
+    def _expect_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._reader_timer = self.loop.call_later(
+            self.limits.keep_alive_seconds, self._drop_unless_read, unread
+        )
+
+    def _drop_unless_read(self, unread: int) -> None:
+        """A client that stopped reading must not keep its answer in memory; closing would wait for it."""
+        if self.transport.get_write_buffer_size() >= unread:
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
     def _header_too_slow(self) -> None:
         if not self._header_bytes:
             self.transport.close()
@@ -131,10 +160,10 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _stop_timers(self) -> None:
-        for timer in (self._header_timer, self._linger_timer):
+        for timer in (self._header_timer, self._linger_timer, self._reader_timer):
             if timer is not None:
                 timer.cancel()
-        self._header_timer = self._linger_timer = None
+        self._header_timer = self._linger_timer = self._reader_timer = None
 
     def _refuse(self, status: int, message: str, header: str = "") -> None:
         """Answer below ASGI and close: there is no request to give an application."""

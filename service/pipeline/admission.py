@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from service.errors import PayloadTooLarge, QueueFull, Unavailable
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from service.metrics import Metrics
     from service.settings import Settings
@@ -87,6 +87,31 @@ class QueueSlots:
         self._metrics.queue_depth.labels(model=model, version=version).inc(fields)
 
 
+class Room:
+    """The bytes that one admitted request holds: of its body, then of its answer. Used from the event loop only."""
+
+    def __init__(self, check: Callable[[int], None], change: Callable[[int], None]) -> None:
+        self._check = check
+        self._change = change
+        self._held = 0
+
+    @classmethod
+    def uncounted(cls) -> Self:
+        """For a body too small to matter, which must be let in when there is no room for others."""
+        return cls(lambda _: None, lambda _: None)
+
+    def hold(self, size: int) -> None:
+        """Hold `size` bytes in all from now on. Raises QueueFull if there is no room for them."""
+        if size > self._held:
+            self._check(size - self._held)
+        self.hold_answer(size)
+
+    def hold_answer(self, size: int) -> None:
+        """The same, never refused: the work is done, and it is for others to wait until the answer is sent."""
+        self._change(size - self._held)
+        self._held = size
+
+
 class Admission:
     """Lets requests in by the size of their body, until the service drains. Used from the event loop only."""
 
@@ -101,26 +126,22 @@ class Admission:
         self.draining = False
 
     @contextmanager
-    def admit(self, content_length: int | None) -> Iterator[None]:
-        """Hold room for one request's body from before it is read until its answer is made.
+    def admit(self, content_length: int | None) -> Iterator[Room]:
+        """Let one request in, from before its body is read until its answer is sent.
+
+        What it holds is counted as it arrives (`Room.hold`), not as it is announced: a client that
+        announces much and sends nothing must not keep others out.
 
         Args:
-            content_length: bytes of the decoded body; None if not known beforehand (chunked or compressed),
-                which counts as the largest body allowed.
+            content_length: bytes of the decoded body; None if not known beforehand (chunked or compressed).
 
         Raises:
             Unavailable: the service is draining.
             PayloadTooLarge: the body is over the limit.
-            QueueFull: too many bytes are in flight, or the queue has no room for even one more field.
+            QueueFull: the body would find no room now, or the queue has none for even one more field.
         """
-        limit = self._settings.max_body_bytes
-        size = limit if content_length is None else content_length
-        if self.draining:
-            self._metrics.rejections.labels(reason="draining").inc()
-            raise Unavailable(
-                "the service is shutting down and takes no new work; retry, another instance may answer",
-                retry_after=self._settings.drain_seconds,
-            )
+        limit, size = self._settings.max_body_bytes, content_length or 0
+        self.refuse_if_draining()
         if size > limit:
             self._metrics.rejections.labels(reason="body_too_large").inc()
             raise PayloadTooLarge(
@@ -128,34 +149,46 @@ class Admission:
                 "send fewer fields in a request"
             )
         self._slots.check_room()
-        most = self._settings.max_inflight_bytes
-        if self._bytes + size > most:
-            self._metrics.rejections.labels(reason="inflight_bytes").inc()
-            raise QueueFull(
-                f"requests being served hold {self._bytes} body bytes and have no room for {size} more: "
-                f"the limit is {most} ({env_name('max_inflight_bytes')}). "
-                "Retry after the time in Retry-After.",
-                retry_after=self._slots.drain_seconds,
-            )
-        self._hold(size, 1)
+        self._check_room(size)
+        self._requests += 1
+        self._idle.clear()
+        room = Room(self._check_room, self._change)
         try:
-            yield
+            yield room
         finally:
-            self._hold(-size, -1)
+            room.hold_answer(0)
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
 
     def start_draining(self) -> None:
         """Refuse everything from now on; what was let in goes on."""
         self.draining = True
 
+    def refuse_if_draining(self) -> None:
+        """Raises Unavailable if the service is draining."""
+        if self.draining:
+            self._metrics.rejections.labels(reason="draining").inc()
+            raise Unavailable(
+                "the service is shutting down and takes no new work; retry, another instance may answer",
+                retry_after=self._settings.drain_seconds,
+            )
+
     async def wait_idle(self) -> None:
         """Return once no admitted request is left."""
         await self._idle.wait()
 
-    def _hold(self, size: int, requests: int) -> None:
+    def _check_room(self, size: int) -> None:
+        most = self._settings.max_inflight_bytes
+        if self._bytes + size > most:
+            self._metrics.rejections.labels(reason="inflight_bytes").inc()
+            raise QueueFull(
+                f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
+                f"the limit is {most} ({env_name('max_inflight_bytes')}). "
+                "Retry after the time in Retry-After.",
+                retry_after=self._slots.drain_seconds,
+            )
+
+    def _change(self, size: int) -> None:
         self._bytes += size
-        self._requests += requests
         self._metrics.inflight_bytes.inc(size)
-        if self._requests:
-            self._idle.clear()
-        else:
-            self._idle.set()

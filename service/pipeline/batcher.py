@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from service.pipeline.ticket import Slice
 
 if TYPE_CHECKING:
     from service.pipeline.ticket import Bucket, Ticket
+    from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,17 @@ class Policy:
     max_fields: int
     max_bytes: int
     max_delay: float = 0.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The policy that the settings ask for."""
+        return cls(
+            settings.max_batch_size, settings.max_batch_bytes, settings.max_queue_delay_seconds
+        )
+
+    def limit(self, field_bytes: int) -> int:
+        """Most fields of that size in a batch. One always fits."""
+        return max(1, min(self.max_fields, self.max_bytes // field_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,9 @@ class Batcher:
         """Put a ticket at the end of its bucket."""
         queue = self._queues.get(ticket.bucket)
         if queue is None:
-            queue = self._queues[ticket.bucket] = _Queue(self._batch_limit(ticket))
+            queue = self._queues[ticket.bucket] = _Queue(
+                self._policy.limit(max(1, ticket.fields.nbytes // ticket.size))
+            )
         queue.add(ticket)
 
     def discard(self, ticket: Ticket) -> None:
@@ -83,10 +97,6 @@ class Batcher:
             if batch:
                 return Decision(tuple(batch), tuple(expired))
         return Decision((), tuple(expired), wake_at)
-
-    def _batch_limit(self, ticket: Ticket) -> int:
-        bytes_per_field = max(1, ticket.fields.nbytes // ticket.size)
-        return max(1, min(self._policy.max_fields, self._policy.max_bytes // bytes_per_field))
 
 
 class _Queue:

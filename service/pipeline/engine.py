@@ -25,6 +25,8 @@ class PredictRequest:
     """Open Inference Protocol meaning: 1 is highest, larger is lower, 0 is the default (lowest)."""
     deadline: float | None = None
     """On the `time.monotonic` clock; the work is dropped with DeadlineExceeded if it has not started by then."""
+    config: ModelConfig | None = None
+    """What the fields were checked against; Unavailable if a reload has since put another kind of model there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,11 @@ class Engine(Protocol):
         ...
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        """Run the fields. Raises NotFound, QueueFull, DeadlineExceeded, Unavailable, InferenceFailed."""
+        """Run the fields.
+
+        Raises NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField (NaN or infinity came out:
+        finite input far outside the training range), InferenceFailed.
+        """
         ...
 
     async def load(self, model: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.errors import ServiceError
+from service.errors import ServiceError, Unavailable
 from service.pipeline.engine import PredictResult
 from service.pipeline.scheduler import Scheduler
 from service.runtime.model_slot import ModelSlot
@@ -30,18 +30,19 @@ class LocalEngine:
     """Implements service.pipeline.engine.Engine. `start` before use, `close` after."""
 
     def __init__(self, settings: Settings, metrics: Metrics, slots: QueueSlots) -> None:
+        """Find the models. Raises ValueError on a wrong repository, model name or device."""
         self._scheduler = Scheduler(settings, metrics, slots, on_batch=_note_batch)
         self._repository = Repository(
             settings, metrics, run_on_device=self._scheduler.run_on_device
         )
+        self._locations = self._repository.find()
         self._loading: asyncio.Task[None] | None = None
         self._draining = False
 
     def start(self) -> None:
-        """Find the models and begin to load them in the background. Raises ValueError on a wrong repository."""
-        locations = self._repository.find()
+        """Begin to load the models in the background."""
         self._scheduler.start()
-        self._loading = asyncio.create_task(self._repository.load_all(locations))
+        self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 
     def start_draining(self) -> None:
         """Not ready from now on; what was admitted can still be predicted."""
@@ -68,6 +69,7 @@ class LocalEngine:
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         with self._repository.lease(request.model, request.version) as slot:
+            _check_unchanged(slot, request)
             if not len(request.fields):
                 return _empty(slot, request)
             started = time.perf_counter()
@@ -98,6 +100,19 @@ def _note_batch(report: BatchReport) -> None:
     runnable = report.slices[0].ticket.runnable
     assert isinstance(runnable, ModelSlot)
     runnable.totals.note_batch(report)
+
+
+def _check_unchanged(slot: ModelSlot, request: PredictRequest) -> None:
+    old, new = request.config, slot.config
+    if old is None or old is new:
+        return
+    for part in ("architecture", "inputs", "outputs", "grid"):
+        if getattr(old, part) != getattr(new, part):
+            raise Unavailable(
+                f"model {slot.name!r} version {slot.version} was replaced by one with another {part} while "
+                "this request was read; send it again if it still fits the model's description",
+                retry_after=1.0,
+            )
 
 
 def _empty(slot: ModelSlot, request: PredictRequest) -> PredictResult:

@@ -13,7 +13,8 @@ from service.errors import DeadlineExceeded, InferenceFailed, ServiceError, Unav
 from service.pipeline.batcher import Batcher, Policy
 from service.pipeline.engine import PredictResult
 from service.pipeline.ticket import Ticket
-from service.pipeline.worker import BatchReport, Worker, run_batch
+from service.pipeline.worker import BatchReport, Worker, arithmetic_threads, run_batch
+from service.runtime.repository import resolve_device
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -51,14 +52,11 @@ class Scheduler:
         self._slots = slots
         self._on_batch = on_batch
         self._max_batch = settings.max_batch_size
-        self._batcher = Batcher(
-            Policy(
-                max_fields=settings.max_batch_size,
-                max_bytes=settings.max_batch_bytes,
-                max_delay=settings.max_queue_delay_seconds,
-            )
+        self._batcher = Batcher(Policy.of(settings))
+        self._worker = Worker(
+            torch_threads=settings.torch_threads
+            or arithmetic_threads(on_cpu=resolve_device(settings.device).type == "cpu")
         )
-        self._worker = Worker(torch_threads=settings.torch_threads)
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
@@ -77,7 +75,8 @@ class Scheduler:
         """Queue the fields and wait for the answer. Cancelling the caller drops what has not started.
 
         Raises:
-            QueueFull, DeadlineExceeded, InferenceFailed, Unavailable (closed, or out of device memory).
+            QueueFull, DeadlineExceeded, Unavailable (closed, or out of memory), InvalidField (the output
+                is not finite), InferenceFailed.
         """
         if self._closed:
             raise _closed()
@@ -90,6 +89,7 @@ class Scheduler:
             self._loop.create_future(),
             priority=request.priority,
             deadline=request.deadline,
+            request_id=request.request_id,
         )
         self._live.add(ticket)
         self._idle.clear()
@@ -245,7 +245,7 @@ class Scheduler:
 
     def _record(self, report: BatchReport) -> None:
         runnable = report.slices[0].ticket.runnable
-        model, version, backend = runnable.name, runnable.version, report.backend
+        model, version, backend = runnable.name, runnable.version, report.backend or "none"
         size = report.size
         metrics = self._metrics
         metrics.batch_size.labels(model, version, backend).observe(size)

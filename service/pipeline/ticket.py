@@ -63,6 +63,7 @@ class Ticket:
     outcome: asyncio.Future[PredictResult]
     priority: int = 0
     deadline: float | None = None
+    request_id: str = ""
     serial: int = field(default_factory=lambda: next(_serial))
     taken: int = 0
     """Fields handed to the device so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -12,17 +13,39 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from service.errors import InferenceFailed, ServiceError, Unavailable
+from service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from service.pipeline.engine import Fields
-    from service.pipeline.ticket import ModelOutput, Runnable, Slice
+    from service.pipeline.ticket import ModelOutput, Slice, Ticket
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+THREAD_NAME = "turbofno-device"
+
+
+def arithmetic_threads(*, on_cpu: bool) -> int | None:
+    """How many threads torch should use where the settings leave it open; None for its own choice.
+
+    Its threads wait for each other without sleeping, so one that shares its core with the event loop
+    stalls all of them, and they the event loop.
+    """
+    if not on_cpu:
+        return None
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), cores - 1))
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, of the device or of the machine (torch has no exception for its CPU allocator)."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
 
 
 class Worker:
@@ -32,7 +55,7 @@ class Worker:
         self._torch_threads = torch_threads
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # A daemon: a batch that never ends must not keep the process from exiting after its drain time.
-        self._thread = threading.Thread(target=self._loop, name="turbofno-device", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -93,7 +116,7 @@ def run_batch(slices: Sequence[Slice]) -> BatchReport:
         output = runnable.run(batch)
     except Exception as error:
         if len(slices) == 1:
-            report.errors[0] = _explain(runnable, error)
+            report.errors[0] = _explain(slices[0].ticket, error)
         else:
             logger.warning(
                 "a batch of %d requests failed on model %s (%s); running them singly",
@@ -151,23 +174,24 @@ def _scatter(report: BatchReport, output: ModelOutput) -> None:
         part.ticket.outputs[part.start : part.stop] = fields
 
 
-def _not_finite(part: Slice, index: int) -> InferenceFailed:
-    return InferenceFailed(
+def _not_finite(part: Slice, index: int) -> InvalidField:
+    return InvalidField(
         f"model {part.ticket.runnable.name!r} gave NaN or infinity for field {part.start + index} of "
         f"{part.ticket.size} (counted from 0): its values are probably far outside the training range; "
         "compare them with the input statistics in the model's description"
     )
 
 
-def _explain(runnable: Runnable, error: Exception) -> ServiceError:
-    if isinstance(error, torch.OutOfMemoryError):
-        logger.error("model %s ran out of device memory", runnable.name)
+def _explain(ticket: Ticket, error: Exception) -> ServiceError:
+    runnable, about = ticket.runnable, {"data": {"request_id": ticket.request_id}}
+    if out_of_memory(error):
+        logger.error("model %s ran out of memory", runnable.name, extra=about)
         return Unavailable(
-            f"the device has not enough free memory to run model {runnable.name!r} on this request; "
+            f"there is not enough free memory to run model {runnable.name!r} on this request; "
             "send fewer fields or a coarser grid, or retry later",
             retry_after=5.0,
         )
-    logger.error("model %s failed", runnable.name, exc_info=error)
+    logger.error("model %s failed", runnable.name, exc_info=error, extra=about)
     return InferenceFailed(
         f"model {runnable.name!r} failed on this request alone; the server's log has the cause"
     )

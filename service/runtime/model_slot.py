@@ -14,6 +14,7 @@ from turbofno_ops.dispatch import last_backend
 if TYPE_CHECKING:
     from models.checkpoint import LoadedModel
     from models.config import ModelConfig
+    from service.pipeline.batcher import Policy
     from service.pipeline.engine import Fields
 
 
@@ -48,9 +49,12 @@ class ModelSlot:
             )
         return ModelOutput(output, last_backend())
 
-    def warm_up(self, batch_sizes: tuple[int, ...]) -> None:
-        """Run zeros on the training grid, so that no request pays for first-time set-up; notes the backend."""
-        arch = self.config.architecture
-        for size in batch_sizes:
-            zeros = np.zeros((size, arch.in_channels, *self.config.grid.training), np.float32)
-            self.backend = self.run(zeros).backend
+    def warm_up(self, policy: Policy) -> None:
+        """Run the smallest and the largest batch, zeros on the training grid; notes the backend.
+
+        No request then pays for first-time set-up.
+        """
+        shape = (self.config.architecture.in_channels, *self.config.grid.training)
+        field = np.zeros((1, *shape), np.float32)
+        for size in sorted({1, policy.limit(field.nbytes)}):
+            self.backend = self.run(np.repeat(field, size, axis=0)).backend

@@ -16,6 +16,7 @@ import torch
 from models.checkpoint import load_model
 from models.registry import discover
 from service.errors import NotFound, ServiceError, Unavailable
+from service.pipeline.batcher import Policy
 from service.pipeline.engine import ModelStatus
 from service.runtime.model_slot import ModelSlot
 from service.settings import env_name
@@ -220,8 +221,7 @@ class Repository:
             slot = await asyncio.get_running_loop().run_in_executor(
                 self._loader, self._read, location
             )
-            sizes = tuple(sorted({1, self._settings.max_batch_size}))
-            await self._run_on_device(partial(slot.warm_up, sizes))
+            await self._run_on_device(partial(slot.warm_up, Policy.of(self._settings)))
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
             logger.error(

@@ -395,6 +395,7 @@ def test_body_that_is_no_request_is_refused(
         {"name": "no such input"},
         {"name": None},
         {"shape": [2**60, 2**60]},
+        {"shape": [2**40, 2**40, 0], "data": []},
         {"shape": [-1]},
         {"shape": "1"},
         {"shape": None},

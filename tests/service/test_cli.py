@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
+from models.fno import FNO
 from service import cli
 from service.settings import Settings, env_name
 from tests.service.tiny import save_tiny, tiny_config
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKOUT_LAUNCHER = ROOT / "bin" / "turbofno"
 
 
 @pytest.fixture
@@ -304,13 +303,70 @@ def test_serve_with_a_bad_setting_names_option_and_variable(
     assert "default factory" not in error
 
 
-@pytest.mark.parametrize(("folder", "code"), [("missing", 1), ("", 2)])
-def test_serve_without_models_says_where_it_looked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, code: int
+@pytest.mark.parametrize(
+    ("folder", "options", "expected"),
+    [
+        ("missing", [], "missing is not a folder"),
+        ("", [], "no model in"),
+        ("repository", ["--models", "tiny-1d,x"], "TURBOFNO_MODELS names x"),
+    ],
+)
+def test_serve_of_what_is_not_there_fails_in_one_line(
+    repository: Path, tmp_path: Path, folder: str, options: list[str], expected: str
 ) -> None:
-    assert cli.main(["serve", "--model-repository", str(tmp_path / folder)]) == code
+    where = "empty" if folder == "" else folder
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "-m", "service", "serve", "--model-repository", tmp_path / where]
+    done = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert str(tmp_path / where) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("::", "http://[::1]:"), ("fd00::7", "http://[fd00::7]:"), ("0.0.0.0", "http://127.0.0.1:")],
+)
+def test_models_finds_the_server_by_its_host_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str, expected: str
+) -> None:
+    seen: list[str] = []
+
+    def client(url: str, **_: object) -> object:
+        seen.append(url)
+        raise OSError("seen enough")
+
+    monkeypatch.setattr(cli, "Client", client)
+    monkeypatch.setenv(env_name("host"), host)
+    assert cli.main(["models"]) == 1
+    assert seen[0].startswith(expected)
+
+
+def test_config_names_a_misspelt_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURBOFNO_MAX_BATCHSIZE", "7")
+    assert cli.main(["config"]) == 0
+    assert capsys.readouterr().err == (
+        "turbofno: TURBOFNO_MAX_BATCHSIZE is not a setting; did you mean TURBOFNO_MAX_BATCH_SIZE?\n"
+    )
+
+
+@pytest.mark.usefixtures("repository")
+def test_predict_local_without_memory_fails_in_one_line(
+    field: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FNO, "forward", lambda *_: torch.empty(1 << 50))
+    arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
+    assert cli.main(arguments) == 1
     error = capsys.readouterr().err
-    assert str(tmp_path / folder) in error
+    assert "not enough free memory" in error
     assert error.count("\n") == 1
 
 
@@ -338,40 +394,3 @@ def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> No
         cli.main([command, "--help"])
     assert caught.value.code == 0
     assert command in capsys.readouterr().out
-
-
-def test_launcher_runs_from_any_folder_and_through_a_link(tmp_path: Path) -> None:
-    checkout = tmp_path / "a checkout"
-    _fake_checkout(checkout)
-    (tmp_path / "turbofno").symlink_to(checkout / "bin" / "turbofno")
-    for launcher in (checkout / "bin" / "turbofno", tmp_path / "turbofno"):
-        done = subprocess.run(
-            [launcher, "config", "a b"], cwd=tmp_path, capture_output=True, text=True, timeout=30
-        )
-        assert done.returncode == 7
-        assert done.stdout.splitlines() == ["-m", "service", "config", "a b", str(checkout)]
-
-
-def test_launcher_without_an_environment_says_what_to_do(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    _fake_checkout(checkout)
-    (checkout / ".venv" / "bin" / "python").unlink()
-    done = subprocess.run(
-        [checkout / "bin" / "turbofno", "serve"], capture_output=True, text=True, timeout=30
-    )
-    assert done.returncode == 1
-    assert 'run "make install" first' in done.stderr
-
-
-def _fake_checkout(checkout: Path) -> None:
-    """A checkout whose python prints its arguments and PYTHONPATH, and exits with 7."""
-    (checkout / "bin").mkdir(parents=True)
-    (checkout / ".venv" / "bin").mkdir(parents=True)
-    launcher = checkout / "bin" / "turbofno"
-    launcher.write_bytes(CHECKOUT_LAUNCHER.read_bytes())
-    python = checkout / ".venv" / "bin" / "python"
-    python.write_text(
-        '#!/bin/sh\nfor a in "$@"; do echo "$a"; done\necho "${PYTHONPATH%%:*}"\nexit 7\n'
-    )
-    for script in (launcher, python):
-        os.chmod(script, 0o755)

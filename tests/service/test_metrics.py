@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from prometheus_client import generate_latest
 
 from service.metrics import Metrics
@@ -46,6 +47,17 @@ def test_latency_histograms_reach_from_50_microseconds_to_10_seconds() -> None:
     assert read(name, {**labels, "le": "5e-05"}) == 0
     assert read(name, {**labels, "le": "0.0001"}) == 1
     assert read(name, {**labels, "le": "10.0"}) == 1
+
+
+def test_device_memory_is_that_of_whatever_device_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for number, name in enumerate(("memory_allocated", "memory_reserved", "max_memory_allocated")):
+        # Nothing on device 0, as with TURBOFNO_DEVICE=cuda:1.
+        monkeypatch.setattr(torch.cuda, name, [0, number + 1].__getitem__)
+    read = Metrics().registry.get_sample_value
+    for number, kind in enumerate(("allocated", "reserved", "peak_allocated")):
+        assert read("turbofno_device_memory_bytes", {"kind": kind}) == number + 1
 
 
 def test_build_info_says_what_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
-from tests.service.tiny import save_tiny
+from models.checkpoint import save_model
+from models.fno import FNO
+from tests.service.tiny import save_tiny, tiny_config
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -169,10 +173,89 @@ def test_drain_time_bounds_the_drain(repository: Path) -> None:
             assert server.process.wait(15) == 0
 
 
+def save_large(root: Path, *, n_layers: int) -> None:
+    """A model for fields of 512 x 512: with one layer quick for its size, with many slow."""
+    config = tiny_config("large", n_dim=2)
+    architecture = config.architecture.model_copy(update={"n_layers": n_layers})
+    grid = config.grid.model_copy(update={"maximum": (512, 512)})
+    config = config.model_copy(update={"architecture": architecture, "grid": grid})
+    save_model(root / config.name, config, FNO(config.architecture).eval())
+
+
+def large_request(n_fields: int) -> bytes:
+    """1 MiB a field; the answer has 2 MiB a field."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((n_fields, 1, 512, 512), np.float32))
+    head = (
+        "POST /v1/models/large:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
+        f"Content-Length: {buffer.tell()}\r\n\r\n"
+    )
+    return head.encode() + buffer.getvalue()
+
+
+def test_drain_that_ends_while_the_device_is_busy_exits_0(tmp_path: Path) -> None:
+    save_large(tmp_path, n_layers=400)
+    with running(tmp_path, drain_seconds=0.2) as server, server.connect() as connection:
+        until_ready(server)
+        connection.sendall(large_request(16))
+        time.sleep(1)
+        server.process.terminate()
+        status, body = read_response(connection)
+        assert status == 503
+        assert b"stopped before" in body
+        assert server.process.wait(10) == 0
+        assert "left behind" in "".join(server.log), "the device was to be busy"
+
+
+def test_answer_is_kept_for_a_slow_reader_and_dropped_if_nobody_reads(tmp_path: Path) -> None:
+    save_large(tmp_path, n_layers=1)
+    with running(tmp_path, keep_alive_seconds=1) as server, ExitStack() as sockets:
+        until_ready(server)
+        idle, slow = (sockets.enter_context(server.connect()) for _ in range(2))
+        for connection in (idle, slow):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+            connection.sendall(large_request(8))
+        got = {idle: 0, slow: 0}
+        for connection, pause in ((slow, 0.01), (idle, 0.0)):
+            while chunk := connection.recv(65536):
+                got[connection] += len(chunk)
+                time.sleep(pause)
+        assert got[slow] > 16 * 2**20
+        assert got[idle] < 16 * 2**20
+
+
+def test_unread_answers_keep_new_requests_out_until_they_are_read(tmp_path: Path) -> None:
+    save_large(tmp_path, n_layers=1)
+    limits = {"max_body_bytes": 20 * 2**20, "max_inflight_bytes": 20 * 2**20}
+    with running(tmp_path, **limits) as server, server.connect() as unread:
+        until_ready(server)
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+        unread.sendall(large_request(8))
+        unread.recv(1)
+        with server.connect() as refused:
+            refused.sendall(large_request(8))
+            status, body = read_response(refused)
+        assert status == 429
+        assert "TURBOFNO_MAX_INFLIGHT_BYTES" in error_of(body)
+        left = 16 * 2**20
+        while left > 0:
+            left -= len(unread.recv(1 << 20))
+        with server.connect() as served:
+            served.sendall(large_request(8))
+            assert read_response(served)[0] == 200
+        assert "\nturbofno_inflight_bytes 0.0" in server.get("/metrics").text
+
+
+def test_misspelt_variable_is_logged(repository: Path) -> None:
+    with running(repository, max_batchsize=3) as server:
+        assert "did you mean TURBOFNO_MAX_BATCH_SIZE?" in server.log[0]
+
+
 def test_wrong_repository_fails_the_start_with_its_reason(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         assert server.process.wait(10) == 1
-        assert "no model in" in "".join(server.log)
+    assert len(server.log) == 1
+    assert "no model in" in server.log[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -229,6 +312,32 @@ def test_endless_header_is_refused(strict: Server) -> None:
         status, body = read_response(connection)
         assert status == 431
         assert "TURBOFNO_MAX_HEADER_BYTES" in error_of(body)
+
+
+def test_endless_trailer_is_refused(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(
+            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+        )
+        for _ in range(12):
+            time.sleep(0.02)
+            connection.sendall(b"X-Trailer: " + b"x" * 87 + b"\r\n")
+        status, body = read_response(connection)
+        assert status == 431
+        assert "TURBOFNO_MAX_HEADER_BYTES" in error_of(body)
+
+
+def test_body_in_many_small_chunks_is_no_long_header(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(
+            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for byte in BODY.ljust(400):
+            connection.sendall(b"1;note=x\r\n%c\r\n" % byte)
+        connection.sendall(b"0\r\n\r\n")
+        assert read_response(connection)[0] == 200
 
 
 def test_no_http_is_a_bad_request(strict: Server) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from service.settings import Settings, env_name
+from service.settings import Settings, env_name, misspelt_variables
 
 
 def test_environment_sets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +66,11 @@ def test_limits_that_contradict_each_other_name_both_variables(values: dict[str,
 def test_zero_limit_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         Settings(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_misspelt_variables_are_named_with_what_was_meant() -> None:
+    names = ["TURBOFNO_MAX_BATCHSIZE", "turbofno_port", "TURBOFNO_PORT", "TURBOFNO_QQQQ", "PATH"]
+    assert misspelt_variables(names) == [
+        "TURBOFNO_MAX_BATCHSIZE is not a setting; did you mean TURBOFNO_MAX_BATCH_SIZE?",
+        "TURBOFNO_QQQQ is not a setting; see turbofno config",
+    ]

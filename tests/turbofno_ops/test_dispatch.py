@@ -33,6 +33,13 @@ def test_many_modes_of_a_long_axis_run_through_fft() -> None:
     assert "matrix products need" in choice.reason
 
 
+def test_sizes_with_large_prime_factors_favour_matrix_products() -> None:
+    # 19 times the operations either way: too many at 420 = 4 * 3 * 5 * 7, worth it at the prime 421
+    modes = (256, 128)
+    assert choose(modes, (420, 420), (420, 420)).backend == "reference"
+    assert choose(modes, (421, 421), (421, 421)).backend == "gemm"
+
+
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
 def test_an_asked_for_backend_runs(backend: str) -> None:
     spectral_conv(X, ALL, backend=backend)

@@ -44,6 +44,13 @@ def test_tensor_misaligned_view_is_made_usable(one_d: ModelConfig) -> None:
     np.testing.assert_array_equal(fields, values)
 
 
+def test_tensor_signalling_nan_is_refused_like_any_other(one_d: ModelConfig) -> None:
+    signalling = np.full((1, 1, 8), 0x7FF0000000000001, dtype="<u8").view("<f8")
+    for arrays in ({"input": signalling}, {"u0": signalling[:, 0]}):
+        with pytest.raises(InvalidField, match="must be finite"):
+            fields_from_arrays(arrays, one_d, max_fields=1)
+
+
 def test_arrays_by_channel_follow_the_models_order(two_d: ModelConfig) -> None:
     a, b = RNG.normal(size=(2, 3, 8, 6))
     fields, form = fields_from_arrays({"b": b, "a": a}, two_d, max_fields=3)

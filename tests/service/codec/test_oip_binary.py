@@ -200,6 +200,7 @@ SIZE = {"binary_data_size": 16}
             "expected true or false",
         ),
         ({"r_parameters": {"triton_x": 1}}, b"", "triton_"),
+        ({"r_parameters": {"triton_\n": 1}}, b"", "triton_"),
         ({"r_parameters": {"x": [1]}}, b"", "parameter 'x'"),
         ({"r_parameters": {"x": None}}, b"", "parameter 'x'"),
         ({"r_parameters": {"priority": -1}}, b"", "priority"),

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from service.errors import (
     BadRequest,
     PayloadTooLarge,
+    QueueFull,
     RequestTimeout,
     ServiceError,
     UnsupportedMediaType,
@@ -56,8 +57,21 @@ def make_request(
     return Request(scope, receive)
 
 
-def read(request: Request, **options: Any) -> memoryview:
-    return asyncio.run(read_body(request, **{"limit": 100_000, **options}))
+class Room:
+    """Keeps what it was told, and refuses over `most`."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        self.most = most
+        self.held: list[int] = []
+
+    def hold(self, size: int) -> None:
+        if size > self.most:
+            raise QueueFull("no room")
+        self.held.append(size)
+
+
+def read(request: Request, room: Room | None = None, **options: Any) -> memoryview:
+    return asyncio.run(read_body(request, room or Room(), **{"limit": 100_000, **options}))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
@@ -71,6 +85,23 @@ def test_body_comes_back_whole_writable_and_aligned(declared: bool, pieces: int)
     array = np.frombuffer(body, np.uint8, offset=13)
     assert array.flags.writeable
     assert array.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("headers", [{"content-length": "30"}, {}], ids=["declared", "chunked"])
+def test_bytes_are_held_as_they_arrive(headers: dict[str, str]) -> None:
+    room = Room()
+    read(make_request([b"x" * 10] * 3, headers), room)
+    assert room.held == [10, 20, 30]
+    with pytest.raises(QueueFull):
+        read(make_request([b"x" * 10] * 3, headers), Room(most=25))
+
+
+def test_decompressed_body_is_held_at_its_full_size() -> None:
+    room, headers = Room(), {"content-encoding": "gzip"}
+    read(make_request([gzip.compress(bytes(50_000))], headers), room)
+    assert room.held[-1] == 50_000
+    with pytest.raises(QueueFull):
+        read(make_request([gzip.compress(bytes(50_000))], headers), Room(most=40_000))
 
 
 def test_empty_body_is_empty() -> None:

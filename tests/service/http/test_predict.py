@@ -187,6 +187,36 @@ def test_predict_bad_body_is_a_problem(content_type: str | None, body: bytes, st
     assert not engine.requests
 
 
+def test_predict_two_content_types_are_refused() -> None:
+    headers = [("Content-Type", JSON), ("Content-Type", NPY)]
+    response, engine = post(content=written(JSON, FIELDS), headers=headers)
+    assert response.status_code == 415
+    assert not engine.requests
+
+
+def test_predict_archive_counts_as_what_it_inflates_to() -> None:
+    async def run() -> list[int]:
+        limits = dict.fromkeys(("max_body_bytes", "max_json_bytes", "max_inflight_bytes"), 3 * 4096)
+        large = np.zeros((32, 1, 64), "f4")  # 8192 bytes
+        async with serving(**limits) as (client, engine):
+            engine.held = True
+
+            async def send(media_type: str, array: np.ndarray[Any, Any]) -> int:
+                body, headers = written(media_type, array), {"Content-Type": media_type}
+                return (await client.post(PATH, content=body, headers=headers)).status_code
+
+            first = asyncio.create_task(send(NPZ, large))
+            await asyncio.wait_for(engine.started.wait(), 5)
+            second, third = (
+                asyncio.create_task(send(*what)) for what in ((NPZ, large), (NPY, FIELDS))
+            )
+            await asyncio.wait_for(second, 5)
+            engine.release.set()
+            return [await first, await second, await third]
+
+    assert asyncio.run(run()) == [200, 429, 200]
+
+
 def test_predict_accept_of_nothing_offered_is_refused_before_work() -> None:
     response, engine = post(json={"inputs": {"u0": [0.0] * 16}}, headers={"Accept": "text/html"})
     assert response.status_code == 406

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -27,28 +28,59 @@ def inflight(metrics: Metrics) -> float | None:
 
 def test_bytes_are_held_while_inside_and_given_back_on_error() -> None:
     admission, _, metrics = make()
-    with admission.admit(60):
+    with admission.admit(60) as room:
+        assert inflight(metrics) == 0, "nothing has come yet"
+        room.hold(20)
+        room.hold(60)
         assert inflight(metrics) == 60
-    with pytest.raises(KeyError), admission.admit(60):
+        room.hold(50)
+        assert inflight(metrics) == 50
+    with suppress(KeyError), admission.admit(60) as room:
+        room.hold(60)
         raise KeyError
     assert inflight(metrics) == 0
 
 
 def test_inflight_limit_refuses_and_names_its_setting() -> None:
     admission, _, _ = make()
-    with admission.admit(100), admission.admit(100):
+    with admission.admit(100) as first, admission.admit(100) as second:
+        first.hold(100)
+        second.hold(100)
         refusal = pytest.raises(QueueFull, match="TURBOFNO_MAX_INFLIGHT_BYTES")
         with refusal as caught, admission.admit(51):
             pass
         assert caught.value.retry_after is not None
-        with admission.admit(50):
-            pass
+        with admission.admit(50) as third:
+            third.hold(50)
 
 
-def test_unknown_length_counts_as_the_largest_body() -> None:
+def test_senders_who_only_promise_bytes_do_not_keep_others_out() -> None:
+    admission, _, _ = make()
+    with ExitStack() as promised:
+        for length in [100, None] * 50:
+            promised.enter_context(admission.admit(length))
+        with admission.admit(100) as room:
+            room.hold(100)
+
+
+def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_more() -> None:
     admission, _, metrics = make()
-    with admission.admit(None):
-        assert inflight(metrics) == 100
+    with (
+        admission.admit(100) as first,
+        admission.admit(100) as second,
+        admission.admit(None) as third,
+    ):
+        for room in (first, second):
+            room.hold(100)
+        third.hold(50)
+        with pytest.raises(QueueFull, match="TURBOFNO_MAX_INFLIGHT_BYTES"):
+            third.hold(51)
+        assert inflight(metrics) == 250
+    assert inflight(metrics) == 0
+    assert (
+        metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": "inflight_bytes"})
+        == 1
+    )
 
 
 def test_body_over_the_limit_is_refused() -> None:
@@ -102,3 +134,16 @@ def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
         await asyncio.wait_for(admission.wait_idle(), 1)
 
     asyncio.run(main())
+
+
+def test_answer_is_never_refused_but_keeps_others_out_until_it_is_sent() -> None:
+    admission, _, metrics = make()
+    with admission.admit(10) as room:
+        room.hold(10)
+        room.hold_answer(300)
+        assert inflight(metrics) == 300
+        with pytest.raises(QueueFull), admission.admit(1):
+            pass
+    with admission.admit(1):
+        pass
+    assert inflight(metrics) == 0

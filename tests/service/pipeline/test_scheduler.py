@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from service.errors import DeadlineExceeded, InferenceFailed, QueueFull, Unavailable
+from service.errors import DeadlineExceeded, InferenceFailed, InvalidField, QueueFull, Unavailable
+from service.logs import JsonFormatter
 from service.metrics import Metrics
 from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import Fields, PredictRequest
@@ -22,8 +26,8 @@ from service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 
-BAD, NAN = 666.0, 777.0
-"""First values that make the model raise, or answer NaN."""
+BAD, NAN, HUGE, HUGE_TENSOR = 666.0, 777.0, 888.0, 999.0
+"""First values that make the model raise, answer NaN, or run out of memory (in numpy, in torch)."""
 
 
 class Doubler:
@@ -43,6 +47,10 @@ class Doubler:
         self.sizes.append(len(fields))
         if (fields[:, 0, 0] == BAD).any():
             raise ZeroDivisionError("poison")
+        if (fields[:, 0, 0] == HUGE).any():
+            raise MemoryError
+        if (fields[:, 0, 0] == HUGE_TENSOR).any():
+            torch.empty(1 << 50)
         output = fields * 2
         output[fields[:, 0, 0] == NAN] = np.nan
         return ModelOutput(output, "fake")
@@ -55,7 +63,7 @@ def fields(*values: float, grid: int = 4) -> Fields:
 
 
 def request(*values: float, **options: Any) -> PredictRequest:
-    return PredictRequest("doubler", None, fields(*values), "r", **options)
+    return PredictRequest("doubler", None, fields(*values), f"id-{values[0]:g}", **options)
 
 
 class Bench:
@@ -167,6 +175,11 @@ async def test_poison_field_fails_alone(bench: Bench) -> None:
     np.testing.assert_array_equal(also_good.fields, fields(6.0))
     assert isinstance(bad, InferenceFailed)
     assert "poison" not in bad.message, "internals stay in the log"
+    with pytest.raises(InferenceFailed):
+        await bench.submit(BAD)
+    labels = {"model": "doubler", "backend": "none", "precision": "fp32"}
+    read = bench.metrics.registry.get_sample_value
+    assert read("turbofno_backend_batches_total", labels) == 1, "no backend ran in the last batch"
 
 
 @on_bench()
@@ -175,8 +188,32 @@ async def test_nan_output_fails_only_its_request_and_names_the_field(bench: Benc
         bench.submit(1.0), bench.submit(5.0, NAN), return_exceptions=True
     )
     np.testing.assert_array_equal(good.fields, fields(2.0))
-    assert isinstance(bad, InferenceFailed)
+    assert isinstance(bad, InvalidField), "weights are finite: it is the input that overflows"
     assert "field 1 of 2" in bad.message
+
+
+@on_bench()
+async def test_failure_is_logged_with_the_request_that_it_is_about(bench: Bench) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("service.pipeline.worker")
+    logger.addHandler(handler)
+    try:
+        await asyncio.gather(bench.submit(1.0), bench.submit(BAD), return_exceptions=True)
+    finally:
+        logger.removeHandler(handler)
+    (line,) = (JsonFormatter().format(record) for record in records if record.exc_info)
+    assert json.loads(line)["request_id"] == f"id-{BAD:g}"
+
+
+@on_bench()
+async def test_memory_that_runs_out_is_unavailable_for_now(bench: Bench) -> None:
+    for value in (HUGE, HUGE_TENSOR):
+        with pytest.raises(Unavailable, match="memory") as caught:
+            await bench.submit(value)
+        assert caught.value.retry_after
+    assert (await bench.submit(1.0)).fields[0, 0, 0] == 2.0
 
 
 @on_bench()
@@ -294,7 +331,7 @@ async def test_storm_of_mixed_requests_gives_each_one_outcome(bench: Bench) -> N
             task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     expected = {
-        "bad": InferenceFailed, "nan": InferenceFailed,
+        "bad": InferenceFailed, "nan": InvalidField,
         "cancel": asyncio.CancelledError, "late": DeadlineExceeded,
     }  # fmt: skip
     for i, (kind, size, result) in enumerate(zip(kinds, sizes, results, strict=True)):

@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 
+from models.checkpoint import save_model
+from models.config import Channel
+from models.fno import FNO
 from service.errors import NotFound, Unavailable
 from service.metrics import Metrics
 from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import PredictRequest
 from service.pipeline.local_engine import LocalEngine
+from service.pipeline.ticket import ModelOutput
+from service.runtime.model_slot import ModelSlot
 from service.settings import Settings
-from tests.service.tiny import save_tiny
+from tests.service.http.asgi import serving
+from tests.service.tiny import save_tiny, tiny_config
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -70,6 +77,26 @@ def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
             counters = engine.counters("tiny-1d", "1")
             assert (counters.success_count, counters.inference_count) == (1, 3)
             assert counters.batches[3][0] == counters.execution_count == 1
+
+    asyncio.run(main())
+
+
+def test_warm_up_runs_no_batch_larger_than_requests_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+    sizes: list[int] = []
+    run = ModelSlot.run
+
+    def noting(slot: ModelSlot, fields: np.ndarray[Any, Any]) -> ModelOutput:
+        sizes.append(len(fields))
+        return run(slot, fields)
+
+    monkeypatch.setattr(ModelSlot, "run", noting)
+
+    async def main() -> None:
+        async with running(tmp_path, max_batch_size=16, max_batch_bytes=random_fields(3).nbytes):
+            assert sizes == [1, 3]
 
     asyncio.run(main())
 
@@ -180,6 +207,40 @@ def test_reload_swaps_the_weights_without_a_gap(tmp_path: Path) -> None:
             assert not np.allclose(before, after)
             for one in during:
                 assert np.allclose(one, before) or np.allclose(one, after)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("change", ["architecture", "outputs"])
+def test_reload_as_another_kind_of_model_refuses_what_was_checked_before(
+    tmp_path: Path, change: str
+) -> None:
+    save_tiny(tmp_path)
+    old = tiny_config()
+    channels = old.architecture.model_copy(update={"in_channels": 2})
+    changes: dict[str, dict[str, Any]] = {
+        "architecture": {"architecture": channels, "inputs": (*old.inputs, Channel(name="w"))},
+        "outputs": {"outputs": old.outputs[::-1]},
+    }
+    new = old.model_copy(update=changes[change])
+    body = orjson.dumps({"inputs": {"u0": [0.5] * 16}})
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, app):
+
+            async def reload_while_sending() -> AsyncIterator[bytes]:
+                yield body[:5]
+                save_model(tmp_path / old.name, new, FNO(new.architecture).eval())
+                await app.state.context.engine.load(old.name)
+                yield body[5:]
+
+            answer = await client.post(
+                "/v1/models/tiny-1d:predict",
+                content=reload_while_sending(),
+                headers={"content-type": "application/json"},
+            )
+            assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1")
+            assert f"another {change}" in answer.json()["detail"]
 
     asyncio.run(main())
 

@@ -1,0 +1,43 @@
+"""One real server for the whole session, with the zoo's models and two tiny ones beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from models.checkpoint import LoadedModel, load_model
+from tests.e2e.server_process import ROOT, ServerProcess
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ZOO = ROOT / "models" / "zoo"
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny-1d, tiny-2d and links to every model of the zoo."""
+    root = tmp_path_factory.mktemp("repository")
+    for n_dim in (1, 2):
+        save_tiny(root, f"tiny-{n_dim}d", n_dim=n_dim)
+    for folder in ZOO.iterdir():
+        (root / folder.name).symlink_to(folder)
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The running server. At the end SIGTERM must end it cleanly, and nothing may have blown up."""
+    with ServerProcess(repository, tmp_path_factory.mktemp("server") / "log.txt") as running:
+        yield running
+        assert running.stop() == 0, running.tail()
+        assert "Traceback" not in running.log.read_text(errors="replace"), running.tail()
+
+
+@pytest.fixture(scope="session")
+def tiny(repository: Path) -> dict[str, LoadedModel]:
+    """The tiny models in this process: what they answer directly is the truth for what is served."""
+    return {name: load_model(repository / name) for name in ("tiny-1d", "tiny-2d")}

@@ -1,0 +1,84 @@
+"""The OpenAPI document says which errors there are, and in which form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.service.http.serving import application, serving
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    app, _ = application()
+    return app.openapi()
+
+
+def test_fastapis_own_errors_are_nowhere(document: dict[str, Any]) -> None:
+    assert "ValidationError" not in str(document)
+
+
+def test_errors_have_the_form_of_their_path(document: dict[str, Any]) -> None:
+    checked = 0
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for status, response in operation["responses"].items():
+                if status >= "400" and path != "/readyz":
+                    form = (
+                        "application/problem+json" if path.startswith("/v1") else "application/json"
+                    )
+                    assert list(response["content"]) == [form], (path, status)
+                    checked += 1
+    assert checked > 50
+    assert "Problem" in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize("path", ["index", "models/{model}/load", "models/{model}/unload"])
+def test_control_routes_declare_what_their_body_can_meet(
+    document: dict[str, Any], path: str
+) -> None:
+    declared = document["paths"][f"/v2/repository/{path}"]["post"]["responses"]
+    assert {"400", "408", "413", "415"} <= set(declared)
+    assert "422" not in declared
+
+
+def test_get_of_a_prediction_says_what_is_allowed() -> None:
+    async def main() -> None:
+        async with serving() as (client, _):
+            for version in ("", "/versions/1"):
+                answer = await client.get(f"/v1/models/tiny-1d{version}:predict")
+                assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+                assert "use POST" in answer.json()["detail"]
+
+    asyncio.run(main())
+
+
+def test_control_routes_answer_when_the_service_is_full() -> None:
+    async def main() -> None:
+        async with serving() as (client, engine):
+            context = client._transport.app.state.context  # type: ignore[attr-defined]
+            with context.admission.admit(None) as room:
+                room.hold_answer(context.settings.max_inflight_bytes)
+                body = {"inputs": {"u0": [0.0] * 16}}
+                refused = await client.post("/v1/models/tiny-1d:predict", json=body)
+                assert refused.status_code == 429
+                listed = await client.post("/v2/repository/index", json={})
+                assert listed.status_code == 200
+                for action in ("load", "unload"):
+                    path = f"/v2/repository/models/tiny-1d/{action}"
+                    assert (await client.post(path, json={})).status_code == 200
+            assert engine.loaded == engine.unloaded == ["tiny-1d"]
+
+    asyncio.run(main())
+
+
+def test_control_body_over_its_limit_is_refused() -> None:
+    async def main() -> None:
+        async with serving() as (client, _):
+            answer = await client.post("/v2/repository/index", content=b" " * 70_000)
+            assert answer.status_code == 413
+            assert "this route takes at most 65536" in answer.json()["error"]
+
+    asyncio.run(main())

@@ -1,0 +1,13 @@
+"""What `serve` prints to be pasted."""
+
+from __future__ import annotations
+
+from service.banner import banner
+from tests.service.tiny import tiny_config
+
+
+def test_banner_keeps_a_long_description_out_of_the_line_to_paste() -> None:
+    config = tiny_config().model_copy(update={"description": "first\nrm -rf x\r\u2028end"})
+    lines = banner("http://x", [config]).split("\n")
+    assert lines[2] == "# tiny-1d: first rm -rf x end"
+    assert lines[3].startswith("python3 -c ")

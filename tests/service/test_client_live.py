@@ -1,0 +1,103 @@
+"""The client over real connections: shared by threads, concurrent in asyncio, and with nobody there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from service.client import AsyncClient, Client, ConnectionFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIELD = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(1, 12)
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+class _Doubling(BaseHTTPRequestHandler):
+    """A real server: twice what it is sent, after turning the first request of each path away."""
+
+    protocol_version = "HTTP/1.1"
+    turned_away: set[str]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path not in self.turned_away:
+            self.turned_away.add(self.path)
+            self._answer(429, b"", {"Retry-After": "0"})
+            return
+        self._answer(200, _npy(2 * np.load(io.BytesIO(body))), {})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def live_url() -> Iterator[str]:
+    handler = type("Handler", (_Doubling,), {"turned_away": set()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_sync_client_is_shared_by_threads_over_real_connections(live_url: str) -> None:
+    results: dict[int, np.ndarray] = {}
+    with Client(live_url) as client:
+
+        def work(number: int) -> None:
+            results[number] = client.predict(f"m{number}", FIELD + number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number in range(4):
+        np.testing.assert_array_equal(results[number], 2 * (FIELD + number))
+
+
+def test_async_client_predicts_concurrently_over_real_connections(live_url: str) -> None:
+    async def main() -> list[np.ndarray]:
+        async with AsyncClient(live_url) as client:
+            return await asyncio.gather(*(client.predict(f"m{i}", FIELD + i) for i in range(8)))
+
+    for number, result in enumerate(asyncio.run(main())):
+        np.testing.assert_array_equal(result, 2 * (FIELD + number))
+
+
+def test_connection_failed_when_nothing_listens(free_port: int) -> None:
+    with (
+        Client(f"http://127.0.0.1:{free_port}", retries=1) as client,
+        pytest.raises(ConnectionFailed, match=f"127.0.0.1:{free_port}"),
+    ):
+        client.predict("m", FIELD)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

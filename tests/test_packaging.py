@@ -1,0 +1,33 @@
+"""The wheel holds the ops and the stand-alone client, and nothing of the application."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import turbofno_ops
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_wheel_holds_the_ops_and_the_client_only(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+            *("--wheel-dir", str(tmp_path), str(ROOT)),
+        ],
+        check=True,
+        timeout=170,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"turbofno-{turbofno_ops.__version__}-py3-none-")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        client = archive.read("turbofno_client.py")
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"turbofno_ops", "turbofno_client.py"}
+    assert client == (ROOT / "service" / "client.py").read_bytes()
+    sources = {path.name for path in (ROOT / "turbofno_ops").glob("*.py")}
+    assert {Path(name).name for name in names if name.startswith("turbofno_ops/")} == sources
