@@ -13,7 +13,9 @@ def main() -> None:
     models.main()
     service.main()
     if torch.cuda.is_available():
-        print("\nleft out: the GPU; these benchmarks measure the CPU backends")
+        print("\nleft out: the GPU; `make bench-gpu` measures its kernels")
+    else:
+        print("\nleft out: `make bench-gpu`, there is no GPU here")
 
 
 if __name__ == "__main__":
