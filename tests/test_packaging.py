@@ -1,7 +1,8 @@
-"""The wheel holds the ops and the stand-alone client, and nothing of the application."""
+"""The pure wheel holds the ops and the stand-alone client, and nothing of the application."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -20,9 +21,10 @@ def test_wheel_holds_the_ops_and_the_client_only(tmp_path: Path) -> None:
         ],
         check=True,
         timeout=170,
+        env={**os.environ, "TURBOFNO_PURE": "1"},
     )
     (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name.startswith(f"turbofno-{turbofno_ops.__version__}-py3-none-")
+    assert wheel.name == f"turbofno-{turbofno_ops.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         client = archive.read("turbofno_client.py")
