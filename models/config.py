@@ -7,8 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-FORMAT = "turbofno/1"
-
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Skip = Literal["linear", "soft-gating", "identity", "none"]
 Norm = Literal["none", "instance_norm", "group_norm"]
@@ -194,7 +192,7 @@ class Training(_Strict):
 class ModelConfig(_Strict):
     """The whole of config.json. `sha256` is that of model.safetensors beside it."""
 
-    format: Literal["turbofno/1"] = FORMAT  # type: ignore[assignment]
+    format: Literal["turbofno/1"] = "turbofno/1"
     name: Name
     version: Version = "1"
     description: str
