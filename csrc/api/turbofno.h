@@ -1,16 +1,23 @@
-/* C interface of the CUDA kernels for one Fourier layer or spectral convolution, 1D and 2D, float32.
+/* C interface of the CUDA kernels of a Fourier neural operator, 1D and 2D.
  *
- *   y = activation(spectral_conv(x, weight) + skip . x + bias)
+ * A Fourier layer, y = activation(spectral_conv(x, weight) + skip . x + bias), is three stages on one stream:
  *
- * A layer is three calls in this order on one stream: turbofno_analyze_rows, turbofno_spectral_mix,
- * turbofno_fourier_rows. 1D is 2D with h_in = h_out = modes_h = 1.
+ *   turbofno_analyze_rows   x -> spectra         the kept modes of the last axis
+ *   turbofno_spectral_mix   spectra -> spectra   DFT along h, a complex product of the channels a mode, inverse DFT
+ *   turbofno_fourier_rows   spectra, x -> y      inverse DFT of the last axis, skip, bias, activation; and, while y is
+ *                                                on chip, the next layer's analysis or the projection to few channels
  *
- * Every call only launches kernels on `stream` of the current device and returns: it allocates nothing,
- * waits for nothing and may be captured in a CUDA graph. Calls are independent of each other: any number of
- * threads and streams, each with its own workspace. All pointers are device pointers, aligned to 16 bytes
- * and contiguous in the order given; complex numbers are interleaved (real, imaginary). Reads go in 16-byte words, so
- * up to 12 bytes behind the end of an array may be read and not used; every CUDA allocation has them.
+ * In a chain of layers turbofno_fourier_rows makes the next layer's spectra, so only the first layer is analyzed on
+ * its own. 1D is 2D with h = 1 and modes_h = 1.
  *
+ * A stage only launches kernels on `stream` of the current device and returns: it allocates nothing, waits for
+ * nothing and may be captured in a CUDA graph. Calls are independent: any number of threads and streams, each with its
+ * own workspace. All pointers are device pointers, aligned to 16 bytes and contiguous in the order given; complex
+ * numbers are interleaved (real, imaginary) float32. Reads go in 16-byte words, so up to 12 bytes behind the end of an
+ * array may be read and not used; every CUDA allocation has them. Outputs must not overlap inputs; every element of an
+ * output is written.
+ *
+ * Fields (x, y) are float32, with TURBOFNO_BF16 bfloat16; everything else is float32 under every precision.
  * A value that is not finite makes NaN of what depends on it, within its batch element.
  */
 #ifndef TURBOFNO_H
@@ -27,7 +34,7 @@ struct CUstream_st; /* cudaStream_t without CUDA's headers */
 
 typedef enum {
     TURBOFNO_OK = 0,
-    TURBOFNO_UNSUPPORTED = 1, /* turbofno_unsupported says why */
+    TURBOFNO_UNSUPPORTED = 1, /* the stage's _unsupported function says why */
     TURBOFNO_NULL_POINTER = 2, /* a required pointer is null */
     TURBOFNO_LAUNCH_FAILED = 3 /* CUDA refused a launch, or an earlier asynchronous error surfaced; see
                                   turbofno_last_cuda_error */
@@ -42,45 +49,77 @@ typedef enum {
     TURBOFNO_TANH = 5
 } turbofno_activation;
 
+typedef enum {
+    TURBOFNO_FP32 = 0, /* products of split operands: the error of float32 arithmetic */
+    TURBOFNO_TF32 = 1, /* products of operands rounded to 11 significant bits, sums in float32 */
+    TURBOFNO_BF16 = 2 /* fields stored and multiplied in bfloat16, sums in float32 */
+} turbofno_precision;
+
+typedef struct {
+    int64_t rows; /* batch * channels * h */
+    int32_t points; /* of a row */
+    int32_t modes; /* kept of a row: 0 .. modes - 1 */
+    int32_t precision; /* turbofno_precision */
+    int32_t multiprocessors; /* of the device, for the choice of tiles */
+    const void *x; /* [rows][points] */
+    const void *table; /* turbofno_ops/_cuda_tables.py, row_analysis(points, modes) */
+    float *spectra; /* complex [rows][modes] */
+    void *workspace; /* turbofno_analysis_workspace_bytes(), uninitialised */
+} turbofno_analysis;
+
 typedef struct {
     int64_t batch;
     int32_t c_in, c_out;
-    int32_t h_in, w_in, h_out, w_out; /* with skip: h_in = h_out, w_in = w_out */
+    int32_t h_in, h_out;
     int32_t modes_h, modes_w; /* modes_h in FFT order, 0, 1, .., -1; modes_w from 0 up */
-    int32_t activation; /* turbofno_activation */
-    int32_t multiprocessors; /* of the device, for the choice of tiles */
-
-    const float *x; /* [batch][c_in][h_in][w_in] */
+    int32_t precision; /* turbofno_precision */
+    int32_t multiprocessors;
+    const float *spectra; /* complex [batch][c_in][h_in][modes_w] */
     const float *weight; /* complex [modes_h][modes_w][c_in][c_out] */
-    const float *skip; /* [c_out][c_in], or null */
+    const void *column_analysis; /* _cuda_tables.py, column_analysis(h_in, modes_h); null if h_in = h_out = modes_h = 1 */
+    const void *column_synthesis; /* likewise column_synthesis(h_out, modes_h) */
+    float *mixed; /* complex [batch][c_out][h_out][modes_w] */
+    void *workspace; /* turbofno_mix_workspace_bytes(), uninitialised */
+} turbofno_mix;
+
+typedef struct {
+    int64_t batch;
+    int32_t c_in; /* of x; 0 without a skip */
+    int32_t c_out;
+    int32_t h, w;
+    int32_t modes; /* of spectra */
+    int32_t next_modes; /* of next_spectra; 0 without a next layer */
+    int32_t projected; /* channels of `projection`; 0 to write y */
+    int32_t activation; /* turbofno_activation */
+    int32_t precision; /* turbofno_precision */
+    int32_t multiprocessors;
+    const float *spectra; /* complex [batch][c_out][h][modes] */
+    const void *table; /* _cuda_tables.py, row_synthesis(w, modes) */
+    const void *x; /* [batch][c_in][h][w]; null without a skip */
+    const float *skip; /* [c_out][c_in]; null without a skip */
     const float *bias; /* [c_out], or null */
+    void *y; /* [batch][c_out][h][w]; null with a projection */
+    const void *next_table; /* _cuda_tables.py, row_analysis(w, next_modes); null without a next layer */
+    float *next_spectra; /* complex [batch][c_out][h][next_modes]; null without a next layer */
+    const float *projection; /* [projected][c_out]; null without a projection */
+    const float *projection_bias; /* [projected], or null */
+    float *out; /* float32 [batch][projected][h][w] = projection . activation(..) + bias; null without a projection */
+    void *workspace; /* turbofno_rows_workspace_bytes(), uninitialised */
+} turbofno_rows;
 
-    /* The transforms' tables; their signs, scales and zero sine rows define the transform. */
-    const float *row_analysis; /* [w_in][modes_w][2]: cos, -sin, over w_in */
-    const float *row_synthesis; /* [modes_w][2][w_out]: cos, -sin, times the column's weight */
-    const float *column_analysis; /* [modes_h/2 + 1][h_in][2]: cos, sin of |k|, over h_in; null if modes_h = h_in = 1 */
-    const float *column_synthesis; /* [modes_h/2 + 1][h_out][2]: cos, sin of |k|; null if modes_h = h_out = 1 */
+/* Why a stage does not serve this shape, in words, or null if it does. Reads no pointer; needs no GPU. */
+const char *turbofno_analysis_unsupported(const turbofno_analysis *analysis);
+const char *turbofno_mix_unsupported(const turbofno_mix *mix);
+const char *turbofno_rows_unsupported(const turbofno_rows *rows);
 
-    float *y; /* [batch][c_out][h_out][w_out], every element written; must not overlap x */
-    void *workspace; /* turbofno_workspace_bytes(), uninitialised; holds the spectra between the calls */
-} turbofno_layer;
+/* Bytes of workspace for this shape; 0 if none is needed or it is not served. Reads no pointer; needs no GPU. */
+size_t turbofno_analysis_workspace_bytes(const turbofno_analysis *analysis);
+size_t turbofno_mix_workspace_bytes(const turbofno_mix *mix);
+size_t turbofno_rows_workspace_bytes(const turbofno_rows *rows);
 
-/* Why this layer's shape is not served, in words, or null if it is. Reads no pointer; needs no GPU. */
-const char *turbofno_unsupported(const turbofno_layer *layer);
-
-/* Bytes of workspace for this shape; 0 if it is not served. Reads no pointer; needs no GPU. */
-size_t turbofno_workspace_bytes(const turbofno_layer *layer);
-
-/* x -> row spectra in the workspace: the truncated DFT along the last axis. */
-turbofno_status turbofno_analyze_rows(const turbofno_layer *layer, struct CUstream_st *stream);
-
-/* Row spectra -> mixed row spectra, in the workspace: the DFT along h to the kept modes, one complex
- * c_in x c_out product a mode, and the inverse DFT along h. Reads weight. */
-turbofno_status turbofno_spectral_mix(const turbofno_layer *layer, struct CUstream_st *stream);
-
-/* Mixed row spectra, x, skip and bias -> y: the inverse DFT along the last axis, the skip's product, bias
- * and activation in one pass. Without skip, x is not read. */
-turbofno_status turbofno_fourier_rows(const turbofno_layer *layer, struct CUstream_st *stream);
+turbofno_status turbofno_analyze_rows(const turbofno_analysis *analysis, struct CUstream_st *stream);
+turbofno_status turbofno_spectral_mix(const turbofno_mix *mix, struct CUstream_st *stream);
+turbofno_status turbofno_fourier_rows(const turbofno_rows *rows, struct CUstream_st *stream);
 
 /* CUDA's words for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);
