@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Skip = Literal["linear", "soft-gating", "identity", "none"]
 Norm = Literal["none", "instance_norm", "group_norm"]
+Precision = Literal["fp32", "tf32", "bf16"]
 PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -201,6 +202,10 @@ class ModelConfig(_Strict):
     outputs: Annotated[tuple[Channel, ...], Field(min_length=1)]
     grid: GridSpec
     normalization: Normalization | None = None
+    precision: Precision = Field(
+        default="fp32",
+        description="of products and stored fields on a GPU, as the author asks for it",
+    )
     time_step: PositiveFloat | None = Field(
         default=None,
         description="set for autoregressive models: one call advances by this much time",
