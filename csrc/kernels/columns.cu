@@ -126,11 +126,10 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
     let_next_start();
     if (column0 >= a.columns) return;
 
-    const float2 *from[2];
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-        from[s] = a.in + place(a.from, min(column0 + 2 * g + s, a.columns - 1), a.modes_w);
-    }
+    // beyond the last column the last one, or the last two, again
+    const int64_t first = min(column0 + 2 * g, EVEN ? a.columns - 2 : a.columns - 1);
+    const float2 *const from[2] = {a.in + place(a.from, first, a.modes_w),
+                                   a.in + place(a.from, min(first + 1, a.columns - 1), a.modes_w)};
     const uint4 *table = a.table + int64_t(tile0) * a.steps * 128 + threadIdx.x % 32;
     const int64_t tile_stride = int64_t(a.steps) * 128;
     const int tiles = a.tiles - tile0;
