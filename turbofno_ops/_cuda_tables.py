@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from turbofno_ops._gemm import _last_axis_analysis, _last_axis_synthesis, _tables
+from turbofno_ops._gemm import _angles, _last_axis_analysis, _last_axis_synthesis, _tables
 
 CHUNK = 64
 """Points that a row kernel computes at once (csrc/plan/rows_plan.h)."""
 
 SYNTHESIS_EXPONENT = 13
+
+_TILE_ROWS, _STEP_TERMS = 16, 8
 
 
 def analysis_exponent(points: int) -> int:
@@ -26,7 +28,9 @@ def row_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, modes, torch.float64, torch.device("cpu"))
         table = _padded(table, CHUNK, 16)
-        pair, column_pair, column, lane, register, half = _places(table.shape[0] // 16, table.shape[1] // 16)
+        pair, column_pair, column, lane, register, half = _places(
+            table.shape[0] // 16, table.shape[1] // 16
+        )
         point = 16 * pair + 4 * (lane % 4) + 2 * register + half
         operands = table[point, 16 * column_pair + 8 * column + lane // 4]
         return _words(operands, analysis_exponent(points)).to(device)
@@ -42,7 +46,9 @@ def row_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
         table = _padded(table, 16, CHUNK)
-        pair, step, column, lane, register, half = _places(table.shape[1] // 16, table.shape[0] // 16)
+        pair, step, column, lane, register, half = _places(
+            table.shape[1] // 16, table.shape[0] // 16
+        )
         group = lane // 4
         point = 16 * pair + 4 * (group // 2) + 2 * column + group % 2
         operands = table[16 * step + 8 * register + 2 * (lane % 4) + half, point]
@@ -72,3 +78,41 @@ def _words(operands: torch.Tensor, exponent: int) -> torch.Tensor:
     split = torch.stack([high, low], dim=-3)  # [.., column, lane, high or low, register, half]
     single = operands.to(torch.bfloat16).movedim(2, 3)  # [.., lane, column, register, half]
     return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
+
+
+def column_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Of columns of `points` to `modes` coefficients in FFT order, divided by `points`."""
+    return _column_sums(points, modes, device, analysis=True)
+
+
+def column_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Of `modes` coefficients in FFT order to columns of `points`."""
+    return _column_sums(points, modes, device, analysis=False)
+
+
+@_tables.cached
+def _column_sums(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
+    """cos and sin of the frequencies 0 .. modes // 2 at the points 0 .. points // 2.
+
+    Rows are what comes out, terms what is summed over. Float32 [tiles of 16 rows, steps of 8 terms,
+    cos and sin, high and low TF32 part, 8, 4, 2, 2]: where csrc/kernels/columns.cu wants them, the last
+    four axes being row, term, term // 4, row // 8. Zeros beyond the last row and term.
+    """
+    with torch.inference_mode(False):
+        at = _angles(modes // 2 + 1, points)[:, : points // 2 + 1]
+        at, scale = (at, 1 / points) if analysis else (at.T, 1.0)
+        rows, terms = at.shape
+        tiles, steps = -(-rows // _TILE_ROWS), -(-terms // _STEP_TERMS)
+        table = torch.zeros(2, tiles * _TILE_ROWS, steps * _STEP_TERMS, dtype=torch.float64)
+        table[0, :rows, :terms] = at.cos() * scale
+        table[1, :rows, :terms] = at.sin() * scale
+        high = _tf32(table)
+        parts = torch.stack([high, _tf32(table - high)], dim=1)
+        parts = parts.view(2, 2, tiles, 2, 8, steps, 2, 4).permute(2, 5, 0, 1, 4, 7, 6, 3)
+        return parts.contiguous().to(device)
+
+
+def _tf32(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to the 11 significant bits of TF32, as float32."""
+    bits = values.to(torch.float32).view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
