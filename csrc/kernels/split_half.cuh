@@ -66,6 +66,11 @@ __device__ __forceinline__ Scale scale_of(float magnitude) {
     return {__uint_as_float(to << 23) + infected, __uint_as_float((254u - to) << 23)};
 }
 
+// Two bfloat16 values, NaN for what is not finite.
+__device__ __forceinline__ uint32_t finite_or_nan(__nv_bfloat162 pair) {
+    return word(__hfma2(pair, __floats2bfloat162_rn(0.0f, 0.0f), pair));
+}
+
 template <typename P>
 __device__ __forceinline__ void split(float a, float b, float scale, uint32_t &high, uint32_t &low) {
     if constexpr (P::kScaled) {
@@ -78,7 +83,7 @@ __device__ __forceinline__ void split(float a, float b, float scale, uint32_t &h
             low = word(__floats2half2_rn(a - rounded.x, b - rounded.y));
         }
     } else {
-        high = word(__floats2bfloat162_rn(a, b));
+        high = finite_or_nan(__floats2bfloat162_rn(a, b));
     }
 }
 

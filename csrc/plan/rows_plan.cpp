@@ -11,7 +11,6 @@ constexpr int kMostPoints = 16384;
 constexpr int64_t kMostBatch = 65536;
 constexpr int64_t kMostRows = int64_t(1) << 32; // of analyze_rows; 2^30 rows (b, h) at most in fourier_rows
 constexpr int kLaneWords = 32; // 16-byte words that a warp holds in one register quadruple
-constexpr int kResident = 2; // blocks of kWarps warps on a multiprocessor, for registers
 
 template <typename T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
@@ -56,7 +55,7 @@ AnalysisPlan plan(const turbofno_analysis &a) {
     AnalysisPlan p{};
     const int warp_bytes = steps(2 * a.modes) * 2 * kLaneWords * 16;
     const int64_t tiles = ceil_div(a.rows, int64_t(kRows));
-    const int64_t workers = int64_t(std::max(a.multiprocessors, 1)) * kResident * kWarps;
+    const int64_t workers = int64_t(std::max(a.multiprocessors, 1)) * kAnalysisResident * kWarps;
     split_row(tiles, workers, a.points, p.splits, p.split_chunks);
     p.warps = std::min(kWarps, kRowsSharedBytes / warp_bytes);
     if (tiles * p.splits < workers) p.warps = std::min(p.warps, 2); // spread over the multiprocessors
@@ -75,7 +74,7 @@ RowsPlan plan(const turbofno_rows &r) {
     }
     p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
     const int64_t rows = r.batch * r.h;
-    const int64_t blocks = int64_t(std::max(r.multiprocessors, 1)) * kResident;
+    const int64_t blocks = int64_t(std::max(r.multiprocessors, 1)) * kRowsResident;
     for (int groups = kWarps / p.warps; groups > 1; --groups) {
         p.groups = groups;
         lay_out(r, p);

@@ -7,7 +7,8 @@ namespace turbofno {
 
 constexpr int kChunk = 64; // points that a warp computes at once
 constexpr int kRows = 16; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
-constexpr int kWarps = 8; // of a block, at most
+constexpr int kWarps = 4; // of a block, at most
+constexpr int kRowsResident = 3, kAnalysisResident = 4; // such blocks on a multiprocessor, for registers
 constexpr int kTilePitch = kChunk + 8; // halves between the channels of x in shared memory, see load_matrices
 constexpr int kRowsSharedBytes = 99 * 1024; // what a block may have on every card since sm_80
 constexpr int kMostProjected = 16;
