@@ -53,7 +53,7 @@ __device__ __forceinline__ void load(Values &values, const Arguments &a, const P
     }
 }
 
-template <typename P> __global__ void __launch_bounds__(32 * kWarps, kAnalysisResident) analyze_rows(const Arguments a) {
+template <typename P> __global__ void __launch_bounds__(32 * kAnalysisWarps, kAnalysisResident) analyze_rows(const Arguments a) {
     extern __shared__ float4 shared[];
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const int column_pairs = ceil_div(a.columns, 16);
@@ -86,7 +86,7 @@ template <typename P> __global__ void __launch_bounds__(32 * kWarps, kAnalysisRe
         if (goes_on) load<typename P::Field>(values, a, next);
 
         const uint4 *table = a.table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
-        add_analysis<P>(sums, at.chunk == at.split * a.split_chunks, left, back, pairs, table, column_pairs,
+        add_analysis<P, false>(sums, at.chunk == at.split * a.split_chunks, left, back, pairs, table, column_pairs,
                         a.table_back);
         if (ends) {
             const int64_t row = at.tile * kRows;

@@ -68,7 +68,7 @@ __device__ __forceinline__ void split_rows(const Values &values, Left (&left)[kP
 
 // sums += left . table over one chunk of points; `table` starts at the chunk. The first chunk overwrites. The table has
 // zeros where the row has no points.
-template <typename P>
+template <typename P, bool SHARED>
 __device__ __forceinline__ void add_analysis(float4 *sums, bool first, const Left (&left)[kPairs],
                                              const float (&back)[2], int pairs, const uint4 *table, int column_pairs,
                                              float table_back) {
@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_analysis(float4 *sums, bool first, const Lef
             if (2 * i >= pairs) continue;
             const Left two[2] = {left[2 * i], left[2 * i + 1]};
             Right right[2];
-            load_right<P>(right[0], table + 2 * i * kRightWords<P>);
-            load_right<P>(right[1], table + (2 * i + 1) * kRightWords<P>);
+            load_right<P, SHARED>(right[0], table + 2 * i * kRightWords<P>);
+            load_right<P, SHARED>(right[1], table + (2 * i + 1) * kRightWords<P>);
 #pragma unroll
             for (int c = 0; c < 2; ++c) chain<P>(part[i][c], two, right, c);
         }

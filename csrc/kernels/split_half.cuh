@@ -136,26 +136,31 @@ template <typename P> __device__ __forceinline__ void load_left(Left &left, cons
     }
 }
 
-// Tables stay in global memory, split beforehand and lane by lane too (turbofno_ops/_cuda_tables.py): for each pair of
-// right operands, fp32 and tf32 find the 16-byte words [column][lane] (high, high, low, low), bf16 [lane].
+// Tables are split beforehand and wait lane by lane too (turbofno_ops/_cuda_tables.py): for each pair of right operands,
+// fp32 and tf32 find the 16-byte words [column][lane] (high, high, low, low), bf16 [lane]. SHARED: in shared memory.
 template <typename P> constexpr int kRightWords = P::kScaled ? 64 : 32;
 
-template <typename P> __device__ __forceinline__ void load_right(Right &right, const uint4 *pair) {
+template <bool SHARED, typename T> __device__ __forceinline__ T load_word(const T *from) {
+    if constexpr (SHARED) return *from;
+    return __ldg(from);
+}
+
+template <typename P, bool SHARED> __device__ __forceinline__ void load_right(Right &right, const uint4 *pair) {
     const int lane = threadIdx.x % 32;
     if constexpr (P::kSplit) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const uint4 words = __ldg(pair + 32 * c + lane);
+            const uint4 words = load_word<SHARED>(pair + 32 * c + lane);
             right.high[c][0] = words.x, right.high[c][1] = words.y, right.low[c][0] = words.z, right.low[c][1] = words.w;
         }
     } else if constexpr (P::kScaled) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const uint2 words = __ldg(reinterpret_cast<const uint2 *>(pair + 32 * c + lane));
+            const uint2 words = load_word<SHARED>(reinterpret_cast<const uint2 *>(pair + 32 * c + lane));
             right.high[c][0] = words.x, right.high[c][1] = words.y;
         }
     } else {
-        const uint4 words = __ldg(pair + lane);
+        const uint4 words = load_word<SHARED>(pair + lane);
         right.high[0][0] = words.x, right.high[0][1] = words.y, right.high[1][0] = words.z, right.high[1][1] = words.w;
     }
 }
