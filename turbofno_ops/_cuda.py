@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from turbofno_ops._stages import Layer, Projection, two_axes
 from turbofno_ops.description import PRECISIONS
 
 _ALIGNMENT = 16
+_OLDEST_MAJOR = 8  # compute capability: A100
 _ops = torch.ops.turbofno
 
 
@@ -162,15 +164,27 @@ def stages_refusal(
     )
 
 
+@cache
+def gpu_refusal(device: torch.device) -> str | None:
+    """Why the CUDA kernels do not run on this GPU, in words, or None if they do."""
+    status = native_status()
+    if not status.loaded:
+        return status.detail
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < _OLDEST_MAJOR:
+        return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {major}.{minor}"
+    return None
+
+
 def refusal(
     x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], precision: str
 ) -> str | None:
     """Why the CUDA kernels do not take this layer, in words, or None if they do."""
     if not x.is_cuda:
         return f"x is on {x.device}"
-    status = native_status()
-    if not status.loaded:
-        return status.detail
+    refused = gpu_refusal(x.device)
+    if refused is not None:
+        return refused
     if x.dtype != torch.float32:
         return f"they compute in float32, x is {x.dtype}"
     if x.ndim > 4:

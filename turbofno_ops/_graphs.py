@@ -90,8 +90,8 @@ class GraphCache:
 
     @property
     def nbytes(self) -> int:
-        """Of all graphs that are kept."""
-        return sum(graph.nbytes for graph in self._kept.values())
+        """Of all graphs that are kept; may be asked for while another thread captures."""
+        return sum(graph.nbytes for graph in tuple(self._kept.values()))
 
     def get(self, key: Key, capture: Callable[[], Graph]) -> Graph:
         """The graph of `key`, captured if it is not there; others make room."""

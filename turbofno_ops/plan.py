@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from turbofno_ops._cuda import CudaStages, field_dtype, stages_refusal
+from turbofno_ops._cuda import CudaStages, field_dtype, gpu_refusal, stages_refusal
 from turbofno_ops._fold import Chain, check, fold
 from turbofno_ops._graphs import Graph, GraphCache
 from turbofno_ops._modes import axis_limits
@@ -249,10 +249,7 @@ def compile_fno(
     check(description)
     target = torch.device(device)
     if target.type == "cuda":
-        _check_gpu(description)
-        target = torch.device(
-            "cuda", torch.cuda.current_device() if target.index is None else target.index
-        )
+        target = _usable_gpu(target, description)
     elif target.type == "cpu":
         precision = "fp32"
     else:
@@ -263,9 +260,15 @@ def compile_fno(
     return CompiledFNO(chain, target, precision, _buckets(max_batch), graphs)
 
 
-def _check_gpu(description: FNODescription) -> None:
-    status = native_status()
-    if not status.loaded:
-        raise ChainRefused(f"the CUDA kernels are not there: {status.detail}")
+def _usable_gpu(device: torch.device, description: FNODescription) -> torch.device:
+    """The GPU by its index, if the kernels run the network there."""
+    if not torch.cuda.is_available():
+        raise ChainRefused(f"there is no GPU; {native_status().detail}")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    device = torch.device("cuda", index)
+    refused = gpu_refusal(device)
+    if refused is not None:
+        raise ChainRefused(f"the CUDA kernels do not run: {refused}")
     if description.layers[0].weight.dtype == torch.complex128:
         raise ChainRefused("the CUDA kernels compute in float32, the network's weights are float64")
+    return device

@@ -14,6 +14,8 @@ from models.checkpoint import load_model
 from tests.turbofno_ops.fourier_truth import relative_l2
 from turbofno_ops import (
     ACTIVATIONS,
+    PRECISIONS,
+    _cuda_tables,
     explain,
     fourier_layer,
     last_choice,
@@ -229,6 +231,32 @@ def test_compiled_and_checked_by_pytorch() -> None:
     given = layer_on_gpu()
     torch.testing.assert_close(torch.compile(run, fullgraph=True)(*given), run(*given))
     torch.library.opcheck(torch.ops.turbofno.fourier_layer.default, (*given, "gelu", "cuda"))
+
+
+@pytest.mark.parametrize("precision", range(len(PRECISIONS)))
+def test_stages_are_what_their_fakes_say(precision: int) -> None:
+    ops, device = torch.ops.turbofno, torch.device("cuda")
+    modes, (h, w) = 8, (24, 40)
+    field = torch.bfloat16 if PRECISIONS[precision] == "bf16" else torch.float32
+    x = torch.randn(2, 4, h, w, device=device, dtype=field)
+    analysis = _cuda_tables.row_analysis(w, modes, device)
+    synthesis = _cuda_tables.row_synthesis(w, modes, device)
+    columns = [
+        make(h, 6, device) for make in (_cuda_tables.column_analysis, _cuda_tables.column_synthesis)
+    ]
+    weight = torch.randn(6, modes, 4, 8, dtype=torch.complex64, device=device)
+    skip, bias = torch.randn(8, 4, device=device), torch.randn(8, device=device)
+    spectra = ops.analyze_rows(x, analysis, modes, precision)
+    mixed = ops.spectral_mix(spectra, weight, *columns, h, precision)
+    summands = (mixed, synthesis, x, skip, bias)
+    for op, arguments in (
+        (ops.analyze_rows, (x, analysis, modes, precision)),
+        (ops.spectral_mix, (spectra, weight, *columns, h, precision)),
+        (ops.fourier_rows, (*summands, analysis, modes, 2, w, precision)),
+        (ops.fourier_rows, (mixed, synthesis, None, None, None, None, 0, 2, w, precision)),
+        (ops.project_rows, (*summands, skip.T.contiguous(), None, 2, w, precision)),
+    ):
+        torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_gradients_come_from_another_backend() -> None:

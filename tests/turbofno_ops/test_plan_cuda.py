@@ -31,7 +31,8 @@ pytestmark = pytest.mark.skipif(
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
 # relative L2 of whole networks against float64
-LIMITS = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 5e-2}
+LIMITS = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 3e-2}
+ZOO_LIMITS = {"fp32": 2e-6, "tf32": 1e-3, "bf16": 1e-2}
 
 PLAIN = FNOArchitecture(
     in_channels=2,
@@ -99,8 +100,7 @@ def test_zoo_models_agree_with_float64(name: str, precision: str) -> None:
     x = field(module, 3, (128,) * module.arch.n_dim)
     expected = truth(module, x)
     chain = compiled(module, precision)
-    limit = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}[precision]
-    assert relative_l2(chain(x.cuda()).cpu(), expected) < limit
+    assert relative_l2(chain(x.cuda()).cpu(), expected) < ZOO_LIMITS[precision]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
