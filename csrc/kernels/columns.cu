@@ -8,8 +8,8 @@
 //     out[i] = C[i] + i S[i], out[-i] = C[i] - i S[i]     (from points to modes the table has -sin)
 //
 // a quarter of the products of the full sum. C and S are real matrix products on tensor cores: left the tables of cosines
-// and sines, right the columns. A warp takes 16 complex columns; a lane copies what the tensor cores want of that lane,
-// so columns pass from lane to lane nowhere. The tables are stored in that order too (turbofno_ops/_cuda_tables.py):
+// and sines, right the columns. A warp takes 16 complex columns and copies their terms to shared memory in lines of 128
+// bytes. The tables are stored as the tensor cores want them (turbofno_ops/_cuda_tables.py):
 // [tile of 16 rows][step of 8 terms][cos, sin][high, low][lane][4]; a block's warps share them in shared memory.
 //
 // Two kernels. `sum_columns` streams any number of terms past the sums of 16 to 48 rows. `expand_columns` holds at most
@@ -51,24 +51,31 @@ __device__ int64_t place(const Axis &axis, int64_t column, int modes_w) {
 __device__ bool has_positive(int i, int size) { return i < (size + 1) / 2; }
 __device__ bool has_negative(int i, int size) { return i >= 1 && i <= size / 2; }
 
-// EVEN, here and below: an even number of modes_w, so two neighbouring columns may be 16 aligned bytes.
-template <bool EVEN, bool WIDE_READS> struct Source { // this lane's columns, n = lane / 4 of both groups
-    const float2 *from[2];
+// EVEN, here and below: an even number of modes_w, so two neighbouring columns are 16 aligned bytes.
+//
+// A step's terms in shared memory: in[j] and in[-j] of j = 0 .. 3, then of 4 .. 7, each of these [j % 4][columns / 2], the
+// pairs of columns rearranged so that neither the copies nor the reads of a warp meet a bank twice.
+using Step = float4[2][2][32];
 
-    __device__ Source(const Columns &a, int64_t column0) {
-        const int n = threadIdx.x % 32 / 4;
+__device__ int slot(int j, int pair) { return j * 8 + (pair ^ (2 * j)); }
+
+template <bool EVEN> struct Source { // this lane copies columns 2 pair, 2 pair + 1 of terms j and j + 4
+    const float2 *from[2];
+    int j, pair;
+
+    __device__ Source(const Columns &a, int64_t column0) : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8) {
 #pragma unroll
-        for (int p = 0; p < 2; ++p) {
+        for (int s = 0; s < 2; ++s) {
             // beyond the last column the last pair again: nothing is made of it
-            const int64_t column = column0 + (WIDE_READS ? 2 * n + p : 8 * p + n);
-            const int64_t inside = column < a.columns ? column : EVEN ? a.columns - 2 + p : a.columns - 1;
-            from[p] = a.in + place(a.from, inside, a.modes_w);
+            const int64_t column = column0 + 2 * pair + s;
+            const int64_t inside = column < a.columns ? column : EVEN ? a.columns - 2 + s : a.columns - 1;
+            from[s] = a.in + place(a.from, inside, a.modes_w);
         }
     }
 
     __device__ __forceinline__ void copy(float4 *to, unsigned index, unsigned stride, bool exists) const {
         const uint64_t at = exists ? uint64_t(index) * stride : 0;
-        if constexpr (EVEN && WIDE_READS) {
+        if constexpr (EVEN) {
             copy_async<16>(to, from[0] + at, exists);
         } else {
             copy_async<8>(to, from[0] + at, exists);
@@ -76,17 +83,27 @@ template <bool EVEN, bool WIDE_READS> struct Source { // this lane's columns, n 
         }
     }
 
-    // This lane's share of a step: in[j] and in[-j] of j = t, then of t + 4, in every 32nd element of `to`. Only the lane
-    // itself reads them.
-    __device__ __forceinline__ void copy_step(float4 *to, const Axis &axis, int step) const {
+    __device__ __forceinline__ void copy_step(Step &to, const Axis &axis, int step) const {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int j = step * 8 + int(threadIdx.x % 4) + 4 * e;
-            copy(to + 64 * e, j, axis.stride, has_positive(j, axis.size));
-            copy(to + 64 * e + 32, axis.size - j, axis.stride, has_negative(j, axis.size));
+            const int index = step * 8 + 4 * e + j;
+            copy(&to[e][0][slot(j, pair)], index, axis.stride, has_positive(index, axis.size));
+            copy(&to[e][1][slot(j, pair)], axis.size - index, axis.stride, has_negative(index, axis.size));
         }
     }
 };
+
+// Column n = lane / 4 of both groups, of term t = lane % 4.
+template <bool WIDE_READS> __device__ __forceinline__ float4 read(const float4 *terms) {
+    const int n = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if constexpr (WIDE_READS) {
+        return terms[slot(t, n)];
+    } else {
+        const float2 a = reinterpret_cast<const float2 *>(terms + slot(t, n / 2))[n % 2];
+        const float2 b = reinterpret_cast<const float2 *>(terms + slot(t, 4 + n / 2))[n % 2];
+        return float4{a.x, a.y, b.x, b.y};
+    }
+}
 
 struct Right { // 8 terms of the right operand: fragments (re, im) of the first column, (re, im) of the second
     uint32_t high[4][2], low[4][2];
@@ -109,6 +126,13 @@ template <bool SPLIT> __device__ __forceinline__ Right right_operand(float4 firs
 
 __device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 __device__ float4 minus(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
+
+template <bool SPLIT, bool WIDE_READS> __device__ __forceinline__ void fold(Right &even, Right &odd, const Step &step) {
+    const float4 positive[2] = {read<WIDE_READS>(step[0][0]), read<WIDE_READS>(step[1][0])};
+    const float4 negative[2] = {read<WIDE_READS>(step[0][1]), read<WIDE_READS>(step[1][1])};
+    even = right_operand<SPLIT>(plus(positive[0], negative[0]), plus(positive[1], negative[1]));
+    odd = right_operand<SPLIT>(minus(positive[0], negative[0]), minus(positive[1], negative[1]));
+}
 
 template <bool SPLIT>
 __device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *table, const Right &right) {
@@ -185,21 +209,21 @@ static_assert(32 * kColumnWarps == kTable, "each thread copies one word");
 template <int TILES, bool SPLIT, bool EVEN, bool WIDE_READS>
 __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2 ? 3 : 2) sum_columns(const Columns a) {
     constexpr int kStages = TILES == 1 ? 4 : 3; // steps in shared memory
-    __shared__ float4 stages[kStages][kColumnWarps][128];
+    __shared__ Step stages[kStages][kColumnWarps];
     __shared__ uint4 tables[kStages][TILES][kTable];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int tile0 = int(blockIdx.x % a.groups) * TILES;
     const int64_t column0 = (int64_t(blockIdx.x / a.groups) * kColumnWarps + warp) * kWarpColumns;
-    const Source<EVEN, WIDE_READS> source(a, column0);
+    const Source<EVEN> source(a, column0);
     const auto copy_step = [&](int step) {
-        const int slot = step % kStages;
+        const int stage = step % kStages;
         if (step < a.steps) {
-            source.copy_step(&stages[slot][warp][lane], a.from, step);
+            source.copy_step(stages[stage][warp], a.from, step);
 #pragma unroll
             for (int i = 0; i < TILES; ++i) {
                 const bool exists = tile0 + i < a.tiles;
                 const int64_t at = (int64_t(tile0 + i) * a.steps + step) * kTable + threadIdx.x;
-                copy_async<16>(&tables[slot][i][threadIdx.x], exists ? a.table + at : a.table, exists);
+                copy_async<16>(&tables[stage][i][threadIdx.x], exists ? a.table + at : a.table, exists);
             }
         }
         commit_copies();
@@ -212,17 +236,16 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
     float cosine[TILES][4][4] = {}, sine[TILES][4][4] = {};
     for (int step = 0; step < a.steps; ++step) {
         wait_copies<kStages - 2>();
-        __syncthreads(); // the table is there, and all have read the slot that is filled next
+        __syncthreads(); // this step is there, and all have read the stage that is filled next
         copy_step(step + kStages - 1);
-        const int slot = step % kStages;
-        const float4 *now = &stages[slot][warp][lane];
-        const Right even = right_operand<SPLIT>(plus(now[0], now[32]), plus(now[64], now[96]));
-        const Right odd = right_operand<SPLIT>(minus(now[0], now[32]), minus(now[64], now[96]));
+        const int stage = step % kStages;
+        Right even, odd;
+        fold<SPLIT, WIDE_READS>(even, odd, stages[stage][warp]);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
             if (TILES > 1 && tile0 + i >= a.tiles) break;
-            add_product<SPLIT>(cosine[i], &tables[slot][i][lane], even);
-            add_product<SPLIT>(sine[i], &tables[slot][i][lane + 64], odd);
+            add_product<SPLIT>(cosine[i], &tables[stage][i][lane], even);
+            add_product<SPLIT>(sine[i], &tables[stage][i][lane + 64], odd);
         }
     }
     const Target<EVEN, WIDE_READS> target(a, column0);
@@ -233,7 +256,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
 template <int STEPS, bool SPLIT, bool EVEN>
 __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) expand_columns(const Columns a) {
     constexpr int kStages = 3; // tiles in shared memory
-    __shared__ float4 stages[kColumnWarps][STEPS][128];
+    __shared__ Step stages[kColumnWarps][STEPS];
     __shared__ uint4 tables[kStages][STEPS][kTable];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int group = int(blockIdx.x % a.groups);
@@ -249,28 +272,24 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) expand_
         }
         commit_copies();
     };
-    const Source<EVEN, false> source(a, column0);
+    const Source<EVEN> source(a, column0);
     const Target<EVEN, false> target(a, column0);
     wait_for_previous();
     let_next_start();
 
-    float4 *stage = &stages[warp][0][lane];
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) source.copy_step(stage + i * 128, a.from, i);
+    for (int i = 0; i < STEPS; ++i) source.copy_step(stages[warp][i], a.from, i);
     copy_table(0);
     copy_table(1);
     wait_copies<1>();
+    __syncwarp();
     Right even[STEPS], odd[STEPS];
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) {
-        const float4 *now = stage + i * 128;
-        even[i] = right_operand<SPLIT>(plus(now[0], now[32]), plus(now[64], now[96]));
-        odd[i] = right_operand<SPLIT>(minus(now[0], now[32]), minus(now[64], now[96]));
-    }
+    for (int i = 0; i < STEPS; ++i) fold<SPLIT, false>(even[i], odd[i], stages[warp][i]);
 #pragma unroll 1
     for (int n = 0; group + n * a.groups < a.tiles; ++n) {
         wait_copies<1>();
-        __syncthreads(); // the table is there, and all have read the slot that is filled next
+        __syncthreads(); // the table is there, and all have read the one that is overwritten next
         copy_table(n + 2);
         float cosine[4][4] = {}, sine[4][4] = {};
 #pragma unroll

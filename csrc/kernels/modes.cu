@@ -7,8 +7,8 @@
 // On tensor cores: left the weights, 16 output channels by 4 complex input channels, the terms being their real parts
 // and then their imaginary parts; right the input twice, (re, -im) for the real part of the product and (im, re) for
 // its imaginary part, 4 channels by 8 batch elements. A row of the tensor cores may be any output channel: row g is
-// channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights as 16 bytes and a warp as lines of 128.
-// Weights are read once for all of the block's batch elements, by the lane that multiplies them.
+// channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights as 16 bytes.
+// Weights are read once for all of the block's batch elements.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "spectral_mix.h"
@@ -140,13 +140,17 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
     const int kx = int(block / a.channel_groups);
     const int batch = int(min(int64_t(8 * BATCH), a.batch - b0)), modes = min(MODES, a.modes_w - y0);
 
-    const int y = min(warp % MODES, modes - 1), o = o0 + warp / MODES * 16 + 2 * g;
+    const int y = min(warp % MODES, modes - 1);
     const float2 *weight = a.weight + (int64_t(kx) * a.modes_w + y0 + y) * a.c_in * a.c_out;
-    float4 *stages = weights + threadIdx.x; // read by none but this lane
+    // A warp copies the weights of a step in lines of 128 bytes and reads them in the tensor cores' order, rearranged in
+    // between so that neither meets a bank twice.
+    const int c_copied = lane / 8, o_copied = o0 + warp / MODES * 16 + lane % 8 * 2;
+    float4 *const stages = weights + warp * 32;
+    const int written = c_copied * 8 + (lane % 8 ^ 2 * c_copied), read = t * 8 + (g ^ 2 * t);
     if (a.first) wait_for_previous(); // else the transform before this kernel has already waited for the weights
 #pragma unroll
     for (int n = 0; n < kWeightStages - 1; ++n) {
-        copy_weights<EVEN>(stages + n * blockDim.x, a, weight, n * 4 + t, o);
+        copy_weights<EVEN>(stages + n * blockDim.x + written, a, weight, n * 4 + c_copied, o_copied);
         commit_copies();
     }
     if (!a.first) wait_for_previous();
@@ -169,10 +173,11 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
             const int c = c0 + 4 * n;
             if (c >= padded) break;
             wait_copies<kWeightStages - 2>();
-            multiply<BATCH, SPLIT>(sum, stages[n * blockDim.x], z + c * MODES, a.shared_in);
-            copy_weights<EVEN>(stages + (n + kWeightStages - 1) % kWeightStages * blockDim.x, a, weight,
-                               c + 4 * (kWeightStages - 1) + t, o);
+            __syncwarp(); // the weights are there, and all have read those that are overwritten next
+            copy_weights<EVEN>(stages + (n + kWeightStages - 1) % kWeightStages * blockDim.x + written, a, weight,
+                               c + 4 * (kWeightStages - 1) + c_copied, o_copied);
             commit_copies();
+            multiply<BATCH, SPLIT>(sum, stages[n * blockDim.x + read], z + c * MODES, a.shared_in);
         }
     }
 

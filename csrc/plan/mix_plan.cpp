@@ -61,7 +61,7 @@ ModesPlan modes_plan(const turbofno_mix &mix, int batch_fragments, int modes, in
 }
 
 ModesPlan plan_modes(const turbofno_mix &mix) {
-    int batch_fragments = mix.batch <= 8 ? 1 : 2;
+    int batch_fragments = mix.batch <= 8 ? 1 : mix.batch <= 16 ? 2 : 4;
     int modes = mix.modes_w >= 3 ? 4 : mix.modes_w;
     int channel_tiles = even_piece(ceil_div(mix.c_out, 16), kMostModeWarps / modes);
     ModesPlan p = modes_plan(mix, batch_fragments, modes, channel_tiles);
