@@ -11,6 +11,7 @@ Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Skip = Literal["linear", "soft-gating", "identity", "none"]
 Norm = Literal["none", "instance_norm", "group_norm"]
 PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included"]
+Precision = Literal["fp32", "tf32", "bf16"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -201,6 +202,9 @@ class ModelConfig(_Strict):
     outputs: Annotated[tuple[Channel, ...], Field(min_length=1)]
     grid: GridSpec
     normalization: Normalization | None = None
+    precision: Precision = Field(
+        default="fp32", description="what the model may compute in on a GPU; a CPU computes in float32"
+    )
     time_step: PositiveFloat | None = Field(
         default=None,
         description="set for autoregressive models: one call advances by this much time",
