@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Skip = Literal["linear", "soft-gating", "identity", "none"]
 Norm = Literal["none", "instance_norm", "group_norm"]
-PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included"]
 Precision = Literal["fp32", "tf32", "bf16"]
+PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -203,7 +203,8 @@ class ModelConfig(_Strict):
     grid: GridSpec
     normalization: Normalization | None = None
     precision: Precision = Field(
-        default="fp32", description="what the model may compute in on a GPU; a CPU computes in float32"
+        default="fp32",
+        description="of products and stored fields on a GPU, as the author asks for it",
     )
     time_step: PositiveFloat | None = Field(
         default=None,

@@ -8,8 +8,17 @@ except ModuleNotFoundError as error:
     ) from error
 
 from turbofno_ops._native import NativeStatus, native_status
+from turbofno_ops.description import (
+    PRECISIONS,
+    ChainRefused,
+    FNODescription,
+    FourierMap,
+    PointwiseMap,
+    Scaling,
+)
 from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
 from turbofno_ops.fourier_layer import ACTIVATIONS, fourier_layer
+from turbofno_ops.plan import CompiledFNO, compile_fno
 from turbofno_ops.spectral_conv import spectral_conv
 
 __version__ = "0.1.0"
@@ -17,8 +26,16 @@ __version__ = "0.1.0"
 __all__ = [
     "ACTIVATIONS",
     "BACKENDS",
+    "PRECISIONS",
+    "ChainRefused",
     "Choice",
+    "CompiledFNO",
+    "FNODescription",
+    "FourierMap",
     "NativeStatus",
+    "PointwiseMap",
+    "Scaling",
+    "compile_fno",
     "explain",
     "fourier_layer",
     "last_choice",
