@@ -94,7 +94,8 @@ class Settings(BaseSettings):
         "a CPU computes in float32",
     )
     require_native: bool = Field(
-        default=False, description="do not start unless models run on a GPU through the CUDA kernels"
+        default=False,
+        description="do not start unless models run on a GPU through the CUDA kernels",
     )
     device_memory_fraction: float = Field(
         default=0.9, gt=0, le=1, description="most of the GPU's memory that this process may take"

@@ -124,3 +124,9 @@ class Engine(Protocol):
     def failure(self) -> str:
         """Why this process can predict nothing more and should end, or empty."""
         ...
+
+
+def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:
+    """The status of the model that `engine.config` gave this configuration for."""
+    key = (config.name, config.version)
+    return next(status for status in engine.statuses() if (status.name, status.version) == key)

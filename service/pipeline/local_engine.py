@@ -15,7 +15,7 @@ from service.errors import ServiceError, Unavailable
 from service.pipeline.engine import PredictResult
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.worker import arithmetic_threads
-from service.runtime.device import memory_limit, prepare_device
+from service.runtime.device import log_backend, memory_limit, prepare_device
 from service.runtime.device_pipeline import DevicePipeline, open_pipeline
 from service.runtime.model_slot import ModelSlot
 from service.runtime.repository import Repository
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.metrics import Metrics
     from service.pipeline.admission import QueueSlots
-    from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
     from service.pipeline.batch import BatchReport
+    from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class LocalEngine:
 
     def __init__(self, settings: Settings, metrics: Metrics, slots: QueueSlots) -> None:
         """Find device and models. Raises ValueError on a wrong repository, model name or device."""
-        device = prepare_device(settings)
+        device = self._device = prepare_device(settings)
         pipeline = open_pipeline(device)
         self._scheduler = Scheduler(
             settings,
@@ -66,6 +66,7 @@ class LocalEngine:
 
     def start(self) -> None:
         """Begin to load the models in the background."""
+        log_backend(self._device)
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 

@@ -48,9 +48,7 @@ class MemoryLimits:
 
     def _show(self, bucket: Bucket) -> None:
         gauge, labels = self._metrics.lowered_batch_limit, (bucket.model, bucket.version)
-        limits = [
-            fields for other, (fields, _) in self._lowered.items() if other[:2] == bucket[:2]
-        ]
+        limits = [fields for other, (fields, _) in self._lowered.items() if other[:2] == bucket[:2]]
         if limits:
             gauge.labels(*labels).set(min(limits))
         else:

@@ -90,7 +90,10 @@ class Worker:
                 self._finishes.put(finish)
             else:
                 finish()
-            del start, finish  # else the arrays of a batch would stay in memory until the next one comes
+            del (
+                start,
+                finish,
+            )  # else the arrays of a batch would stay in memory until the next one comes
         self._finishes.put(None)
 
     def _finish_loop(self) -> None:

@@ -33,7 +33,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_device(settings: Settings) -> torch.device:
-    """The device, its memory bounded; logs what will run there.
+    """The device that the settings name, with this process's share of its memory bounded.
 
     Raises:
         ValueError: it is not there, or `require_native` is set and our kernels cannot run on it.
@@ -46,16 +46,22 @@ def prepare_device(settings: Settings) -> torch.device:
         raise ValueError(
             f"{env_name('require_native')} is set, but the CUDA kernels do not run: {reason}"
         )
-    if not on_cuda:
+    if on_cuda:
+        torch.cuda.set_per_process_memory_fraction(settings.device_memory_fraction, device)
+    return device
+
+
+def log_backend(device: torch.device) -> None:
+    """Say what models run on, as a warning where a GPU does without our kernels."""
+    if device.type != "cuda":
         logger.info("models run on the CPU")
-        return device
-    torch.cuda.set_per_process_memory_fraction(settings.device_memory_fraction, device)
+        return
     where = f"{device} ({torch.cuda.get_device_name(device)})"
+    status = native_status()
     if status.loaded:
         logger.info("models run on %s through the CUDA kernels of %s", where, status.detail)
     else:
         logger.warning("models run on %s without our CUDA kernels: %s", where, status.detail)
-    return device
 
 
 def memory_limit(device: torch.device, fraction: float) -> int:

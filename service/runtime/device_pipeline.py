@@ -135,7 +135,15 @@ class DevicePipeline:
             with torch.cuda.stream(self._copy_out):
                 host_out.copy_(y, non_blocking=True)
                 arrived.record()
-        return _Running((x, y), host_out, gather_seconds, began, ended, arrived, release=partial(self._free.put, staging))
+        return _Running(
+            (x, y),
+            host_out,
+            gather_seconds,
+            began,
+            ended,
+            arrived,
+            release=partial(self._free.put, staging),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

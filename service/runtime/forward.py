@@ -33,6 +33,7 @@ class Forward:
         """`module` lies on `device`; `max_batch` is the most fields that a call will bring."""
         self._name = name
         self._module = module
+        self._on_cuda = device.type == "cuda"
         self._refusals: set[str] = set()
         self.ran = Ran("none", "fp32")
         self._compiled = None
@@ -42,7 +43,7 @@ class Forward:
             )
         except ChainRefused as refusal:
             self._log_refusal(str(refusal))
-        if device.type == "cuda":
+        if self._on_cuda:
             # What was put there on this thread's stream is read on others.
             torch.cuda.synchronize(device)
 
@@ -52,7 +53,7 @@ class Forward:
             refusal = self._compiled.refusal(tuple(x.shape[2:]))
             if refusal is None:
                 y = self._compiled(x)
-                self.ran = Ran("cuda" if x.is_cuda else "gemm", self._compiled.precision)
+                self.ran = Ran(self._compiled.backend, self._compiled.precision)
                 return y
             self._log_refusal(refusal)
         y = self._module(x)
@@ -72,7 +73,8 @@ class Forward:
     def _log_refusal(self, reason: str) -> None:
         if reason not in self._refusals:
             self._refusals.add(reason)
-            logger.warning(
+            logger.log(
+                logging.WARNING if self._on_cuda else logging.DEBUG,
                 "model %s runs layer by layer, in fp32, where it cannot be one chain of kernels: %s",
                 self._name, reason,
             )  # fmt: skip

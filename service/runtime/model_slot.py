@@ -89,7 +89,9 @@ class ModelSlot:
                 if size == 1 or not out_of_memory(error):
                     raise
                 self.free_memory()
-                logger.warning("a batch of %d does not fit into memory for model %s", size, self.name)
+                logger.warning(
+                    "a batch of %d does not fit into memory for model %s", size, self.name
+                )
                 return
             self.backend, self.precision = output.backend, output.precision
 

@@ -172,22 +172,8 @@ class Repository:
     def statuses(self) -> list[ModelStatus]:
         """Every known (name, version), sorted."""
         return [
-            ModelStatus(
-                name,
-                version,
-                entry.state,
-                entry.reason,
-                **(
-                    {}
-                    if entry.slot is None
-                    else {
-                        "backend": entry.slot.backend,
-                        "precision": entry.slot.precision,
-                        "asked_precision": entry.slot.asked_precision,
-                    }
-                ),
-            )
-            for (name, version), entry in sorted(
+            _status(*key, entry)
+            for key, entry in sorted(
                 self._entries.items(), key=lambda item: (item[0][0], int(item[0][1]))
             )
         ]
@@ -296,3 +282,17 @@ class Repository:
         if users is not None:
             await users.idle.wait()
 
+
+def _status(name: str, version: str, entry: _Entry) -> ModelStatus:
+    slot = entry.slot
+    if slot is None:
+        return ModelStatus(name, version, entry.state, entry.reason)
+    return ModelStatus(
+        name,
+        version,
+        entry.state,
+        entry.reason,
+        backend=slot.backend,
+        precision=slot.precision,
+        asked_precision=slot.asked_precision,
+    )
