@@ -165,7 +165,9 @@ def test_random_requests_on_a_device_of_any_size() -> None:
     async def main() -> None:
         for room in rng.integers(1, 16, 10):
             bench = Bench(int(room), max_batch_size=16)
-            values = [rng.uniform(1, 2, size).astype(np.float32) for size in rng.integers(1, 40, 30)]
+            values = [
+                rng.uniform(1, 2, size).astype(np.float32) for size in rng.integers(1, 40, 30)
+            ]
             results = await asyncio.gather(*(bench.submit(*one) for one in values))
             for one, result in zip(values, results, strict=True):
                 check(result, *one)

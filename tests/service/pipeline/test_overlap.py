@@ -93,7 +93,7 @@ def submit(
 
 async def until(condition: Callable[[], bool]) -> None:
     stop = time.monotonic() + 5
-    while not condition():  # noqa: ASYNC110 - it is told by another thread
+    while not condition():
         assert time.monotonic() < stop
         await asyncio.sleep(0.001)
 

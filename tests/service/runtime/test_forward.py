@@ -1,0 +1,150 @@
+"""Which of compiled chain and module runs a model, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.checkpoint import save_model
+from models.fno import FNO
+from service.runtime import forward as forward_module
+from service.runtime.forward import Forward, Ran
+from tests.service.runtime.test_repository import random_fields, request, running
+from tests.service.tiny import save_tiny, tiny_config
+from turbofno_ops import ChainRefused
+
+
+class FakeChain:
+    """Stands for a compiled network that serves grids of 16 points alone."""
+
+    precision, backend = "bf16", "cuda"
+
+    def __init__(self) -> None:
+        self.cleared = 0
+
+    def refusal(self, size: tuple[int, ...]) -> str | None:
+        return None if size == (16,) else f"no table for {size}"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), 2, *x.shape[2:]), 5.0)
+
+    def device_bytes(self) -> int:
+        return 77
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> FakeChain:
+    chain = FakeChain()
+    monkeypatch.setattr(FNO, "description", lambda _: None, raising=False)
+    monkeypatch.setattr(forward_module, "compile_fno", lambda *_, **__: chain)
+    return chain
+
+
+def tiny_forward() -> tuple[Forward, FNO]:
+    torch.manual_seed(0)
+    module = FNO(tiny_config().architecture).eval()
+    device = torch.device("cpu")
+    return Forward("tiny-1d", module, device, precision="bf16", max_batch=4), module
+
+
+def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -> None:
+    forward, module = tiny_forward()
+    with torch.inference_mode():
+        assert (forward(torch.zeros(3, 1, 16)) == 5).all()
+        assert forward.ran == Ran("cuda", "bf16")
+        x = torch.randn(2, 1, 20)
+        torch.testing.assert_close(forward(x), module(x))
+    assert forward.ran.precision == "fp32"
+    assert forward.ran.backend in {"gemm", "reference"}
+    assert forward.device_bytes == 77
+    forward.clear()
+    assert chain.cleared == 1
+
+
+def test_refused_network_runs_as_module_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ChainRefused("it has a norm")
+
+    monkeypatch.setattr(FNO, "description", lambda _: None, raising=False)
+    monkeypatch.setattr(forward_module, "compile_fno", refuse)
+    with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
+        forward, module = tiny_forward()
+        x = torch.randn(2, 1, 16)
+        with torch.inference_mode():
+            for _ in range(3):
+                torch.testing.assert_close(forward(x), module(x))
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.endswith("it has a norm")
+    assert forward.device_bytes == 0
+    forward.clear()
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "asked"),
+    [("fp32", "model", "fp32"), ("bf16", "model", "bf16"), ("bf16", "tf32", "tf32")],
+)
+def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
+    tmp_path: Path, config: str, setting: str, asked: str
+) -> None:
+    module = save_tiny(tmp_path)
+    changed = tiny_config().model_copy(update={"precision": config})
+    save_model(tmp_path / "tiny-1d", changed, module)
+    fields = random_fields(3)
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(fields)).numpy()
+
+    async def main() -> None:
+        async with running(tmp_path, precision=setting) as (engine, metrics):
+            (status,) = engine.statuses()
+            assert (status.precision, status.asked_precision) == ("fp32", asked)
+            result = await engine.predict(request(fields))
+            assert (result.precision, result.backend) == ("fp32", status.backend)
+            np.testing.assert_allclose(result.fields, expected, rtol=1e-5, atol=1e-6)
+            labels = {"model": "tiny-1d", "backend": status.backend, "precision": "fp32"}
+            assert metrics.registry.get_sample_value("turbofno_backend_batches_total", labels) == 1
+
+    asyncio.run(main())
+
+
+def test_precision_that_really_ran_reaches_answers_and_metrics(
+    tmp_path: Path, chain: FakeChain
+) -> None:
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, metrics):
+            (status,) = engine.statuses()
+            assert (status.backend, status.precision) == ("cuda", "bf16")
+            assert (await engine.predict(request(random_fields(2)))).precision == "bf16"
+            other_grid = await engine.predict(request(random_fields(2, grid=24)))
+            assert other_grid.precision == "fp32"
+            labels = {"model": "tiny-1d", "version": "1", "backend": "cuda", "precision": "bf16"}
+            assert metrics.registry.get_sample_value("turbofno_model_loaded", labels) == 1
+
+    asyncio.run(main())
+
+
+def test_wrong_shape_from_a_model_is_an_error_of_that_request(
+    tmp_path: Path, chain: FakeChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+    monkeypatch.setattr(FakeChain, "__call__", lambda _, x: x)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            (status,) = engine.statuses()
+            assert status.state == "UNAVAILABLE"
+            assert "expected float32 (1, 2)" in status.reason
+
+    asyncio.run(main())
