@@ -38,6 +38,11 @@ def out_of_memory(error: Exception) -> bool:
     )
 
 
+def release_frames(error: Exception) -> None:
+    """Let go of what the failed calls still hold in their frames, which is most of the memory."""
+    error.__traceback__ = None
+
+
 @dataclass(slots=True)
 class BatchReport:
     """What became of a batch: an error for each slice that failed; the outputs are in the tickets."""
@@ -95,6 +100,9 @@ class _Batch:
         pieces = self._pieces(parts, error)
         if not pieces:
             self._fail(parts, error)
+        release_frames(error)
+        if out_of_memory(error):
+            self._report.runnable.free_memory()
         for piece in pieces:
             try:
                 output = self._start(piece)()
@@ -109,7 +117,6 @@ class _Batch:
         if isinstance(error, DeviceLost):
             return []
         if out_of_memory(error):
-            report.runnable.free_memory()
             halves = _halves(parts)
             report.splits += bool(halves)
             return halves

@@ -1,4 +1,4 @@
-"""A model as a function of a tensor on its device: one compiled chain where that serves, else the torch module."""
+"""A model as a function of a tensor on its device: on a GPU one chain of our kernels where that serves, else the module."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from turbofno_ops.dispatch import last_backend
 if TYPE_CHECKING:
     from models.config import Precision
     from models.fno import FNO
+    from turbofno_ops import CompiledFNO
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +34,27 @@ class Forward:
         """`module` lies on `device`; `max_batch` is the most fields that a call will bring."""
         self._name = name
         self._module = module
-        self._on_cuda = device.type == "cuda"
         self._refusals: set[str] = set()
         self.ran = Ran("none", "fp32")
-        self._compiled = None
-        try:
-            self._compiled = compile_fno(
-                module.description(), device=device, precision=precision, max_batch=max_batch
-            )
-        except ChainRefused as refusal:
-            self._log_refusal(str(refusal))
-        if self._on_cuda:
+        self._chain: CompiledFNO | None = None
+        # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
+        if device.type == "cuda":
+            try:
+                self._chain = compile_fno(
+                    module.description(), device=device, precision=precision, max_batch=max_batch
+                )
+            except ChainRefused as refusal:
+                self._log_refusal(str(refusal))
             # What was put there on this thread's stream is read on others.
             torch.cuda.synchronize(device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
-        if self._compiled is not None:
-            refusal = self._compiled.refusal(tuple(x.shape[2:]))
+        if self._chain is not None:
+            refusal = self._chain.refusal(tuple(x.shape[2:]))
             if refusal is None:
-                y = self._compiled(x)
-                self.ran = Ran(self._compiled.backend, self._compiled.precision)
+                y = self._chain(x)
+                self.ran = Ran(self._chain.backend, self._chain.precision)
                 return y
             self._log_refusal(refusal)
         y = self._module(x)
@@ -63,18 +64,17 @@ class Forward:
     @property
     def device_bytes(self) -> int:
         """Bytes that the compiled chain with its graphs holds on the device."""
-        return 0 if self._compiled is None else self._compiled.device_bytes()
+        return 0 if self._chain is None else self._chain.device_bytes()
 
     def clear(self) -> None:
         """Give the memory of captured graphs back."""
-        if self._compiled is not None:
-            self._compiled.clear()
+        if self._chain is not None:
+            self._chain.clear()
 
     def _log_refusal(self, reason: str) -> None:
         if reason not in self._refusals:
             self._refusals.add(reason)
-            logger.log(
-                logging.WARNING if self._on_cuda else logging.DEBUG,
+            logger.warning(
                 "model %s runs layer by layer, in fp32, where it cannot be one chain of kernels: %s",
                 self._name, reason,
             )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from service.pipeline.batch import out_of_memory
+from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
 
@@ -88,6 +88,7 @@ class ModelSlot:
             except Exception as error:
                 if size == 1 or not out_of_memory(error):
                     raise
+                release_frames(error)
                 self.free_memory()
                 logger.warning(
                     "a batch of %d does not fit into memory for model %s", size, self.name

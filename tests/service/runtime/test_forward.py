@@ -13,11 +13,17 @@ import torch
 
 from models.checkpoint import save_model
 from models.fno import FNO
+from service.pipeline.batcher import Policy
 from service.runtime import forward as forward_module
+from service.runtime.device_pipeline import HostPipeline
 from service.runtime.forward import Forward, Ran
+from service.runtime.model_slot import ModelSlot
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno_ops import ChainRefused
+
+CUDA = torch.device("cuda", 0)
+"""Named only: on a machine without a GPU nothing is put there."""
 
 
 class FakeChain:
@@ -44,16 +50,15 @@ class FakeChain:
 @pytest.fixture
 def chain(monkeypatch: pytest.MonkeyPatch) -> FakeChain:
     chain = FakeChain()
-    monkeypatch.setattr(FNO, "description", lambda _: None, raising=False)
     monkeypatch.setattr(forward_module, "compile_fno", lambda *_, **__: chain)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     return chain
 
 
 def tiny_forward() -> tuple[Forward, FNO]:
     torch.manual_seed(0)
     module = FNO(tiny_config().architecture).eval()
-    device = torch.device("cpu")
-    return Forward("tiny-1d", module, device, precision="bf16", max_batch=4), module
+    return Forward("tiny-1d", module, CUDA, precision="bf16", max_batch=4), module
 
 
 def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -> None:
@@ -76,8 +81,8 @@ def test_refused_network_runs_as_module_and_says_so_once(
     def refuse(*_: Any, **__: Any) -> None:
         raise ChainRefused("it has a norm")
 
-    monkeypatch.setattr(FNO, "description", lambda _: None, raising=False)
     monkeypatch.setattr(forward_module, "compile_fno", refuse)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
         forward, module = tiny_forward()
         x = torch.randn(2, 1, 16)
@@ -117,34 +122,43 @@ def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
     asyncio.run(main())
 
 
-def test_precision_that_really_ran_reaches_answers_and_metrics(
-    tmp_path: Path, chain: FakeChain
+def slot_of(forward: Forward) -> ModelSlot:
+    slot = ModelSlot(tiny_config(), forward, HostPipeline(), asked="bf16")
+    slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20))
+    return slot
+
+
+def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
+    slot = slot_of(tiny_forward()[0])
+    assert (slot.backend, slot.precision, slot.asked_precision) == ("cuda", "bf16", "bf16")
+    other_grid = slot.start([random_fields(2, grid=24)])
+    same_grid = slot.start([random_fields(2), random_fields(1)])
+    assert (same_grid().backend, same_grid().precision) == ("cuda", "bf16")
+    assert (other_grid().backend in {"gemm", "reference"}, other_grid().precision) == (True, "fp32")
+    slot.free_memory()
+    assert chain.cleared == 1
+
+
+def test_slot_is_ready_though_the_largest_batch_does_not_fit(
+    chain: FakeChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_tiny(tmp_path)
+    sizes: list[int] = []
 
-    async def main() -> None:
-        async with running(tmp_path) as (engine, metrics):
-            (status,) = engine.statuses()
-            assert (status.backend, status.precision) == ("cuda", "bf16")
-            assert (await engine.predict(request(random_fields(2)))).precision == "bf16"
-            other_grid = await engine.predict(request(random_fields(2, grid=24)))
-            assert other_grid.precision == "fp32"
-            labels = {"model": "tiny-1d", "version": "1", "backend": "cuda", "precision": "bf16"}
-            assert metrics.registry.get_sample_value("turbofno_model_loaded", labels) == 1
+    def small(_: FakeChain, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.zeros(len(x), 2, 16)
 
-    asyncio.run(main())
+    monkeypatch.setattr(FakeChain, "__call__", small)
+    assert slot_of(tiny_forward()[0]).precision == "bf16"
+    assert sizes == [1, 2, 4]
+    assert chain.cleared == 1
 
 
-def test_wrong_shape_from_a_model_is_an_error_of_that_request(
-    tmp_path: Path, chain: FakeChain, monkeypatch: pytest.MonkeyPatch
+def test_wrong_shape_from_a_model_is_an_error(
+    chain: FakeChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_tiny(tmp_path)
     monkeypatch.setattr(FakeChain, "__call__", lambda _, x: x)
-
-    async def main() -> None:
-        async with running(tmp_path) as (engine, _):
-            (status,) = engine.statuses()
-            assert status.state == "UNAVAILABLE"
-            assert "expected float32 (1, 2)" in status.reason
-
-    asyncio.run(main())
+    with pytest.raises(RuntimeError, match=r"expected float32 \(1, 2\)"):
+        slot_of(tiny_forward()[0])
