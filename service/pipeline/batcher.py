@@ -97,18 +97,19 @@ class Batcher:
     def next_batch(self, now: float, *, full_only: bool = False) -> Decision:
         """Take the next batch out of the queues, and every expired or settled ticket met on the way.
 
-        With `full_only` a bucket that does not fill a batch yet goes on waiting for company.
+        With `full_only` the bucket whose turn it is goes on waiting for company if it does not fill a batch yet;
+        no other takes its turn, else full ones could starve it.
         """
         expired: list[Ticket] = []
         wake_at: float | None = None
         for bucket in sorted(self._queues, key=lambda bucket: self._queues[bucket].rank()):
             queue = self._queues[bucket]
-            if full_only and not queue.full:
-                continue
             ready_at = queue.ready_at(self._policy.max_delay)
             if ready_at > now:
                 wake_at = ready_at if wake_at is None else min(wake_at, ready_at)
                 continue
+            if full_only and not queue.full:
+                break
             batch = queue.take(now, expired)
             if not queue.tickets:
                 del self._queues[bucket]

@@ -27,6 +27,7 @@ from service.runtime.device_pipeline import (
 )
 from tests.service.runtime.test_repository import running
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno_ops import native_status
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -130,16 +131,14 @@ def test_copies_and_kernels_overlap() -> None:
     assert 0 < pipeline.staging_bytes <= 2 * IN_FLIGHT * 2 * batch.nbytes
 
 
-def wide_config(precision: str = "fp32") -> ModelConfig:
+def wide_config() -> ModelConfig:
     """32 channels on grids up to 512x512: half a gigabyte for a hidden field of a batch of 16."""
     config = tiny_config("tiny-2d", n_dim=2)
     architecture = config.architecture.model_copy(
         update={"hidden_channels": 32, "projection_channels": (32,), "n_layers": 2}
     )
     grid = config.grid.model_copy(update={"maximum": (512, 512)})
-    return config.model_copy(
-        update={"architecture": architecture, "grid": grid, "precision": precision}
-    )
+    return config.model_copy(update={"architecture": architecture, "grid": grid})
 
 
 def save_wide(root: Path) -> FNO:
@@ -161,13 +160,23 @@ def error(found: np.ndarray, module: FNO, fields: np.ndarray) -> float:
 
 
 @gpu
-def test_random_requests_through_the_engine_on_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-6), ("tf32", 3e-3), ("bf16", 3e-2)]
+)
+def test_random_requests_through_the_engine_on_a_gpu(
+    tmp_path: Path, precision: str, tolerance: float
+) -> None:
     module = save_wide(tmp_path)
     rng = np.random.default_rng()
+    runs = ("cuda", precision) if native_status().loaded else ("gemm", "fp32")
 
     async def main() -> None:
-        async with running(tmp_path, device="cuda:0", max_batch_size=8) as (engine, metrics):
-            assert engine.ready, engine.statuses()
+        async with running(tmp_path, device="cuda:0", max_batch_size=8, precision=precision) as (
+            engine,
+            metrics,
+        ):
+            (status,) = engine.statuses()
+            assert (status.state, status.backend, status.precision) == ("READY", *runs)
             grids = [tuple(rng.integers(16, 90, 2)) for _ in range(4)]
             requests = [
                 rng.standard_normal(
@@ -177,7 +186,8 @@ def test_random_requests_through_the_engine_on_a_gpu(tmp_path: Path) -> None:
             ]
             results = await asyncio.gather(*(engine.predict(predict(one)) for one in requests))
             for one, result in zip(requests, results, strict=True):
-                assert error(result.fields, module, one) < 1e-5
+                assert error(result.fields, module, one) < tolerance
+                assert (result.backend, result.precision) == runs
                 assert result.compute_seconds > 0
             read = metrics.registry.get_sample_value
             for kind in ("allocated", "reserved", "peak_allocated", "limit"):
