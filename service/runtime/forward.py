@@ -51,12 +51,13 @@ class Forward:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
         if self._chain is not None:
-            refusal = self._chain.refusal(tuple(x.shape[2:]))
-            if refusal is None:
+            try:
                 y = self._chain(x)
+            except ChainRefused as refusal:
+                self._log_refusal(str(refusal))
+            else:
                 self.ran = Ran(self._chain.backend, self._chain.precision)
                 return y
-            self._log_refusal(refusal)
         y = self._module(x)
         self.ran = Ran(last_backend(), "fp32")
         return y

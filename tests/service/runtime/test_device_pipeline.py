@@ -206,11 +206,12 @@ def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refuse
     module = save_wide(tmp_path)
     rng = np.random.default_rng()
     fields = rng.standard_normal((16, 1, 512, 512), dtype=np.float32)
-    total = torch.cuda.get_device_properties(0).total_memory
+    other_grid = np.ascontiguousarray(fields[:1, :, :480])
+    total, room = torch.cuda.get_device_properties(0).total_memory, 400 * 2**20
     torch.cuda.empty_cache()
 
     async def main() -> None:
-        async with running(tmp_path, device="cuda:0", device_memory_fraction=2**30 / total) as (
+        async with running(tmp_path, device="cuda:0", device_memory_fraction=room / total) as (
             engine,
             metrics,
         ):
@@ -227,11 +228,11 @@ def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refuse
             again = await engine.predict(predict(fields))
             assert read("turbofno_out_of_memory_splits_total", labels) == splits
             np.testing.assert_allclose(again.fields, result.fields, rtol=1e-4, atol=1e-5)
-            torch.cuda.set_per_process_memory_fraction(1e-3 * 2**30 / total, 0)
+            torch.cuda.set_per_process_memory_fraction(2**20 / total, 0)
             with pytest.raises(Unavailable, match="not enough free memory"):
-                await engine.predict(predict(fields[:1]))
+                await engine.predict(predict(other_grid))
             torch.cuda.set_per_process_memory_fraction(1.0, 0)
-            await engine.predict(predict(fields[:1]))
+            await engine.predict(predict(other_grid))
 
     try:
         asyncio.run(main())

@@ -34,10 +34,9 @@ class FakeChain:
     def __init__(self) -> None:
         self.cleared = 0
 
-    def refusal(self, size: tuple[int, ...]) -> str | None:
-        return None if size == (16,) else f"no table for {size}"
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] != (16,):
+            raise ChainRefused(f"no table for {x.shape[2:]}")
         return torch.full((len(x), 2, *x.shape[2:]), 5.0)
 
     def device_bytes(self) -> int:
