@@ -28,8 +28,15 @@ class ModelSlot:
     """A model ready to run. `start`, `warm_up` and `free_memory` are for the device thread only."""
 
     def __init__(
-        self, config: ModelConfig, forward: Forward, pipeline: Pipeline, *, asked: Precision
+        self,
+        config: ModelConfig,
+        forward: Forward,
+        pipeline: Pipeline,
+        *,
+        asked: Precision,
+        others: Callable[[], list[ModelSlot]] = list,
     ) -> None:
+        """`asked` is the precision to run in where it can be had; `others` gives the models on the same device."""
         self.config = config
         self.totals = ModelTotals()
         self.backend = ""
@@ -37,6 +44,7 @@ class ModelSlot:
         self.asked_precision = asked
         self._forward = forward
         self._pipeline = pipeline
+        self._others = others
 
     @property
     def name(self) -> str:
@@ -69,8 +77,9 @@ class ModelSlot:
         return output
 
     def free_memory(self) -> None:
-        """Drop captured graphs, and what PyTorch keeps of freed device memory."""
-        self._forward.clear()
+        """Drop the captured graphs of all models, and what PyTorch keeps of freed device memory."""
+        for slot in {self, *self._others()}:
+            slot._forward.clear()
         torch.cuda.empty_cache()
 
     def warm_up(self, policy: Policy) -> None:

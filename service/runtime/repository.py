@@ -181,7 +181,7 @@ class Repository:
     @property
     def device_bytes(self) -> int:
         """Bytes that the compiled chains of all models that serve hold on the device."""
-        return sum(entry.slot.device_bytes for entry in self._entries.values() if entry.slot)
+        return sum(slot.device_bytes for slot in self._serving())
 
     @property
     def ready(self) -> bool:
@@ -275,7 +275,14 @@ class Repository:
             precision=precision,
             max_batch=self._settings.max_batch_size,
         )
-        return ModelSlot(loaded.config, forward, self._pipeline, asked=precision)
+        return ModelSlot(
+            loaded.config, forward, self._pipeline, asked=precision, others=self._serving
+        )
+
+    def _serving(self) -> list[ModelSlot]:
+        """The models that can serve. On any thread: the copy is made in one step."""
+        slots = (entry.slot for entry in tuple(self._entries.values()))
+        return [slot for slot in slots if slot is not None]
 
     async def _until_unused(self, slot: ModelSlot) -> None:
         users = self._users.get(id(slot))

@@ -121,8 +121,8 @@ def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
     asyncio.run(main())
 
 
-def slot_of(forward: Forward) -> ModelSlot:
-    slot = ModelSlot(tiny_config(), forward, HostPipeline(), asked="bf16")
+def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
+    slot = ModelSlot(tiny_config(), forward, HostPipeline(), asked="bf16", others=lambda: [*others])
     slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20))
     return slot
 
@@ -136,6 +136,12 @@ def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
     assert (other_grid().backend in {"gemm", "reference"}, other_grid().precision) == (True, "fp32")
     slot.free_memory()
     assert chain.cleared == 1
+
+
+def test_memory_is_freed_by_all_models(chain: FakeChain) -> None:
+    other = slot_of(tiny_forward()[0])
+    slot_of(tiny_forward()[0], other).free_memory()
+    assert chain.cleared == 2, "both run on this chain"
 
 
 def test_slot_is_ready_though_the_largest_batch_does_not_fit(
