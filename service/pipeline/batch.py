@@ -32,9 +32,14 @@ logger = logging.getLogger(__name__)
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, of the device or of the machine (torch has no exception for its CPU allocator)."""
+    """Whether memory ran out, of the device or of the machine.
+
+    torch has an exception of its own for its CUDA allocator alone: pinned memory, custom ops and its CPU
+    allocator say it in words.
+    """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("out of memory", "DefaultCPUAllocator"))
     )
 
 
