@@ -28,11 +28,10 @@ def row_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, modes, torch.float64, torch.device("cpu"))
         table = _padded(table, CHUNK, 16)
-        pair, column_pair, column, lane, register, half = _places(
-            table.shape[0] // 16, table.shape[1] // 16
-        )
-        point = 16 * pair + 4 * (lane % 4) + 2 * register + half
-        operands = table[point, 16 * column_pair + 8 * column + lane // 4]
+        chunks = table.shape[0] // CHUNK
+        chunk, step, pair, column, lane, register, half = _places(chunks, table.shape[1] // 16)
+        point = CHUNK * chunk + 16 * pair + 4 * (lane % 4) + 2 * register + half
+        operands = table[point, 16 * step + 8 * column + lane // 4]
         return _words(operands, analysis_exponent(points)).to(device)
 
 
@@ -46,11 +45,10 @@ def row_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
         table = _padded(table, 16, CHUNK)
-        pair, step, column, lane, register, half = _places(
-            table.shape[1] // 16, table.shape[0] // 16
-        )
+        chunks = table.shape[1] // CHUNK
+        chunk, step, pair, column, lane, register, half = _places(chunks, table.shape[0] // 16)
         group = lane // 4
-        point = 16 * pair + 4 * (group // 2) + 2 * column + group % 2
+        point = CHUNK * chunk + 16 * pair + 4 * (group // 2) + 2 * column + group % 2
         operands = table[16 * step + 8 * register + 2 * (lane % 4) + half, point]
         return _words(operands, SYNTHESIS_EXPONENT).to(device)
 
@@ -61,9 +59,9 @@ def _padded(table: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return torch.nn.functional.pad(table, (0, right, 0, below))
 
 
-def _places(pairs: int, steps: int) -> list[torch.Tensor]:
-    """Index of each value of the operands [pairs, steps, 2 columns, 32 lanes, 2 registers, 2 halves]."""
-    shape = (pairs, steps, 2, 32, 2, 2)
+def _places(chunks: int, steps: int) -> list[torch.Tensor]:
+    """Indices of the operands [chunks, steps, 4 pairs, 2 columns, 32 lanes, 2 registers, 2 halves]."""
+    shape = (chunks, steps, CHUNK // 16, 2, 32, 2, 2)
     return [
         torch.arange(size).view([-1 if axis == i else 1 for i in range(len(shape))])
         for axis, size in enumerate(shape)
@@ -76,7 +74,7 @@ def _words(operands: torch.Tensor, exponent: int) -> torch.Tensor:
     high = scaled.to(torch.float16)
     low = (scaled - high.to(torch.float64)).to(torch.float16)
     split = torch.stack([high, low], dim=-3)  # [.., column, lane, high or low, register, half]
-    single = operands.to(torch.bfloat16).movedim(2, 3)  # [.., lane, column, register, half]
+    single = operands.to(torch.bfloat16).movedim(3, 4)  # [.., lane, column, register, half]
     return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
 
 

@@ -28,6 +28,7 @@ class Graph:
         self._pass = forward
         self._done = torch.cuda.Event()
         self._buffer = forward.buffer(batch)
+        self._slot = forward.slot(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -54,9 +55,10 @@ class Graph:
         """Write the network's output for x into `out`, on the current stream."""
         stream = torch.cuda.current_stream(x.device)
         stream.wait_event(self._done)
-        self._pass.load(x, self._buffer)
+        batch = x.shape[0]
+        self._pass.load(x, self._slot[:batch])
         self._graph.replay()
-        out.copy_(self._output[: x.shape[0]].view_as(out))
+        out.copy_(self._output[:batch])
         self._done.record(stream)
 
     def close(self) -> None:

@@ -66,6 +66,9 @@ class Pass:
     ) -> None:
         self._chain, self._stages, self._field_dtype = chain, stages, field_dtype
         self._frame = Frame.of(chain, size)
+        broadcast = (-1, *[1] * chain.n_dim)
+        self._shift = None if chain.shift is None else chain.shift.view(broadcast)
+        self._scale = None if chain.scale is None else chain.scale.view(broadcast)
         constant = [torch.empty(0, *size, dtype=torch.float64)]
         if chain.positions is not None:
             constant.append(chain.positions(size))
@@ -89,19 +92,26 @@ class Pass:
         self._inside(buffer)[:, self._chain.in_channels :] = self._constant
         return buffer
 
-    def load(self, x: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Write x [batch, in_channels, *grid], in physical units, into the buffer's first elements."""
-        into = self._inside(buffer)[: x.shape[0], : self._chain.in_channels]
-        field = x.reshape(into.shape)
-        if self._chain.shift is None:
-            into.copy_(field)
+    def slot(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The buffer's view that x goes to, [batch, in_channels, *grid]."""
+        slot = self._inside(buffer)[:, : self._chain.in_channels]
+        return slot.squeeze(2) if self._chain.n_dim == 1 else slot
+
+    def load(self, x: torch.Tensor, slot: torch.Tensor) -> None:
+        """Write x, in physical units, to as many elements of a slot."""
+        if self._shift is None:
+            slot.copy_(x)
         else:
-            torch.sub(field, self._chain.shift[:, None, None], out=into)
-        if self._chain.scale is not None:
-            into.mul_(self._chain.scale[:, None, None])
+            torch.sub(x, self._shift, out=slot)
+        if self._scale is not None:
+            slot.mul_(self._scale)
 
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The network's output in physical units: [batch, out_channels, h, w], a view where padding was cut off."""
+        """The network's output in physical units: [batch, out_channels, *grid], a view where padding was cut off."""
+        y = self._chained(buffer)
+        return y.squeeze(2) if self._chain.n_dim == 1 else y
+
+    def _chained(self, buffer: torch.Tensor) -> torch.Tensor:
         chain, stages = self._chain, self._stages
         x = buffer
         if chain.lifting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,15 @@ from turbofno_ops._pass import Frame, Pass, bytes_of_one
 from turbofno_ops._stages import Stages
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size
+
+_MOST_VERDICTS = 4096
+
+
+class _Verdict(NamedTuple):
+    """Of a grid: why it does not run, or None; and the largest bucket that fits the graphs' memory."""
+
+    refusal: str | None
+    largest_bucket: int
 
 
 class CompiledFNO:
@@ -50,6 +60,7 @@ class CompiledFNO:
         self._chain = chain
         self._buckets, self._graphs = buckets, graphs
         self._lock = threading.Lock()
+        self._verdicts: dict[Size, _Verdict] = {}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, in_channels, *grid] -> [batch, out_channels, *grid], physical units, on `device`.
@@ -63,8 +74,7 @@ class CompiledFNO:
         self._check(x)
         if x.shape[0] == 0:
             return x.new_empty(0, self._chain.out_channels, *x.shape[2:])
-        # what is made here is used in later calls, whatever mode the caller is in
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             if self.backend == "cuda":
                 with torch.cuda.device(self.device):
                     return self._replayed(x)
@@ -72,13 +82,7 @@ class CompiledFNO:
 
     def refusal(self, size: Size) -> str | None:
         """Why a grid does not run as a chain, in words, or None if it does."""
-        n_dim = self._chain.n_dim
-        if len(size) != n_dim:
-            return f"the network has {n_dim} grid axes, the grid {'x'.join(map(str, size))} has not"
-        padded, modes = Frame.of(self._chain, size).padded, self._chain.modes
-        if any(k > limit for k, limit in zip(modes, axis_limits(padded), strict=True)):
-            return f"the grid {'x'.join(map(str, size))} does not hold the network's modes"
-        return self._kernels_refusal(size, padded) if self.backend == "cuda" else None
+        return self._verdict(size).refusal
 
     def buckets(self) -> tuple[int, ...]:
         """Batch sizes that graphs are made for."""
@@ -108,9 +112,31 @@ class CompiledFNO:
         if refused is not None:
             raise ChainRefused(refused)
 
-    def _kernels_refusal(self, size: Size, padded: tuple[int, int]) -> str | None:
+    def _verdict(self, size: Size) -> _Verdict:
+        found = self._verdicts.get(size)
+        if found is None:
+            if len(self._verdicts) >= _MOST_VERDICTS:
+                self._verdicts.clear()
+            found = self._verdicts[size] = self._judge(size)
+        return found
+
+    def _judge(self, size: Size) -> _Verdict:
+        n_dim, modes = self._chain.n_dim, self._chain.modes
+        grid = "x".join(map(str, size))
+        if len(size) != n_dim:
+            return _Verdict(f"the network has {n_dim} grid axes, the grid {grid} has not", 0)
+        frame = Frame.of(self._chain, size)
+        if any(k > limit for k, limit in zip(modes, axis_limits(frame.padded), strict=True)):
+            return _Verdict(f"the grid {grid} does not hold the network's modes", 0)
+        one = bytes_of_one(self._chain, frame, field_dtype(self.precision))
+        fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
+        largest = fitting[-1] if fitting else 1
+        if self.backend != "cuda":
+            return _Verdict(None, largest)
+        return _Verdict(self._kernels_refusal(frame.padded, largest), largest)
+
+    def _kernels_refusal(self, padded: tuple[int, int], batch: int) -> str | None:
         layers, projection = self._chain.layers, self._chain.projection
-        batch = self._largest_bucket(size)
         for i, layer in enumerate(layers):
             last = i == len(layers) - 1
             c_in, c_out = layer.weight.shape[2:]
@@ -130,12 +156,6 @@ class CompiledFNO:
                 return f"layer {i + 1} of {len(layers)}, {c_in} -> {c_out} channels: {refused}"
         return None
 
-    def _largest_bucket(self, size: Size) -> int:
-        frame = Frame.of(self._chain, size)
-        one = bytes_of_one(self._chain, frame, field_dtype(self.precision))
-        fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
-        return fitting[-1] if fitting else 1
-
     def _pass(self, size: Size) -> Pass:
         padded = Frame.of(self._chain, size).padded
         on_gpu = self.backend == "cuda"
@@ -149,27 +169,32 @@ class CompiledFNO:
         return Pass(self._chain, size, stages, device=device, field_dtype=dtype)
 
     def _directly(self, x: torch.Tensor) -> torch.Tensor:
-        size = tuple(x.shape[2:])
-        forward = self._pass(size)
+        forward = self._pass(tuple(x.shape[2:]))
         buffer = forward.buffer(x.shape[0])
-        forward.load(x, buffer)
-        return forward.run(buffer).reshape(x.shape[0], -1, *size)
+        forward.load(x, forward.slot(buffer))
+        return forward.run(buffer).contiguous()
 
     def _replayed(self, x: torch.Tensor) -> torch.Tensor:
-        batch, _, *size = x.shape
+        batch, _, *grid = x.shape
+        size = tuple(grid)
         out = x.new_empty(batch, self._chain.out_channels, *size)
-        largest = self._largest_bucket(tuple(size))
-        for start in range(0, batch, largest):
-            piece = slice(start, min(start + largest, batch))
-            with self._lock:
-                self._graph(piece.stop - start, tuple(size)).run(x[piece], out[piece])
+        largest = self._verdict(size).largest_bucket
+        if batch <= largest:
+            self._run(x, out, size)
+        else:
+            for piece, part in zip(x.split(largest), out.split(largest), strict=True):
+                self._run(piece, part, size)
         return out
 
-    def _graph(self, batch: int, size: Size) -> Graph:
-        bucket = self._buckets[bisect_left(self._buckets, batch)]
-        return self._graphs.get(
-            (bucket, size), lambda: Graph(self._pass(size), bucket, self.device)
-        )
+    def _run(self, x: torch.Tensor, out: torch.Tensor, size: Size) -> None:
+        bucket = self._buckets[bisect_left(self._buckets, x.shape[0])]
+        with self._lock:
+            self._graphs.get((bucket, size), lambda: self._captured(bucket, size)).run(x, out)
+
+    def _captured(self, bucket: int, size: Size) -> Graph:
+        # its buffers are written to in later calls, whatever mode the caller of this one is in
+        with torch.inference_mode(False), torch.no_grad():
+            return Graph(self._pass(size), bucket, self.device)
 
 
 def _buckets(most: int) -> tuple[int, ...]:

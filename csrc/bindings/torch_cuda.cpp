@@ -9,6 +9,7 @@
 
 #include <cuda_runtime.h>
 
+#include <exception>
 #include <initializer_list>
 #include <mutex>
 #include <optional>
@@ -81,7 +82,12 @@ class Call {
     }
 
     Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
-        return torch::stable::new_empty(on_, shape, dtype);
+        try {
+            return torch::stable::new_empty(on_, shape, dtype);
+        } catch (const std::exception &) {
+            // the stable ABI passes no reason on; for a shape that is served there is but one
+            STD_TORCH_CHECK(false, "turbofno: ", stage_, ": out of memory for its output or workspace");
+        }
     }
 
     Tensor workspace(size_t count) const { return empty({int64_t(count)}, ScalarType::Byte); }

@@ -53,7 +53,7 @@ __device__ __forceinline__ void load(Values &values, const Arguments &a, const P
     }
 }
 
-template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) analyze_rows(const Arguments a) {
+template <typename P> __global__ void __launch_bounds__(32 * kAnalysisWarps, kAnalysisResident) analyze_rows(const Arguments a) {
     extern __shared__ float4 shared[];
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const int column_pairs = ceil_div(a.columns, 16);
@@ -77,7 +77,7 @@ template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) analyze_
         const int pairs = min(kPairs, ceil_div(left_points, 16));
         Left left[kPairs];
         float back[2];
-        split_rows<P>(values, pairs, left, back);
+        split_rows<P>(values, left, back);
 
         Place next = at;
         const bool ends = ++next.chunk == min(chunks, (at.split + 1) * a.split_chunks);
@@ -85,8 +85,8 @@ template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) analyze_
         const bool goes_on = next.tile < tiles;
         if (goes_on) load<typename P::Field>(values, a, next);
 
-        const uint4 *table = a.table + int64_t(at.chunk) * kPairs * column_pairs * kRightWords<P>;
-        add_analysis<P>(sums, at.chunk == at.split * a.split_chunks, left, back, pairs, table, column_pairs,
+        const uint4 *table = a.table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
+        add_analysis<P, false>(sums, at.chunk == at.split * a.split_chunks, left, back, pairs, table, column_pairs,
                         a.table_back);
         if (ends) {
             const int64_t row = at.tile * kRows;

@@ -8,12 +8,15 @@
 //     out[i] = C[i] + i S[i], out[-i] = C[i] - i S[i]     (from points to modes the table has -sin)
 //
 // a quarter of the products of the full sum. C and S are real matrix products on tensor cores: left the tables of cosines
-// and sines, right the columns. A warp takes 16 complex columns; a lane loads what the tensor cores want of that lane,
-// two neighbouring columns of terms t and t + 4, so columns pass from lane to lane nowhere. The tables are stored in
-// that order too (turbofno_ops/_cuda_tables.py): [tile of 16 rows][step of 8 terms][cos, sin][high, low][lane][4].
+// and sines, right the columns. A warp takes 16 complex columns; a lane copies what the tensor cores want of that lane,
+// so columns pass from lane to lane nowhere. The tables are stored in that order too (turbofno_ops/_cuda_tables.py):
+// [tile of 16 rows][step of 8 terms][cos, sin][high, low][lane][4]; a block's warps share them in shared memory.
 //
 // Two kernels. `sum_columns` streams any number of terms past the sums of 16 to 48 rows. `expand_columns` holds at most
 // 16 terms (30 modes on their way back to points), split once, and makes one tile of rows after the other.
+//
+// Of a warp's two groups of eight columns of the tensor cores, column n of group p is column 2n + p of the warp where
+// more is read than written, so that a lane reads two neighbours as 16 bytes; else 8p + n, so that it writes two so.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "spectral_mix.h"
@@ -48,20 +51,24 @@ __device__ int64_t place(const Axis &axis, int64_t column, int modes_w) {
 __device__ bool has_positive(int i, int size) { return i < (size + 1) / 2; }
 __device__ bool has_negative(int i, int size) { return i >= 1 && i <= size / 2; }
 
-// EVEN, here and below: an even number of modes_w, so two neighbouring columns are 16 aligned bytes.
-template <bool EVEN> struct Source { // this lane's two columns
+// EVEN, here and below: an even number of modes_w, so two neighbouring columns may be 16 aligned bytes.
+template <bool EVEN, bool WIDE_READS> struct Source { // this lane's columns, n = lane / 4 of both groups
     const float2 *from[2];
 
-    __device__ Source(const Columns &a, int64_t column) {
-        // beyond the last column the last one, or the last two, again
-        column = min(column, EVEN ? a.columns - 2 : a.columns - 1);
-        from[0] = a.in + place(a.from, column, a.modes_w);
-        from[1] = EVEN ? from[0] + 1 : a.in + place(a.from, min(column + 1, a.columns - 1), a.modes_w);
+    __device__ Source(const Columns &a, int64_t column0) {
+        const int n = threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+            // beyond the last column the last pair again: nothing is made of it
+            const int64_t column = column0 + (WIDE_READS ? 2 * n + p : 8 * p + n);
+            const int64_t inside = column < a.columns ? column : EVEN ? a.columns - 2 + p : a.columns - 1;
+            from[p] = a.in + place(a.from, inside, a.modes_w);
+        }
     }
 
-    __device__ __forceinline__ void copy(float4 *to, unsigned offset, unsigned stride, bool exists) const {
-        const int64_t at = exists ? int64_t(uint64_t(offset) * stride) : 0;
-        if constexpr (EVEN) {
+    __device__ __forceinline__ void copy(float4 *to, unsigned index, unsigned stride, bool exists) const {
+        const uint64_t at = exists ? uint64_t(index) * stride : 0;
+        if constexpr (EVEN && WIDE_READS) {
             copy_async<16>(to, from[0] + at, exists);
         } else {
             copy_async<8>(to, from[0] + at, exists);
@@ -69,7 +76,8 @@ template <bool EVEN> struct Source { // this lane's two columns
         }
     }
 
-    // This lane's share of a step: in[j] and in[-j] of j = t, then of t + 4, in every 32nd element of `to`.
+    // This lane's share of a step: in[j] and in[-j] of j = t, then of t + 4, in every 32nd element of `to`. Only the lane
+    // itself reads them.
     __device__ __forceinline__ void copy_step(float4 *to, const Axis &axis, int step) const {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -102,17 +110,10 @@ template <bool SPLIT> __device__ __forceinline__ Right right_operand(float4 firs
 __device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 __device__ float4 minus(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
 
-struct Left {
-    uint4 high, low;
-};
-
-template <bool SPLIT> __device__ __forceinline__ Left load_left(const uint4 *table) {
-    return {__ldg(table), SPLIT ? __ldg(table + 32) : uint4{}};
-}
-
-template <bool SPLIT> __device__ __forceinline__ void add_product(float (&sum)[4][4], const Left &left, const Right &right) {
-    const uint32_t high[4] = {left.high.x, left.high.y, left.high.z, left.high.w};
-    const uint32_t low[4] = {left.low.x, left.low.y, left.low.z, left.low.w};
+template <bool SPLIT>
+__device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *table, const Right &right) {
+    const uint4 h = table[0], l = SPLIT ? table[32] : uint4{};
+    const uint32_t high[4] = {h.x, h.y, h.z, h.w}, low[4] = {l.x, l.y, l.z, l.w};
     float part[4][4] = {};
 #pragma unroll
     for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, and independent ones side by side
@@ -128,26 +129,28 @@ template <bool SPLIT> __device__ __forceinline__ void add_product(float (&sum)[4
     }
 }
 
-template <bool EVEN> struct Target { // this lane's four neighbouring columns of what comes out
-    float2 *to[4];
+template <bool EVEN, bool WIDE_READS> struct Target { // this lane's two pairs of neighbouring columns of what comes out
+    float2 *to[2][2];
 
-    __device__ Target(const Columns &a, int64_t column) {
+    __device__ Target(const Columns &a, int64_t column0) {
+        const int t = threadIdx.x % 4;
 #pragma unroll
-        for (int s = 0; s < 4; s += EVEN ? 2 : 1) {
-            to[s] = column + s < a.columns ? a.out + place(a.to, column + s, a.modes_w) : nullptr;
+        for (int pair = 0; pair < 2; ++pair) {
+#pragma unroll
+            for (int s = 0; s < (EVEN ? 1 : 2); ++s) {
+                const int64_t column = column0 + (WIDE_READS ? 4 * t + 2 * pair : 8 * pair + 2 * t) + s;
+                to[pair][s] = column < a.columns ? a.out + place(a.to, column, a.modes_w) : nullptr;
+            }
         }
     }
 
-    __device__ __forceinline__ void put(unsigned index, unsigned stride, const float2 (&z)[4]) const {
-        const uint64_t offset = uint64_t(index) * stride;
-#pragma unroll
-        for (int s = 0; s < 4; s += EVEN ? 2 : 1) {
-            if (to[s] == nullptr) continue;
-            if constexpr (EVEN) {
-                *reinterpret_cast<float4 *>(to[s] + offset) = float4{z[s].x, z[s].y, z[s + 1].x, z[s + 1].y};
-            } else {
-                to[s][offset] = z[s];
-            }
+    __device__ __forceinline__ void put(int pair, uint64_t offset, float2 first, float2 second) const {
+        if constexpr (EVEN) {
+            if (to[pair][0] == nullptr) return;
+            *reinterpret_cast<float4 *>(to[pair][0] + offset) = float4{first.x, first.y, second.x, second.y};
+        } else {
+            if (to[pair][0] != nullptr) to[pair][0][offset] = first;
+            if (to[pair][1] != nullptr) to[pair][1][offset] = second;
         }
     }
 
@@ -157,116 +160,143 @@ template <bool EVEN> struct Target { // this lane's four neighbouring columns of
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = tile * 16 + int(threadIdx.x % 32 / 4) + 8 * half;
-            float2 positive[4], negative[4];
+            const bool has[2] = {has_positive(row, axis.size), has_negative(row, axis.size)};
+            const uint64_t offset[2] = {uint64_t(unsigned(row)) * axis.stride,
+                                        uint64_t(unsigned(axis.size - row)) * axis.stride};
 #pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                const int re = s % 2 * 2, im = re + 1, e = 2 * half + s / 2;
-                positive[s] = float2{cosine[re][e] - sine[im][e], cosine[im][e] + sine[re][e]};
-                negative[s] = float2{cosine[re][e] + sine[im][e], cosine[im][e] - sine[re][e]};
+            for (int pair = 0; pair < 2; ++pair) {
+                float2 z[2][2]; // positive and negative, of two columns
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    const int re = 2 * (WIDE_READS ? s : pair), im = re + 1, e = 2 * half + (WIDE_READS ? pair : s);
+                    z[0][s] = float2{cosine[re][e] - sine[im][e], cosine[im][e] + sine[re][e]};
+                    z[1][s] = float2{cosine[re][e] + sine[im][e], cosine[im][e] - sine[re][e]};
+                }
+                if (has[0]) put(pair, offset[0], z[0][0], z[0][1]);
+                if (has[1]) put(pair, offset[1], z[1][0], z[1][1]);
             }
-            if (has_positive(row, axis.size)) put(row, axis.stride, positive);
-            if (has_negative(row, axis.size)) put(axis.size - row, axis.stride, negative);
         }
     }
 };
 
-constexpr int kLeft = 128; // 16-byte words of a step of a tile in the table
-constexpr int kStages = 4; // steps on their way
+constexpr int kTable = 128; // 16-byte words of a step of a tile, and threads of a block
+static_assert(32 * kColumnWarps == kTable, "each thread copies one word");
 
-template <int TILES, bool SPLIT, bool EVEN>
+template <int TILES, bool SPLIT, bool EVEN, bool WIDE_READS>
 __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2 ? 3 : 2) sum_columns(const Columns a) {
-    __shared__ float4 stages[kColumnWarps][kStages][128];
-    const int lane = threadIdx.x % 32;
-    const int64_t warp = int64_t(blockIdx.x) * kColumnWarps + threadIdx.x / 32;
-    const int tile0 = int(warp % a.groups) * TILES;
-    const int64_t column0 = warp / a.groups * kWarpColumns;
-    const int64_t tile_words = int64_t(a.steps) * kLeft;
-    const uint4 *table = a.table + tile0 * tile_words + lane;
-    Left next = load_left<SPLIT>(table);
-    const Source<EVEN> source(a, column0 + lane / 4 * 2);
+    constexpr int kStages = TILES == 1 ? 4 : 3; // steps in shared memory
+    __shared__ float4 stages[kStages][kColumnWarps][128];
+    __shared__ uint4 tables[kStages][TILES][kTable];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int tile0 = int(blockIdx.x % a.groups) * TILES;
+    const int64_t column0 = (int64_t(blockIdx.x / a.groups) * kColumnWarps + warp) * kWarpColumns;
+    const Source<EVEN, WIDE_READS> source(a, column0);
+    const auto copy_step = [&](int step) {
+        const int slot = step % kStages;
+        if (step < a.steps) {
+            source.copy_step(&stages[slot][warp][lane], a.from, step);
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                const bool exists = tile0 + i < a.tiles;
+                const int64_t at = (int64_t(tile0 + i) * a.steps + step) * kTable + threadIdx.x;
+                copy_async<16>(&tables[slot][i][threadIdx.x], exists ? a.table + at : a.table, exists);
+            }
+        }
+        commit_copies();
+    };
     wait_for_previous();
     let_next_start();
-    if (column0 >= a.columns) return;
 
-    float4 *stage = stages[threadIdx.x / 32][0] + lane; // each lane reads only what it has copied itself
 #pragma unroll
-    for (int n = 0; n < kStages - 1; ++n) {
-        source.copy_step(stage + n * 128, a.from, n);
-        commit_copies();
-    }
+    for (int n = 0; n < kStages - 1; ++n) copy_step(n);
     float cosine[TILES][4][4] = {}, sine[TILES][4][4] = {};
     for (int step = 0; step < a.steps; ++step) {
         wait_copies<kStages - 2>();
-        const float4 *now = stage + step % kStages * 128;
-        const float4 positive[2] = {now[0], now[64]}, negative[2] = {now[32], now[96]};
-        source.copy_step(stage + (step + kStages - 1) % kStages * 128, a.from, step + kStages - 1);
-        commit_copies();
-        const Right even = right_operand<SPLIT>(plus(positive[0], negative[0]), plus(positive[1], negative[1]));
-        const Right odd = right_operand<SPLIT>(minus(positive[0], negative[0]), minus(positive[1], negative[1]));
-        const uint4 *following = table + (step + 1 < a.steps ? kLeft : 0);
+        __syncthreads(); // the table is there, and all have read the slot that is filled next
+        copy_step(step + kStages - 1);
+        const int slot = step % kStages;
+        const float4 *now = &stages[slot][warp][lane];
+        const Right even = right_operand<SPLIT>(plus(now[0], now[32]), plus(now[64], now[96]));
+        const Right odd = right_operand<SPLIT>(minus(now[0], now[32]), minus(now[64], now[96]));
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            if (tile0 + i >= a.tiles) break;
-            const Left left = next;
-            next = load_left<SPLIT>(table + i * tile_words + 64);
-            add_product<SPLIT>(cosine[i], left, even);
-            const Left sines = next;
-            const bool last = i + 1 == TILES || tile0 + i + 1 >= a.tiles;
-            next = load_left<SPLIT>(last ? following : table + (i + 1) * tile_words);
-            add_product<SPLIT>(sine[i], sines, odd);
+            if (TILES > 1 && tile0 + i >= a.tiles) break;
+            add_product<SPLIT>(cosine[i], &tables[slot][i][lane], even);
+            add_product<SPLIT>(sine[i], &tables[slot][i][lane + 64], odd);
         }
-        table = following;
     }
-    const Target<EVEN> target(a, column0 + lane % 4 * 4);
+    const Target<EVEN, WIDE_READS> target(a, column0);
 #pragma unroll
     for (int i = 0; i < TILES; ++i) target.put_tile(a.to, tile0 + i, cosine[i], sine[i]);
 }
 
 template <int STEPS, bool SPLIT, bool EVEN>
 __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) expand_columns(const Columns a) {
+    constexpr int kStages = 3; // tiles in shared memory
     __shared__ float4 stages[kColumnWarps][STEPS][128];
-    const int lane = threadIdx.x % 32;
-    const int64_t warp = int64_t(blockIdx.x) * kColumnWarps + threadIdx.x / 32;
-    const int group = int(warp % a.groups);
-    const int64_t column0 = warp / a.groups * kWarpColumns;
-    const Source<EVEN> source(a, column0 + lane / 4 * 2);
-    const Target<EVEN> target(a, column0 + lane % 4 * 4);
+    __shared__ uint4 tables[kStages][STEPS][kTable];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int group = int(blockIdx.x % a.groups);
+    const int64_t column0 = (int64_t(blockIdx.x / a.groups) * kColumnWarps + warp) * kWarpColumns;
+    const auto copy_table = [&](int n) {
+        const int tile = group + n * a.groups;
+        if (tile < a.tiles) {
+#pragma unroll
+            for (int i = 0; i < STEPS; ++i) {
+                copy_async<16>(&tables[n % kStages][i][threadIdx.x],
+                               a.table + (int64_t(tile) * STEPS + i) * kTable + threadIdx.x, true);
+            }
+        }
+        commit_copies();
+    };
+    const Source<EVEN, false> source(a, column0);
+    const Target<EVEN, false> target(a, column0);
     wait_for_previous();
     let_next_start();
-    if (column0 >= a.columns) return;
 
-    float4 *stage = stages[threadIdx.x / 32][0] + lane;
+    float4 *stage = &stages[warp][0][lane];
 #pragma unroll
-    for (int n = 0; n < STEPS; ++n) source.copy_step(stage + n * 128, a.from, n);
-    commit_copies();
-    wait_copies<0>();
+    for (int i = 0; i < STEPS; ++i) source.copy_step(stage + i * 128, a.from, i);
+    copy_table(0);
+    copy_table(1);
+    wait_copies<1>();
     Right even[STEPS], odd[STEPS];
 #pragma unroll
-    for (int n = 0; n < STEPS; ++n) {
-        const float4 *now = stage + n * 128;
-        even[n] = right_operand<SPLIT>(plus(now[0], now[32]), plus(now[64], now[96]));
-        odd[n] = right_operand<SPLIT>(minus(now[0], now[32]), minus(now[64], now[96]));
+    for (int i = 0; i < STEPS; ++i) {
+        const float4 *now = stage + i * 128;
+        even[i] = right_operand<SPLIT>(plus(now[0], now[32]), plus(now[64], now[96]));
+        odd[i] = right_operand<SPLIT>(minus(now[0], now[32]), minus(now[64], now[96]));
     }
 #pragma unroll 1
-    for (int tile = group; tile < a.tiles; tile += a.groups) {
-        const uint4 *table = a.table + tile * (STEPS * kLeft) + lane;
+    for (int n = 0; group + n * a.groups < a.tiles; ++n) {
+        wait_copies<1>();
+        __syncthreads(); // the table is there, and all have read the slot that is filled next
+        copy_table(n + 2);
         float cosine[4][4] = {}, sine[4][4] = {};
 #pragma unroll
-        for (int n = 0; n < STEPS; ++n) {
-            add_product<SPLIT>(cosine, load_left<SPLIT>(table + n * kLeft), even[n]);
-            add_product<SPLIT>(sine, load_left<SPLIT>(table + n * kLeft + 64), odd[n]);
+        for (int i = 0; i < STEPS; ++i) {
+            const uint4 *table = &tables[n % kStages][i][lane];
+            add_product<SPLIT>(cosine, table, even[i]);
+            add_product<SPLIT>(sine, table + 64, odd[i]);
         }
-        target.put_tile(a.to, tile, cosine, sine);
+        target.put_tile(a.to, group + n * a.groups, cosine, sine);
     }
 }
 
-template <bool SPLIT, bool EVEN> auto kernel_for(const ColumnsPlan &p) -> void (*)(Columns) {
-    if (p.warp_tiles == 0) return p.steps == 1 ? expand_columns<1, SPLIT, EVEN> : expand_columns<2, SPLIT, EVEN>;
-    switch (p.warp_tiles) {
-    case 1: return sum_columns<1, SPLIT, EVEN>;
-    case 2: return sum_columns<2, SPLIT, EVEN>;
-    default: return sum_columns<3, SPLIT, EVEN>;
+using Kernel = void (*)(Columns);
+
+template <bool SPLIT, bool EVEN, bool WIDE_READS> Kernel sum_kernel(int warp_tiles) {
+    switch (warp_tiles) {
+    case 1: return sum_columns<1, SPLIT, EVEN, WIDE_READS>;
+    case 2: return sum_columns<2, SPLIT, EVEN, WIDE_READS>;
+    default: return sum_columns<3, SPLIT, EVEN, WIDE_READS>;
     }
+}
+
+template <bool SPLIT, bool EVEN> Kernel kernel_for(const Columns &a, const ColumnsPlan &p) {
+    if (p.warp_tiles == 0) return p.steps == 1 ? expand_columns<1, SPLIT, EVEN> : expand_columns<2, SPLIT, EVEN>;
+    return a.from.size >= a.to.size ? sum_kernel<SPLIT, EVEN, true>(p.warp_tiles)
+                                    : sum_kernel<SPLIT, EVEN, false>(p.warp_tiles);
 }
 
 turbofno_status launch(const turbofno_mix &mix, Columns a, int channels, const ColumnsPlan &p, cudaStream_t stream) {
@@ -276,8 +306,9 @@ turbofno_status launch(const turbofno_mix &mix, Columns a, int channels, const C
     a.tiles = p.tiles;
     a.groups = p.groups;
     const bool even = a.modes_w % 2 == 0;
-    const auto kernel = mix.precision == TURBOFNO_FP32 ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
-                                                       : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
+    const Kernel kernel = mix.precision == TURBOFNO_FP32
+                              ? (even ? kernel_for<true, true>(a, p) : kernel_for<true, false>(a, p))
+                              : (even ? kernel_for<false, true>(a, p) : kernel_for<false, false>(a, p));
     return launch_dependent(kernel, p.blocks, 32 * kColumnWarps, 0, stream, a);
 }
 

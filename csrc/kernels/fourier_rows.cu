@@ -8,11 +8,16 @@
 // A group of warps (plan/rows_plan.h) takes one row after another, in chunks of kChunk points; each of its warps holds
 // kRows output channels, as left operands that are split once: the skip once a block, R' once a row. x is the right
 // operand: split once for the group's warps, into a tile [channel][point] of halves in shared memory, `slab` channels
-// at a time, the next of which is on its way in registers. S and the next table come split, through L1.
-// In the tile, points stand in the order of the fragments' columns (row_quads.cuh).
+// at a time, the next of which is on its way in registers. In the tile, points stand in the order of the fragments'
+// columns (row_quads.cuh).
+//
+// S and the next table come split. They lie in shared memory for the whole row, or for this chunk and the next one,
+// and the groups of a block then go through their rows in step; or, where there is no room for that, they come through
+// L1, slowly: a hit there waits behind the misses of x.
 #include <algorithm>
 
 #include "activations.cuh"
+#include "async_copy.cuh"
 #include "partial_sums.h"
 #include "row_analysis.cuh"
 #include "row_quads.cuh"
@@ -31,7 +36,7 @@ struct Arguments {
     float *next_sums; // next spectra, or [splits] of them
     const float *projection, *projection_bias;
     float *out; // of the projection, or [channel tiles] of parts
-    unsigned rows; // batch * h
+    int rows; // batch * h
     int c_in, c_out, h, w, columns, next_columns, projected, activation;
     float next_back;
     RowsPlan plan;
@@ -57,65 +62,88 @@ struct Team {
     __device__ void wait() const { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 };
 
-// A slab of x: `split` of row (b, h), chunk, input channel.
+// Split of row (b, h), and chunk.
 struct Place {
-    unsigned row;
-    int split, chunk, channel;
+    int b, h, split, chunk;
 };
 
-__device__ __forceinline__ Place first_place(const Arguments &a, unsigned unit) {
-    const unsigned row = unit / a.plan.splits;
-    const int split = int(unit - row * a.plan.splits);
-    return {row, split, split * a.plan.split_chunks, 0};
+// The groups beyond the last row repeat it: they write what is written anyway.
+__device__ __forceinline__ Place place(const Arguments &a, int unit, int group) {
+    const int set = a.plan.splits == 1 ? unit : unit / a.plan.splits;
+    const int split = unit - set * a.plan.splits;
+    const int row = min(set * a.plan.groups + group, a.rows - 1);
+    const int b = a.h == 1 ? row : row / a.h;
+    return {b, row - b * a.h, split, split * a.plan.split_chunks};
 }
 
-__device__ __forceinline__ int end_chunk(const Arguments &a, const Place &at) {
-    return min(ceil_div(a.w, kChunk), (at.split + 1) * a.plan.split_chunks);
+__device__ __forceinline__ int64_t row_of(const Place &at, int channels, int channel, int h) {
+    return (int64_t(at.b) * channels + channel) * h + at.h;
+}
+
+// Two neighbours of a row of `terms` floats; zeros for what is not there. EVEN: so is `terms`, and rows start at 8 bytes.
+template <bool EVEN> __device__ __forceinline__ float2 load_two(const float *row, int k, int terms) {
+    if constexpr (EVEN) return k < terms ? __ldg(reinterpret_cast<const float2 *>(row + k)) : float2{};
+    return {k < terms ? __ldg(row + k) : 0.0f, k + 1 < terms ? __ldg(row + k + 1) : 0.0f};
 }
 
 // 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are.
-template <typename P>
+template <typename P, bool EVEN>
 __device__ __forceinline__ void stage_left(uint4 *to, float (&back)[2], const float *from, int64_t stride, int rows,
                                            int terms) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool there[2] = {g < rows, g + 8 < rows};
+    const int there[2] = {g < rows ? terms : 0, g + 8 < rows ? terms : 0};
     const float *row[2] = {from + g * stride, from + (g + 8) * stride};
-    const auto value = [&](int half, int k) { return there[half] && k < terms ? __ldg(row[half] + k) : 0.0f; };
+    float2 v[2][4];
+    const auto load = [&](int k0) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            v[i / 4][i % 4] = load_two<EVEN>(row[i % 2], k0 + 2 * t + i / 2 * 8, there[i % 2]);
+        }
+    };
     Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (P::kScaled) {
         float magnitude[2] = {0.0f, 0.0f};
-#pragma unroll 2
-        for (int k = 2 * t; k < terms; k += 8) {
+        for (int k0 = 0; k0 < terms; k0 += 32) {
+            load(k0);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                magnitude[half] = largest(largest(magnitude[half], value(half, k)), value(half, k + 1));
+            for (int i = 0; i < 8; ++i) {
+                magnitude[i % 2] = largest(largest(magnitude[i % 2], v[i / 4][i % 4].x), v[i / 4][i % 4].y);
             }
         }
         scale[0] = scale_of(largest_of_row(magnitude[0]));
         scale[1] = scale_of(largest_of_row(magnitude[1]));
     }
-    for (int k0 = 0; k0 < terms; k0 += 16) {
-        Left left;
+    for (int k0 = 0; k0 < terms; k0 += 32) {
+        if (!P::kScaled || terms > 32) load(k0); // else it is still there
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int half = i % 2, k = k0 + 2 * t + i / 2 * 8;
-            split<P>(value(half, k), value(half, k + 1), scale[half].to, left.high[i], left.low[i]);
+        for (int step = 0; step < 2; ++step) {
+            if (k0 + 16 * step >= terms) break;
+            Left left;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                split<P>(v[step][i].x, v[step][i].y, scale[i % 2].to, left.high[i], left.low[i]);
+            }
+            store_left<P>(to + (k0 / 16 + step) * kLeftWords<P>, left);
         }
-        store_left<P>(to + k0 / 16 * kLeftWords<P>, left);
     }
     back[0] = scale[0].back;
     back[1] = scale[1].back;
 }
 
-template <typename P, int STEPS, bool FULL, typename Operand>
-__device__ __forceinline__ void add_part(Values &sums, const uint4 *left_words, int step, int pairs,
-                                         const Operand &operand, float back0, float back1) {
+// sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead.
+template <typename P, int STEPS, bool FULL, bool FIRST, typename Operand>
+__device__ __forceinline__ void add_part(Values &sums, const float (&start)[2], const uint4 *left_words, int step,
+                                         int pairs, const Operand &operand, float back0, float back1) {
     Left left[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) load_left<P>(left[s], left_words + (step + s) * kLeftWords<P>);
 #pragma unroll
     for (int b = 0; b < kPairs; ++b) {
-        if (!FULL && b >= pairs) break;
+        if (FIRST) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sums[2 * b + e / 4][e % 4] = start[e % 4 / 2];
+        }
+        if (!FULL && b >= pairs) continue;
         Right right[STEPS];
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) operand(right[s], step + s, b);
@@ -134,49 +162,43 @@ __device__ __forceinline__ void add_part(Values &sums, const uint4 *left_words, 
     }
 }
 
-template <typename P, bool FULL, typename Operand>
-__device__ __forceinline__ void add_steps(Values &sums, const uint4 *left, int steps, int pairs,
-                                          const Operand &operand, float back0, float back1) {
+// sums = start + left . operand over `steps` times 16 terms and the first `pairs` times 16 points, or sums += it.
+template <typename P, bool FULL, bool FIRST, typename Operand>
+__device__ __forceinline__ void add_product(Values &sums, const float (&start)[2], const uint4 *left, int steps,
+                                            int pairs, const Operand &operand, float back0, float back1) {
     constexpr int kSteps = kPart / 16;
     int step = 0;
-    for (; step + kSteps <= steps; step += kSteps) {
-        add_part<P, kSteps, FULL>(sums, left, step, pairs, operand, back0, back1);
-    }
-    for (; step < steps; ++step) add_part<P, 1, FULL>(sums, left, step, pairs, operand, back0, back1);
-}
-
-// sums += left . operand over `steps` times 16 terms and the first `pairs` times 16 points.
-template <typename P, typename Operand>
-__device__ __forceinline__ void add_product(Values &sums, const uint4 *left, int steps, int pairs,
-                                            const Operand &operand, float back0, float back1) {
-    if (pairs == kPairs) {
-        add_steps<P, true>(sums, left, steps, pairs, operand, back0, back1);
-    } else {
-        add_steps<P, false>(sums, left, steps, pairs, operand, back0, back1);
-    }
-}
-
-// A thread's share of a slab: a quad of every threads / 16th channel. Zeros for what is not there.
-template <typename Field>
-__device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQuads], const Arguments &a,
-                                          const Team &team, const Place &at) {
-    const int channel = team.thread / 16, every = team.threads / 16;
-    const unsigned b = at.row / a.h, h = at.row - b * a.h;
-    const int point = at.chunk * kChunk + team.thread % 16 * 4;
-    const int64_t plane = int64_t(a.h) * a.w;
-    const int channels = a.c_in - at.channel;
-    const Field *from = static_cast<const Field *>(a.x) + (int64_t(b) * a.c_in + at.channel + channel) * plane +
-                        int64_t(h) * a.w + point;
-    const int64_t stride = every * plane;
-    if (a.w % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < kQuads; ++i) {
-            quads[i] = load_quad(from + i * stride, channel + i * every < channels ? a.w - point : 0, true);
+    if (FIRST) {
+        if (steps == 1) {
+            add_part<P, 1, FULL, true>(sums, start, left, 0, pairs, operand, back0, back1);
+            return;
         }
+        add_part<P, kSteps, FULL, true>(sums, start, left, 0, pairs, operand, back0, back1);
+        step = kSteps;
+    }
+    for (; step + kSteps <= steps; step += kSteps) {
+        add_part<P, kSteps, FULL, false>(sums, start, left, step, pairs, operand, back0, back1);
+    }
+    for (; step < steps; ++step) add_part<P, 1, FULL, false>(sums, start, left, step, pairs, operand, back0, back1);
+}
+
+// A lane's share of a slab from input channel `first` on, whose channels 16 w .. 16 w + 15 are warp w's: a quad of every
+// second channel. Zeros for what is not there.
+template <bool WHOLE, typename Field>
+__device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQuads], const Arguments &a,
+                                          const Team &team, const Place &at, int first) {
+    const int lane = threadIdx.x % 32;
+    first += kRows * team.member;
+    const int channel = first + lane / 16, point = at.chunk * kChunk + lane % 16 * 4, left = a.w - point;
+    const Field *from = static_cast<const Field *>(a.x) + row_of(at, a.c_in, channel, a.h) * a.w + point;
+    const int64_t stride = 2 * int64_t(a.h) * a.w;
+    if (WHOLE && first + kRows <= a.c_in) {
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i, from += stride) quads[i] = load_quad(from, left, true);
     } else {
 #pragma unroll
-        for (int i = 0; i < kQuads; ++i) {
-            quads[i] = load_quad(from + i * stride, channel + i * every < channels ? a.w - point : 0, false);
+        for (int i = 0; i < kQuads; ++i, from += stride) {
+            quads[i] = load_quad(from, channel + 2 * i < a.c_in ? left : 0, WHOLE);
         }
     }
 }
@@ -184,7 +206,6 @@ __device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQ
 __device__ __forceinline__ float largest_of(float magnitude, float4 v) {
     return largest(largest(largest(largest(magnitude, v.x), v.y), v.z), v.w);
 }
-__device__ __forceinline__ float largest_of(float magnitude, uint2) { return magnitude; }
 
 // The words of two halves of a quad: high and low words of its points 0, 1 and 2, 3.
 template <typename P>
@@ -194,7 +215,8 @@ __device__ __forceinline__ void split_quad(float4 v, float scale, uint32_t (&hig
 }
 template <typename P>
 __device__ __forceinline__ void split_quad(uint2 v, float, uint32_t (&high)[2], uint32_t (&)[2]) {
-    high[0] = v.x, high[1] = v.y;
+    high[0] = finite_or_nan(*reinterpret_cast<__nv_bfloat162 *>(&v.x));
+    high[1] = finite_or_nan(*reinterpret_cast<__nv_bfloat162 *>(&v.y));
 }
 
 // Write the slab to the group's tile; returns what undoes its scale.
@@ -208,23 +230,23 @@ __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads
         const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(magnitude));
         if (team.thread % 32 == 0) team.maxima[team.member] = bits;
         team.wait(); // also: the tile before has been multiplied
-        unsigned most = 0;
-        for (int warp = 0; warp < team.threads / 32; ++warp) most = max(most, team.maxima[warp]);
-        scale = scale_of(__uint_as_float(most));
+        const unsigned others = team.maxima[min(team.thread % 32, team.threads / 32 - 1)];
+        scale = scale_of(__uint_as_float(__reduce_max_sync(0xffffffffu, others)));
     } else {
         team.wait();
     }
-    const int channel = team.thread / 16, quad = team.thread % 16, every = team.threads / 16;
-    uint32_t *to = reinterpret_cast<uint32_t *>(team.tile) + channel * (kTilePitch / 2) + quad / 4 * 8 + quad % 4;
-    uint32_t *to_low = to + slab * (kTilePitch / 2);
+    if (kRows * team.member < slab) {
+        const int lane = threadIdx.x % 32, channel = kRows * team.member + lane / 16, quad = lane % 16;
+        uint32_t *to = reinterpret_cast<uint32_t *>(team.tile) + channel * (kTilePitch / 2) + quad / 4 * 8 + quad % 4;
+        uint32_t *to_low = to + slab * (kTilePitch / 2);
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-        if (channel + i * every >= slab) break;
-        uint32_t high[2], low[2];
-        split_quad<P>(quads[i], scale.to, high, low);
-        const int at = i * every * (kTilePitch / 2);
-        to[at] = high[0], to[at + 4] = high[1];
-        if constexpr (P::kSplit) to_low[at] = low[0], to_low[at + 4] = low[1];
+        for (int i = 0; i < kQuads; ++i) {
+            uint32_t high[2], low[2];
+            split_quad<P>(quads[i], scale.to, high, low);
+            const int at = i * kTilePitch; // two channels on
+            to[at] = high[0], to[at + 4] = high[1];
+            if constexpr (P::kSplit) to_low[at] = low[0], to_low[at + 4] = low[1];
+        }
     }
     team.wait();
     return scale.back;
@@ -236,19 +258,28 @@ __device__ __forceinline__ void store_chunk(const Values &values, const Argument
                                             const Place &at, int pairs) {
     using Field = typename P::Field;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const unsigned b = at.row / a.h, h = at.row - b * a.h;
     const int point = at.chunk * kChunk + 4 * t;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int o = team.first_channel + g + 8 * half;
         if (o >= a.c_out) continue;
-        Field *y = static_cast<Field *>(a.y) + ((int64_t(b) * a.c_out + o) * a.h + h) * a.w + point;
+        Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, o, a.h) * a.w + point;
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             const float *low = values[2 * i] + 2 * half, *high = values[2 * i + 1] + 2 * half;
             if (i < pairs) store_quad(y + 16 * i, {low[0], low[1], high[0], high[1]}, a.w - point - 16 * i, a.w);
         }
     }
+}
+
+// Lanes 2 COUNT apart add up 2 COUNT values each, of which each keeps COUNT: the upper lane the upper ones.
+template <int COUNT> __device__ __forceinline__ int fold(float (&v)[4 * kPairs], bool upper) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[COUNT + i], 2 * COUNT);
+        v[i] = (upper ? v[COUNT + i] : v[i]) + other;
+    }
+    return upper;
 }
 
 // sums[q][point] of this warp = projection[q, its channels] . values. Lanes with the same t hold the same points: each
@@ -264,18 +295,7 @@ __device__ __forceinline__ void project(float *sums, const Values &values, const
         for (int i = 0; i < 4 * kPairs; ++i) {
             v[i] = fmaf(factor[0], values[i / 2][i % 2], factor[1] * values[i / 2][i % 2 + 2]);
         }
-        int fragment = 0;
-#pragma unroll
-        for (int count = 2 * kPairs; count >= 2; count /= 2) {
-            const int mask = 2 * count; // lanes 16, 8, 4 apart
-            const bool upper = lane & mask;
-#pragma unroll
-            for (int i = 0; i < count; ++i) {
-                const float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[count + i], mask);
-                v[i] = (upper ? v[count + i] : v[i]) + other;
-            }
-            if (upper) fragment += count / 2;
-        }
+        const int fragment = fold<8>(v, lane & 16) * 4 + fold<4>(v, lane & 8) * 2 + fold<2>(v, lane & 4);
         const int point = fragment / 2 * 16 + 4 * t + fragment % 2 * 2;
         *reinterpret_cast<float2 *>(sums + q * kChunk + point) = {v[0], v[1]};
     }
@@ -283,10 +303,9 @@ __device__ __forceinline__ void project(float *sums, const Values &values, const
 
 __device__ __forceinline__ void store_projection(const float *sums, const Arguments &a, const Team &team,
                                                  const Place &at) {
-    const unsigned b = at.row / a.h, h = at.row - b * a.h;
     const int warps = team.threads / 32;
     const int64_t plane = int64_t(a.h) * a.w;
-    float *out = a.out + (blockIdx.y * int64_t(a.rows / a.h) + b) * a.projected * plane + int64_t(h) * a.w;
+    float *out = a.out + blockIdx.y * int64_t(a.rows) * a.projected * a.w + row_of(at, a.projected, 0, a.h) * a.w;
     for (int i = team.thread; i < a.projected * kChunk; i += team.threads) {
         const int q = i / kChunk, point = at.chunk * kChunk + i % kChunk;
         if (point >= a.w) continue;
@@ -296,13 +315,25 @@ __device__ __forceinline__ void store_projection(const float *sums, const Argume
     }
 }
 
-template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) fourier_rows(const Arguments a) {
+// One chunk of both tables into the shared memory `to`.
+template <typename P> __device__ __forceinline__ void fetch_tables(uint4 *to, const Arguments &a, int chunk) {
+    const int words = ceil_div(a.columns, 16) * kPairs * kRightWords<P>;
+    const int next_words = ceil_div(a.next_columns, 16) * kPairs * kRightWords<P>;
+    const uint4 *from = a.table + int64_t(chunk) * words;
+    for (int i = threadIdx.x; i < words; i += blockDim.x) copy_async<16>(to + i, from + i, true);
+    from = a.next_table + int64_t(chunk) * next_words;
+    for (int i = threadIdx.x; i < next_words; i += blockDim.x) copy_async<16>(to + words + i, from + i, true);
+}
+
+template <typename P, bool WHOLE, bool SHARED>
+__global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a) {
     using Field = typename P::Field;
     extern __shared__ uint4 shared[];
     const RowsPlan &plan = a.plan;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
     const int skip_steps = ceil_div(a.c_in, 16), steps = ceil_div(a.columns, 16);
     const int column_pairs = ceil_div(a.next_columns, 16);
+    const int chunks = ceil_div(a.w, kChunk), slot_words = (steps + column_pairs) * (kPairs * kRightWords<P>);
 
     Team team;
     team.threads = 32 * plan.warps;
@@ -321,7 +352,7 @@ template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) fourier_
     if (a.c_in > 0) {
         if (team.group == 0) {
             float back[2];
-            stage_left<P>(shared + team.member * skip_steps * kLeftWords<P>, back,
+            stage_left<P, false>(shared + team.member * skip_steps * kLeftWords<P>, back,
                           a.skip + int64_t(team.first_channel) * a.c_in, a.c_in, a.c_out - team.first_channel, a.c_in);
             skip_scales[kRows * team.member + g] = back[0];
             skip_scales[kRows * team.member + g + 8] = back[1];
@@ -336,57 +367,91 @@ template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) fourier_
         skip_back[half] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * half] : 0.0f;
     }
 
-    const unsigned units = a.rows * plan.splits, stride = gridDim.x * plan.groups;
-    unsigned unit = blockIdx.x * plan.groups + team.group;
-    if (unit >= units) return;
-    Place at = first_place(a, unit);
+    const int units = ceil_div(a.rows, plan.groups) * plan.splits;
+    int unit = blockIdx.x;
     typename Quad<Field>::type quads[kQuads];
-    if (a.c_in > 0) load_slab<Field>(quads, a, team, at);
+    Place at = place(a, unit, team.group);
+    if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, at, 0);
+
+    uint4 *slots = shared + plan.tables;
+    const bool streams = SHARED && plan.slots < chunks;
+    int slot = 0;
+    if (streams) {
+        fetch_tables<P>(slots, a, at.chunk);
+        commit_copies();
+    } else if (SHARED) {
+        for (int chunk = 0; chunk < chunks; ++chunk) fetch_tables<P>(slots + chunk * slot_words, a, chunk);
+        commit_copies();
+        wait_copies<0>();
+        __syncthreads();
+    }
 
     const unsigned tile_address = static_cast<unsigned>(__cvta_generic_to_shared(team.tile)) +
                                   (lane % 16) * (2 * kTilePitch) + lane / 16 * 16;
+    const unsigned low_address = tile_address + plan.slab * (2 * kTilePitch);
     const auto from_tile = [&](Right &right, int step, int pair) {
-        const unsigned address = tile_address + step * (16 * 2 * kTilePitch) + pair * 32;
-        load_matrices(right.high, address);
-        if constexpr (P::kSplit) load_matrices(right.low, address + plan.slab * (2 * kTilePitch));
+        const unsigned offset = step * (16 * 2 * kTilePitch) + pair * 32;
+        load_matrices(right.high, tile_address + offset);
+        if constexpr (P::kSplit) load_matrices(right.low, low_address + offset);
     };
 
-    for (; unit < units; unit += stride) {
-        at = first_place(a, unit);
-        const int begin = at.chunk, end = end_chunk(a, at);
+    for (;;) {
+        unit += gridDim.x;
+        const bool last = unit >= units;
+        const int begin = at.chunk, end = min(chunks, begin + plan.split_chunks);
         float back[2];
-        {
-            const unsigned b = at.row / a.h, h = at.row - b * a.h;
-            const float *from = a.spectra + ((int64_t(b) * a.c_out + team.first_channel) * a.h + h) * a.columns;
-            stage_left<P>(team.spectra, back, from, int64_t(a.h) * a.columns, a.c_out - team.first_channel, a.columns);
-            __syncwarp();
-        }
+        stage_left<P, true>(team.spectra, back, a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns,
+                            int64_t(a.h) * a.columns, a.c_out - team.first_channel, a.columns);
+        back[0] *= kSynthesisBack, back[1] *= kSynthesisBack;
         for (; at.chunk < end; ++at.chunk) {
             const int pairs = min(kPairs, ceil_div(a.w - at.chunk * kChunk, 16));
-            Values values;
-#pragma unroll
-            for (auto &fragment : values) {
-                fragment[0] = fragment[1] = bias[0];
-                fragment[2] = fragment[3] = bias[1];
-            }
-            const uint4 *table = a.table + int64_t(at.chunk) * kPairs * steps * kRightWords<P>;
-            const auto from_table = [&](Right &right, int step, int pair) {
-                load_right<P>(right, table + (pair * steps + step) * kRightWords<P>);
-            };
-            add_product<P>(values, team.spectra, steps, pairs, from_table, back[0] * kSynthesisBack,
-                           back[1] * kSynthesisBack);
-            for (int channel = 0; channel < a.c_in; channel += plan.slab) {
-                const float slab_back = stage_slab<P>(team, quads, plan.slab);
-                Place next = at;
-                next.channel = channel + plan.slab;
-                if (next.channel >= a.c_in) {
-                    next.channel = 0;
-                    if (++next.chunk == end) next = first_place(a, unit + stride);
+            const bool full = pairs == kPairs;
+            const uint4 *table = slots + (streams ? slot : at.chunk) * slot_words;
+            const uint4 *next_table = table + steps * (kPairs * kRightWords<P>);
+            if (streams) {
+                wait_copies<0>();
+                __syncthreads(); // this chunk's tables are there, and those of the chunk before have been read
+                slot ^= 1;
+                if (at.chunk + 1 < end || !last) {
+                    fetch_tables<P>(slots + slot * slot_words, a, at.chunk + 1 < end ? at.chunk + 1 : place(a, unit, 0).chunk);
                 }
-                if (next.row < a.rows) load_slab<Field>(quads, a, team, next);
-                add_product<P>(values, team.skip + channel / 16 * kLeftWords<P>,
-                               ceil_div(min(plan.slab, a.c_in - channel), 16), pairs, from_tile,
-                               slab_back * skip_back[0], slab_back * skip_back[1]);
+                commit_copies();
+            } else if (!SHARED) {
+                table = a.table + int64_t(at.chunk) * steps * (kPairs * kRightWords<P>);
+                next_table = a.next_table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
+            }
+            // the next slab is sent for before the sums take up registers
+            float slab_back = 0.0f;
+            const auto stage_and_load = [&](int channel) {
+                slab_back = stage_slab<P>(team, quads, plan.slab);
+                if (channel + plan.slab < a.c_in) {
+                    load_slab<WHOLE, Field>(quads, a, team, at, channel + plan.slab);
+                } else if (at.chunk + 1 < end) {
+                    load_slab<WHOLE, Field>(quads, a, team, {at.b, at.h, at.split, at.chunk + 1}, 0);
+                } else if (!last) {
+                    load_slab<WHOLE, Field>(quads, a, team, place(a, unit, team.group), 0);
+                }
+            };
+            if (a.c_in > 0) stage_and_load(0);
+            Values values;
+            const auto from_table = [&](Right &right, int step, int pair) {
+                load_right<P, SHARED>(right, table + (step * kPairs + pair) * kRightWords<P>);
+            };
+            if (full) {
+                add_product<P, true, true>(values, bias, team.spectra, steps, pairs, from_table, back[0], back[1]);
+            } else {
+                add_product<P, false, true>(values, bias, team.spectra, steps, pairs, from_table, back[0], back[1]);
+            }
+            for (int channel = 0; channel < a.c_in; channel += plan.slab) {
+                if (channel > 0) stage_and_load(channel);
+                const uint4 *left = team.skip + channel / 16 * kLeftWords<P>;
+                const int slab_steps = ceil_div(min(plan.slab, a.c_in - channel), 16);
+                const float back0 = slab_back * skip_back[0], back1 = slab_back * skip_back[1];
+                if (full) {
+                    add_product<P, true, false>(values, bias, left, slab_steps, pairs, from_tile, back0, back1);
+                } else {
+                    add_product<P, false, false>(values, bias, left, slab_steps, pairs, from_tile, back0, back1);
+                }
             }
             activate<P>(values, a.activation);
             if (a.projected > 0) {
@@ -401,18 +466,18 @@ template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) fourier_
             if (a.next_columns > 0) {
                 Left left[kPairs];
                 float row_back[2];
-                split_rows<P>(values, pairs, left, row_back);
-                add_analysis<P>(team.sums, at.chunk == begin, left, row_back, pairs,
-                                a.next_table + int64_t(at.chunk) * kPairs * column_pairs * kRightWords<P>,
-                                column_pairs, a.next_back);
+                split_rows<P>(values, left, row_back);
+                add_analysis<P, SHARED>(team.sums, at.chunk == begin, left, row_back, pairs, next_table, column_pairs,
+                                        a.next_back);
             }
         }
         if (a.next_columns > 0) {
-            const unsigned b = at.row / a.h, h = at.row - b * a.h;
-            const int64_t row = (int64_t(b) * a.c_out + team.first_channel) * a.h + h;
-            float *to = a.next_sums + (at.split * int64_t(a.rows) * a.c_out + row) * a.next_columns;
-            store_analysis(to, int64_t(a.h) * a.next_columns, a.c_out - team.first_channel, a.next_columns, team.sums);
+            const int64_t row = at.split * int64_t(a.rows) * a.c_out + row_of(at, a.c_out, team.first_channel, a.h);
+            store_analysis(a.next_sums + row * a.next_columns, int64_t(a.h) * a.next_columns,
+                           a.c_out - team.first_channel, a.next_columns, team.sums);
         }
+        if (last) return;
+        at = place(a, unit, team.group);
     }
 }
 
@@ -422,7 +487,7 @@ template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_
     const RowsPlan &p = a.plan;
     float *parts = static_cast<float *>(r.workspace);
     a.x = r.x, a.skip = r.skip, a.bias = r.bias, a.spectra = r.spectra, a.y = r.y;
-    a.rows = unsigned(r.batch * r.h);
+    a.rows = int(r.batch * r.h);
     a.c_in = r.c_in, a.c_out = r.c_out, a.h = r.h, a.w = r.w;
     a.columns = 2 * r.modes, a.next_columns = 2 * r.next_modes;
     a.projected = r.projected, a.activation = r.activation;
@@ -435,11 +500,14 @@ template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_
     a.projection_bias = sum_tiles ? nullptr : r.projection_bias;
     a.out = sum_tiles ? parts : r.out;
 
+    const bool whole = r.w % 4 == 0, shared = p.slots > 0;
+    const auto kernel = whole ? (shared ? fourier_rows<P, true, true> : fourier_rows<P, true, false>)
+                              : (shared ? fourier_rows<P, false, true> : fourier_rows<P, false, false>);
     const int threads = 32 * p.warps * p.groups;
-    const int resident = resident_blocks(fourier_rows<P>, threads, p.shared_bytes, r.multiprocessors);
-    const int64_t units = int64_t(a.rows) * p.splits;
-    const int64_t blocks = std::min<int64_t>(ceil_div(units, int64_t(p.groups)), ceil_div(resident, p.channel_tiles));
-    fourier_rows<P><<<dim3(unsigned(blocks), p.channel_tiles), threads, p.shared_bytes, stream>>>(a);
+    const int resident = resident_blocks(kernel, threads, p.shared_bytes, r.multiprocessors);
+    const int units = ceil_div(a.rows, p.groups) * p.splits;
+    const int blocks = std::min(units, ceil_div(resident, p.channel_tiles));
+    kernel<<<dim3(blocks, p.channel_tiles), threads, p.shared_bytes, stream>>>(a);
     const turbofno_status status = launched();
     if (status != TURBOFNO_OK) return status;
     const int64_t plane = int64_t(r.h) * r.w;

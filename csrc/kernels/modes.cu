@@ -8,7 +8,7 @@
 // and then their imaginary parts; right the input twice, (re, -im) for the real part of the product and (im, re) for
 // its imaginary part, 4 channels by 8 batch elements. A row of the tensor cores may be any output channel: row g is
 // channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights as 16 bytes and a warp as lines of 128.
-// Weights go from memory into registers, each once for all of the block's batch elements.
+// Weights are read once for all of the block's batch elements, by the lane that multiplies them.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "spectral_mix.h"
@@ -28,14 +28,16 @@ struct Product {
 };
 
 // Weights of channels c and o, o + 1; zero where there is none.
-template <bool EVEN> __device__ float4 load_weights(const Product &a, const float2 *weight, int c, int o) {
-    if (c >= a.c_in || o >= a.c_out) return float4{};
-    const float2 *from = weight + c * a.c_out + o;
+template <bool EVEN>
+__device__ __forceinline__ void copy_weights(float4 *to, const Product &a, const float2 *weight, int c, int o) {
+    const bool inside = c < a.c_in && o < a.c_out;
+    const float2 *from = inside ? weight + c * a.c_out + o : weight;
     if constexpr (EVEN) {
-        return __ldg(reinterpret_cast<const float4 *>(from));
+        copy_async<16>(to, from, inside);
     } else {
-        const float2 first = __ldg(from), second = o + 1 < a.c_out ? __ldg(from + 1) : float2{};
-        return float4{first.x, first.y, second.x, second.y};
+        const bool both = inside && o + 1 < a.c_out;
+        copy_async<8>(to, from, inside);
+        copy_async<8>(reinterpret_cast<float2 *>(to) + 1, both ? from + 1 : weight, both);
     }
 }
 
@@ -125,8 +127,8 @@ template <int MODES> __device__ void copy_out(float2 *to, const float2 *from, in
 
 template <int BATCH, int MODES, bool SPLIT, bool EVEN>
 __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2) multiply_modes_kernel(const Product a) {
-    constexpr int kAhead = 4; // weights on their way, in steps of 4 channels
-    extern __shared__ __align__(16) float2 shared[]; // [b][c][ky] in, then [b][o][ky] out
+    extern __shared__ __align__(16) float4 weights[]; // [step][thread]
+    float2 *const shared = reinterpret_cast<float2 *>(weights + kWeightStages * blockDim.x); // [b][c][ky], [b][o][ky]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int g = lane / 4, t = lane % 4;
     unsigned block = blockIdx.x;
@@ -140,10 +142,13 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
 
     const int y = min(warp % MODES, modes - 1), o = o0 + warp / MODES * 16 + 2 * g;
     const float2 *weight = a.weight + (int64_t(kx) * a.modes_w + y0 + y) * a.c_in * a.c_out;
-    float4 ahead[kAhead];
+    float4 *stages = weights + threadIdx.x; // read by none but this lane
     if (a.first) wait_for_previous(); // else the transform before this kernel has already waited for the weights
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) ahead[n] = load_weights<EVEN>(a, weight, n * 4 + t, o);
+    for (int n = 0; n < kWeightStages - 1; ++n) {
+        copy_weights<EVEN>(stages + n * blockDim.x, a, weight, n * 4 + t, o);
+        commit_copies();
+    }
     if (!a.first) wait_for_previous();
     let_next_start();
 
@@ -158,13 +163,16 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
 
     const float2 *z = shared + g * a.shared_in + t * MODES + y;
     float sum[BATCH][2][4] = {};
-    for (int c0 = 0; c0 < padded; c0 += 4 * kAhead) {
+    for (int c0 = 0; c0 < padded; c0 += 4 * kWeightStages) {
 #pragma unroll
-        for (int n = 0; n < kAhead; ++n) {
-            if (n == kAhead / 2 && c0 + 4 * n >= padded) break;
-            const float4 w = ahead[n];
-            multiply<BATCH, SPLIT>(sum, w, z + (c0 + 4 * n) * MODES, a.shared_in);
-            ahead[n] = load_weights<EVEN>(a, weight, c0 + 4 * (kAhead + n) + t, o);
+        for (int n = 0; n < kWeightStages; ++n) {
+            const int c = c0 + 4 * n;
+            if (c >= padded) break;
+            wait_copies<kWeightStages - 2>();
+            multiply<BATCH, SPLIT>(sum, stages[n * blockDim.x], z + c * MODES, a.shared_in);
+            copy_weights<EVEN>(stages + (n + kWeightStages - 1) % kWeightStages * blockDim.x, a, weight,
+                               c + 4 * (kWeightStages - 1) + t, o);
+            commit_copies();
         }
     }
 

@@ -39,9 +39,9 @@ __device__ __forceinline__ float largest_of_row(float value) {
     return __uint_as_float(bits);
 }
 
-// Values of points from 16 * pairs on are left out; every row has its own scale.
+// Every row has its own scale.
 template <typename P>
-__device__ __forceinline__ void split_rows(const Values &values, int pairs, Left (&left)[kPairs], float (&back)[2]) {
+__device__ __forceinline__ void split_rows(const Values &values, Left (&left)[kPairs], float (&back)[2]) {
     Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (P::kScaled) {
 #pragma unroll
@@ -49,9 +49,7 @@ __device__ __forceinline__ void split_rows(const Values &values, int pairs, Left
             float magnitude = 0.0f;
 #pragma unroll
             for (int j = 0; j < 2 * kPairs; ++j) {
-                if (j / 2 < pairs) {
-                    magnitude = largest(largest(magnitude, values[j][2 * row]), values[j][2 * row + 1]);
-                }
+                magnitude = largest(largest(magnitude, values[j][2 * row]), values[j][2 * row + 1]);
             }
             scale[row] = scale_of(largest_of_row(magnitude));
         }
@@ -61,30 +59,30 @@ __device__ __forceinline__ void split_rows(const Values &values, int pairs, Left
 #pragma unroll
         for (int i = 0; i < 4; ++i) { // registers (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
             const float *pair = values[2 * b + i / 2] + 2 * (i % 2);
-            left[b].high[i] = left[b].low[i] = 0;
-            if (b < pairs) split<P>(pair[0], pair[1], scale[i % 2].to, left[b].high[i], left[b].low[i]);
+            split<P>(pair[0], pair[1], scale[i % 2].to, left[b].high[i], left[b].low[i]);
         }
     }
     back[0] = scale[0].back;
     back[1] = scale[1].back;
 }
 
-// sums += left . table over one chunk of points; `table` starts at the chunk. The first chunk overwrites.
-template <typename P>
+// sums += left . table over one chunk of points; `table` starts at the chunk. The first chunk overwrites. The table has
+// zeros where the row has no points.
+template <typename P, bool SHARED>
 __device__ __forceinline__ void add_analysis(float4 *sums, bool first, const Left (&left)[kPairs],
                                              const float (&back)[2], int pairs, const uint4 *table, int column_pairs,
                                              float table_back) {
     const int lane = threadIdx.x % 32;
     const float back0 = back[0] * table_back, back1 = back[1] * table_back;
-    for (int n = 0; n < column_pairs; ++n) {
+    for (int n = 0; n < column_pairs; ++n, table += kPairs * kRightWords<P>) {
         float part[2][2][4] = {}; // of points, columns
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (2 * i >= pairs) continue;
             const Left two[2] = {left[2 * i], left[2 * i + 1]};
             Right right[2];
-            load_right<P>(right[0], table + (2 * i * column_pairs + n) * kRightWords<P>);
-            load_right<P>(right[1], table + ((2 * i + 1) * column_pairs + n) * kRightWords<P>);
+            load_right<P, SHARED>(right[0], table + 2 * i * kRightWords<P>);
+            load_right<P, SHARED>(right[1], table + (2 * i + 1) * kRightWords<P>);
 #pragma unroll
             for (int c = 0; c < 2; ++c) chain<P>(part[i][c], two, right, c);
         }

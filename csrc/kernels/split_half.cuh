@@ -66,6 +66,11 @@ __device__ __forceinline__ Scale scale_of(float magnitude) {
     return {__uint_as_float(to << 23) + infected, __uint_as_float((254u - to) << 23)};
 }
 
+// Two bfloat16 values, NaN for what is not finite.
+__device__ __forceinline__ uint32_t finite_or_nan(__nv_bfloat162 pair) {
+    return word(__hfma2(pair, __floats2bfloat162_rn(0.0f, 0.0f), pair));
+}
+
 template <typename P>
 __device__ __forceinline__ void split(float a, float b, float scale, uint32_t &high, uint32_t &low) {
     if constexpr (P::kScaled) {
@@ -78,7 +83,7 @@ __device__ __forceinline__ void split(float a, float b, float scale, uint32_t &h
             low = word(__floats2half2_rn(a - rounded.x, b - rounded.y));
         }
     } else {
-        high = word(__floats2bfloat162_rn(a, b));
+        high = finite_or_nan(__floats2bfloat162_rn(a, b));
     }
 }
 
@@ -131,26 +136,31 @@ template <typename P> __device__ __forceinline__ void load_left(Left &left, cons
     }
 }
 
-// Tables stay in global memory, split beforehand and lane by lane too (turbofno_ops/_cuda_tables.py): for each pair of
-// right operands, fp32 and tf32 find the 16-byte words [column][lane] (high, high, low, low), bf16 [lane].
+// Tables are split beforehand and wait lane by lane too (turbofno_ops/_cuda_tables.py): for each pair of right operands,
+// fp32 and tf32 find the 16-byte words [column][lane] (high, high, low, low), bf16 [lane]. SHARED: in shared memory.
 template <typename P> constexpr int kRightWords = P::kScaled ? 64 : 32;
 
-template <typename P> __device__ __forceinline__ void load_right(Right &right, const uint4 *pair) {
+template <bool SHARED, typename T> __device__ __forceinline__ T load_word(const T *from) {
+    if constexpr (SHARED) return *from;
+    return __ldg(from);
+}
+
+template <typename P, bool SHARED> __device__ __forceinline__ void load_right(Right &right, const uint4 *pair) {
     const int lane = threadIdx.x % 32;
     if constexpr (P::kSplit) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const uint4 words = __ldg(pair + 32 * c + lane);
+            const uint4 words = load_word<SHARED>(pair + 32 * c + lane);
             right.high[c][0] = words.x, right.high[c][1] = words.y, right.low[c][0] = words.z, right.low[c][1] = words.w;
         }
     } else if constexpr (P::kScaled) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const uint2 words = __ldg(reinterpret_cast<const uint2 *>(pair + 32 * c + lane));
+            const uint2 words = load_word<SHARED>(reinterpret_cast<const uint2 *>(pair + 32 * c + lane));
             right.high[c][0] = words.x, right.high[c][1] = words.y;
         }
     } else {
-        const uint4 words = __ldg(pair + lane);
+        const uint4 words = load_word<SHARED>(pair + lane);
         right.high[0][0] = words.x, right.high[0][1] = words.y, right.high[1][0] = words.z, right.high[1][1] = words.w;
     }
 }

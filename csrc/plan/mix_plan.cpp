@@ -30,7 +30,7 @@ ColumnsPlan plan_columns(int64_t columns, int from, int to, int multiprocessors)
         while (p.warp_tiles > 1 && column_groups * ceil_div(p.tiles, p.warp_tiles) < wanted) --p.warp_tiles;
         p.groups = ceil_div(p.tiles, p.warp_tiles);
     }
-    p.blocks = ceil_div(column_groups * p.groups, int64_t(kColumnWarps));
+    p.blocks = ceil_div(column_groups, int64_t(kColumnWarps)) * p.groups;
     return p;
 }
 
@@ -56,12 +56,12 @@ ModesPlan modes_plan(const turbofno_mix &mix, int batch_fragments, int modes, in
     p.threads = 32 * modes * channel_tiles;
     p.shared_in = shared_pitch(ceil_div(mix.c_in, 8) * 8, modes);
     p.shared_out = shared_pitch(16 * channel_tiles, modes);
-    p.shared_bytes = 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
+    p.shared_bytes = 16 * kWeightStages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
     return p;
 }
 
 ModesPlan plan_modes(const turbofno_mix &mix) {
-    int batch_fragments = mix.batch <= 8 ? 1 : mix.batch <= 16 ? 2 : 4;
+    int batch_fragments = mix.batch <= 8 ? 1 : 2;
     int modes = mix.modes_w >= 3 ? 4 : mix.modes_w;
     int channel_tiles = even_piece(ceil_div(mix.c_out, 16), kMostModeWarps / modes);
     ModesPlan p = modes_plan(mix, batch_fragments, modes, channel_tiles);

@@ -13,7 +13,7 @@ namespace turbofno {
 struct ColumnsPlan {
     int tiles, steps;
     int warp_tiles; // at once: 1, 2 or 3; 0 where a warp holds its terms and makes one tile after the other
-    int groups; // warps that share their columns
+    int groups; // blocks that share their columns
     int64_t blocks;
 };
 
@@ -39,6 +39,7 @@ constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
 constexpr int kHeldSteps = 2; // at most, of a warp that holds its terms
 constexpr int kMostModeWarps = 8; // of a block
+constexpr int kWeightStages = 4; // steps of 4 input channels whose weights are in shared memory
 
 MixPlan plan_mix(const turbofno_mix &mix);
 

@@ -11,7 +11,6 @@ constexpr int kMostPoints = 16384;
 constexpr int64_t kMostBatch = 65536;
 constexpr int64_t kMostRows = int64_t(1) << 32; // of analyze_rows; 2^30 rows (b, h) at most in fourier_rows
 constexpr int kLaneWords = 32; // 16-byte words that a warp holds in one register quadruple
-constexpr int kResident = 2; // blocks of kWarps warps on a multiprocessor, for registers
 
 template <typename T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
@@ -40,7 +39,9 @@ void lay_out(const turbofno_rows &r, RowsPlan &p) {
     const int planes = r.precision == TURBOFNO_FP32 ? 2 : 1;
     p.slab = std::min(kRows * p.warps, 16 * steps(r.c_in));
     p.skip_scales = p.warps * steps(r.c_in) * planes * kLaneWords;
-    p.first_group = p.skip_scales + kRows * p.warps / 4;
+    p.tables = p.skip_scales + kRows * p.warps / 4;
+    const int table_words = (steps(2 * r.modes) + steps(2 * r.next_modes)) * (kChunk / 16) * kLaneWords;
+    p.first_group = p.tables + p.slots * table_words * (r.precision == TURBOFNO_BF16 ? 1 : 2);
     p.spectra = planes * p.slab * kTilePitch * 2 / 16;
     p.sums = p.spectra + p.warps * steps(2 * r.modes) * planes * kLaneWords;
     const int next = p.warps * steps(2 * r.next_modes) * 2 * kLaneWords;
@@ -56,35 +57,47 @@ AnalysisPlan plan(const turbofno_analysis &a) {
     AnalysisPlan p{};
     const int warp_bytes = steps(2 * a.modes) * 2 * kLaneWords * 16;
     const int64_t tiles = ceil_div(a.rows, int64_t(kRows));
-    const int64_t workers = int64_t(std::max(a.multiprocessors, 1)) * kResident * kWarps;
+    const int64_t workers = int64_t(std::max(a.multiprocessors, 1)) * kAnalysisResident * kAnalysisWarps;
     split_row(tiles, workers, a.points, p.splits, p.split_chunks);
-    p.warps = std::min(kWarps, kRowsSharedBytes / warp_bytes);
+    p.warps = kAnalysisWarps;
     if (tiles * p.splits < workers) p.warps = std::min(p.warps, 2); // spread over the multiprocessors
     p.shared_bytes = p.warps * warp_bytes;
     if (p.splits > 1) p.workspace_bytes = sizeof(float) * size_t(p.splits) * size_t(a.rows) * 2 * a.modes;
     return p;
 }
 
+// The most warps a multiprocessor holds with `slots` chunks of the tables, in as small blocks as will do that.
+int fill(const turbofno_rows &r, RowsPlan &p, int slots) {
+    const int64_t rows = r.batch * r.h;
+    int most = 0, best = 1;
+    p.slots = slots;
+    for (p.groups = 1; p.groups * p.warps <= kWarps && p.groups <= rows; ++p.groups) {
+        lay_out(r, p);
+        const int blocks = std::min(kWarps / (p.groups * p.warps), kRowsSharedBytes / p.shared_bytes);
+        if (blocks * p.groups * p.warps > most) {
+            most = blocks * p.groups * p.warps;
+            best = p.groups;
+        }
+        // rather than leave multiprocessors without a block
+        if (rows * p.channel_tiles <= p.groups * int64_t(r.multiprocessors)) break;
+    }
+    p.groups = best;
+    lay_out(r, p);
+    return most;
+}
+
 RowsPlan plan(const turbofno_rows &r) {
     RowsPlan p{};
-    p.groups = 1;
-    for (p.channel_tiles = ceil_div(r.c_out, kRows * kWarps);; ++p.channel_tiles) {
-        p.warps = ceil_div(r.c_out, kRows * p.channel_tiles);
-        lay_out(r, p);
-        if (p.shared_bytes <= kRowsSharedBytes || p.warps == 1) break;
-    }
-    p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
+    p.channel_tiles = ceil_div(r.c_out, kRows * kGroupWarps);
+    p.warps = ceil_div(r.c_out, kRows * p.channel_tiles);
+    const int chunks = ceil_div(r.w, kChunk);
     const int64_t rows = r.batch * r.h;
-    const int64_t blocks = int64_t(std::max(r.multiprocessors, 1)) * kResident;
-    for (int groups = kWarps / p.warps; groups > 1; --groups) {
-        p.groups = groups;
-        lay_out(r, p);
-        if (p.shared_bytes <= kRowsSharedBytes && rows * p.channel_tiles >= groups * blocks) break;
-        p.groups = 1;
-    }
+    // tables in shared memory unless that leaves room for less than half of the warps
+    while (fill(r, p, chunks) < kWarps * 2 / 3 && fill(r, p, 2) < kWarps / 2 && fill(r, p, 0) == 0) --p.warps;
+    p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
     const int64_t tiles = rows * p.channel_tiles;
-    split_row(tiles, blocks * std::max(1, kWarps / p.warps), r.w, p.splits, p.split_chunks);
-    lay_out(r, p);
+    const int64_t workers = int64_t(std::max(r.multiprocessors, 1)) * (kWarps / p.warps);
+    split_row(tiles, workers, r.w, p.splits, p.split_chunks);
     if (r.next_modes > 0 && p.splits > 1) {
         p.workspace_bytes = sizeof(float) * size_t(p.splits) * size_t(rows) * size_t(r.c_out) * 2 * r.next_modes;
     }

@@ -7,9 +7,11 @@ namespace turbofno {
 
 constexpr int kChunk = 64; // points that a warp computes at once
 constexpr int kRows = 16; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
-constexpr int kWarps = 8; // of a block, at most
+constexpr int kWarps = 12; // of a multiprocessor in fourier_rows, for registers; blocks have as many or fewer
+constexpr int kGroupWarps = 4; // of a group, at most
+constexpr int kAnalysisWarps = 4, kAnalysisResident = 4; // of a block of analyze_rows; such blocks on a multiprocessor
 constexpr int kTilePitch = kChunk + 8; // halves between the channels of x in shared memory, see load_matrices
-constexpr int kRowsSharedBytes = 99 * 1024; // what a block may have on every card since sm_80
+constexpr int kRowsSharedBytes = 160 * 1024; // of a multiprocessor, and of a block, on A100 and Hopper
 constexpr int kMostProjected = 16;
 
 struct AnalysisPlan {
@@ -26,9 +28,10 @@ struct RowsPlan {
     int channel_tiles;
     int splits, split_chunks; // of a row's chunks
     int slab; // input channels in shared memory at once
-    // shared memory in 16-byte words: the block's skip and its scales, then for each group, from its start:
+    int slots; // chunks of the tables in shared memory: the row's, 2 that take turns, or 0 for tables through L1
+    // shared memory in 16-byte words: the block's skip, its scales and tables, then for each group, from its start:
     // the tile of x at 0, spectra, sums of the next analysis or the projection, largest values of the warps
-    int skip_scales, first_group, group_words, spectra, sums, maxima;
+    int skip_scales, tables, first_group, group_words, spectra, sums, maxima;
     int shared_bytes;
     size_t workspace_bytes;
 };

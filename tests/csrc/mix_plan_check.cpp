@@ -20,13 +20,12 @@ static void check_columns(const turbofno::ColumnsPlan &p, int64_t columns, int f
     expect(8 * p.steps > from / 2 && 8 * (p.steps - 1) <= from / 2, "steps cover what goes in", s);
     if (p.warp_tiles == 0) {
         expect(p.steps <= kHeldSteps, "a warp holds its terms", s);
-        expect(p.groups >= 1 && p.groups <= p.tiles, "each warp has a tile", s);
+        expect(p.groups >= 1 && p.groups <= p.tiles, "each block has a tile", s);
     } else {
         expect(p.warp_tiles >= 1 && p.warp_tiles <= 3, "there is a kernel for the tiles of a warp", s);
-        expect(p.groups * p.warp_tiles >= p.tiles && (p.groups - 1) * p.warp_tiles < p.tiles, "warps cover the tiles", s);
+        expect(p.groups * p.warp_tiles >= p.tiles && (p.groups - 1) * p.warp_tiles < p.tiles, "blocks cover the tiles", s);
     }
-    const int64_t warps = p.blocks * kColumnWarps;
-    expect(warps * kWarpColumns >= columns * p.groups, "warps cover the columns", s);
+    expect(p.blocks / p.groups * kColumnWarps * kWarpColumns >= columns, "blocks cover the columns", s);
 }
 
 static void check(const turbofno_mix &s) {
@@ -43,8 +42,10 @@ static void check(const turbofno_mix &s) {
     expect(p.channel_groups * p.channel_tiles * 16 >= s.c_out, "tiles cover the channels", s);
     expect(p.blocks == p.batch_tiles * p.mode_tiles * p.channel_groups * s.modes_h, "blocks of multiply_modes", s);
     const int batch = 8 * p.batch_fragments, channels = (s.c_in + 7) / 8 * 8;
-    expect(p.shared_in >= channels * p.modes && 8 * batch * p.shared_in <= p.shared_bytes, "input in shared memory", s);
-    expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out <= p.shared_bytes,
+    const int weights = 16 * kWeightStages * p.threads;
+    expect(p.shared_in >= channels * p.modes && 8 * batch * p.shared_in + weights <= p.shared_bytes,
+           "input in shared memory", s);
+    expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out + weights <= p.shared_bytes,
            "output in shared memory", s);
     expect(p.modes == 1 || (p.shared_in % 2 == 0 && p.shared_out % 2 == 0), "pairs of modes are aligned", s);
     expect(p.shared_bytes <= 96 * 1024, "shared memory of multiply_modes", s);

@@ -30,6 +30,8 @@ ZOO = Path(__file__).parents[2] / "models" / "zoo"
 SHAPES = 300
 # typical of float32 sums over so many points, modes and channels; PyTorch's own error is measured beside it
 FLOAT32_ERROR = 1e-6
+# a rounding to 11 and to 8 significant bits at both ends of a layer
+COARSE_ERRORS = {"tf32": 2e-3, "bf16": 1e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +106,12 @@ def test_layer_equals_float64_on_random_shapes(draw: int) -> None:
     theirs = fourier_layer(*given, **moved, activation=activation, backend="reference")
     limit = max(2 * relative_l2(theirs.cpu(), truth), FLOAT32_ERROR)
     assert relative_l2(ours.cpu(), truth) <= limit, (shape, activation)
+    for precision, coarse in COARSE_ERRORS.items():
+        poison()
+        ours = fourier_layer(
+            *given, **moved, activation=activation, backend="cuda", precision=precision
+        )
+        assert relative_l2(ours.cpu(), truth) <= coarse, (shape, activation, precision)
 
 
 @pytest.mark.parametrize("draw", range(SHAPES // 3))

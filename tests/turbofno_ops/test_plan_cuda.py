@@ -108,7 +108,7 @@ def test_replays_equal_direct_runs_to_the_bit(plain: FNO, precision: str) -> Non
     chain = compiled(plain, precision)
     for _ in range(3):
         x = field(plain, 8, SIZE).cuda()
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             direct = chain._directly(x)
         assert torch.equal(chain(x), direct)
 
@@ -147,30 +147,31 @@ def test_graphs_are_bounded_in_number_and_go_by_last_use(plain: FNO) -> None:
 
 
 def test_graphs_are_bounded_in_bytes_and_their_memory_comes_back(plain: FNO) -> None:
-    chain = compiled(plain, max_graphs=50, max_graph_bytes=40 * 2**20)
+    # PyTorch gives a graph 22 MiB or more, however little it needs
+    bound, slack = 100 * 2**20, 16 * 2**20
+    chain = compiled(plain, max_graphs=50, max_graph_bytes=bound)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for n in range(40, 60):
         chain(field(plain, 8, (n, n)).cuda())
-        assert chain._graphs.nbytes <= 40 * 2**20
-    assert len(chain._graphs) > 1
+        assert chain._graphs.nbytes <= bound
+    assert 1 < len(chain._graphs) < 20
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved() - before
-    # tables of each grid are kept apart from graphs
-    assert chain._graphs.nbytes - 2**22 <= held <= 40 * 2**20 + 2**25
+    assert abs(held - chain._graphs.nbytes) < slack
     assert chain.device_bytes() > chain._graphs.nbytes
     chain.clear()
-    assert chain._graphs.nbytes == 0
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() - before <= 2**25
+    assert chain._graphs.nbytes == 0
+    assert torch.cuda.memory_reserved() - before < slack
 
 
 def test_grids_too_large_for_the_bound_run_in_smaller_pieces(plain: FNO) -> None:
     chain = compiled(plain, max_graph_bytes=64 * 2**20)
     x = field(plain, 8, (256, 256))
     assert relative_l2(chain(x.cuda()).cpu(), truth(plain, x)) < LIMITS["fp32"]
-    assert [key[0] for key in chain._graphs._kept] < [8]
+    assert max(bucket for bucket, _ in chain._graphs._kept) < 8
 
 
 def test_calls_on_different_streams_do_not_disturb_each_other(plain: FNO) -> None:
