@@ -193,9 +193,12 @@ def _assignment(name: str, value: Any) -> str:
 def _models(arguments: argparse.Namespace) -> int:
     with Client(_url(arguments), retries=0) as client:
         listing = client.models()
-    rows = [("NAME", "VERSION", "STATE", "DESCRIPTION")]
+    rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
     rows += [
-        (one["name"], one["version"], one["state"], one["reason"] or one["description"])
+        (
+            *(one[key] or "-" for key in ("name", "version", "state", "backend", "precision")),
+            one["reason"] or one["description"],
+        )
         for one in listing
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -13,6 +13,7 @@ ServiceError
  ├─ QueueFull              429  come back after `retry_after` seconds
  ├─ Unsupported            501  part of the protocol this server does not offer
  ├─ Unavailable            503  loading, draining, or the device is out of memory
+ │   └─ DeviceLost         503  the GPU failed in a way that only a new process mends
  ├─ DeadlineExceeded       504  the deadline passed before the work ran
  └─ InferenceFailed        500  the model itself failed; the log has the traceback
 """
@@ -85,6 +86,10 @@ class Unsupported(ServiceError):
 
 class Unavailable(ServiceError):
     status, title, slug = 503, "Unavailable", "unavailable"
+
+
+class DeviceLost(Unavailable):
+    """Nothing runs on the device any more; the server drains and exits, for its supervisor to start another."""
 
 
 class DeadlineExceeded(ServiceError):

@@ -11,8 +11,8 @@ from models.checkpoint import load_model
 from models.registry import discover
 from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
 from service.errors import NotFound, Unavailable
-from service.pipeline.worker import out_of_memory
-from service.runtime.repository import resolve_device
+from service.pipeline.batch import out_of_memory
+from service.runtime.device import resolve_device
 
 if TYPE_CHECKING:
     from pathlib import Path

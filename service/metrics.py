@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SECONDS = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3,
@@ -75,6 +75,16 @@ class Metrics:
             "Body and unsent answer bytes of the requests being served.",
             (),
         )
+        self.out_of_memory_splits = self._counter(
+            "turbofno_out_of_memory_splits",
+            "Times a batch was cut in two because memory ran out.",
+            MODEL,
+        )
+        self.lowered_batch_limit = self._gauge(
+            "turbofno_lowered_batch_limit",
+            "Most fields in a batch where memory ran out lately, of the model's worst grid; absent otherwise.",
+            MODEL,
+        )
         self.model_loaded = self._gauge(
             "turbofno_model_loaded",
             "1 for each model that is ready.",
@@ -86,7 +96,8 @@ class Metrics:
         Info("turbofno_build", "What is running.", registry=self.registry).info(
             {"version": version, "torch": torch.__version__, "python": platform.python_version()}
         )
-        self.registry.register(_DeviceMemory())
+        self.device_memory = DeviceMemory()
+        self.registry.register(self.device_memory)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -106,19 +117,46 @@ class Metrics:
         return self._histogram(name, text, MODEL, SECONDS)
 
 
-class _DeviceMemory(Collector):
-    """turbofno_device_memory_bytes{kind}, read when scraped; empty where no CUDA context exists."""
+class DeviceMemory(Collector):
+    """turbofno_device_memory_bytes{kind} and turbofno_staging_bytes, read when scraped; no samples on a CPU."""
+
+    def __init__(self) -> None:
+        self._device: torch.device | None = None
+        self._limit = 0
+        self._models = self._staging = _nothing
+
+    def watch(
+        self,
+        device: torch.device,
+        *,
+        limit: int,
+        models: Callable[[], int],
+        staging: Callable[[], int],
+    ) -> None:
+        """Report this CUDA device: the process's limit, and what models with their graphs, and staging, hold (bytes)."""
+        self._device, self._limit = device, limit
+        self._models, self._staging = models, staging
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "turbofno_device_memory_bytes", "CUDA memory of this process, by kind.", labels=["kind"]
+        memory = GaugeMetricFamily(
+            "turbofno_device_memory_bytes",
+            "CUDA memory of this process: allocated, reserved and peak_allocated by PyTorch, compiled models "
+            "with their graphs, and the limit.",
+            labels=["kind"],
         )
-        devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-        for kind, read in (
-            ("allocated", torch.cuda.memory_allocated),
-            ("reserved", torch.cuda.memory_reserved),
-            ("peak_allocated", torch.cuda.max_memory_allocated),
-        ):
-            if devices:
-                family.add_metric([kind], sum(map(read, devices)))
-        yield family
+        staging = GaugeMetricFamily(
+            "turbofno_staging_bytes", "Pinned host memory that batches pass through."
+        )
+        if self._device is not None:
+            memory.add_metric(["allocated"], torch.cuda.memory_allocated(self._device))
+            memory.add_metric(["reserved"], torch.cuda.memory_reserved(self._device))
+            memory.add_metric(["peak_allocated"], torch.cuda.max_memory_allocated(self._device))
+            memory.add_metric(["models"], self._models())
+            memory.add_metric(["limit"], self._limit)
+            staging.add_metric([], self._staging())
+        yield memory
+        yield staging
+
+
+def _nothing() -> int:
+    return 0

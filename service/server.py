@@ -36,7 +36,8 @@ SWITCH_SECONDS = 0.0005
 
 
 def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
-    """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or was aborted.
+    """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or was aborted, or if
+    the GPU failed; then the answers that are ready go out first.
 
     Ends the process itself, with that status, if the device is still busy.
 
@@ -75,10 +76,11 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         server.run()
     except SystemExit:
         return 1
-    status = 1 if server.force_exit else 0
-    if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
-        # Left behind in the middle of a batch: the end of the interpreter would meet it inside torch,
-        # which then aborts the process.
+    failed = bool(context.engine.failure)
+    status = 1 if server.force_exit or failed else 0
+    if failed or any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()):
+        # Left behind in the middle of a batch, or a GPU whose memory cannot be freed any more: the end of
+        # the interpreter would meet that inside torch, which then aborts the process.
         logging.shutdown()
         os._exit(status)
     return status
@@ -117,6 +119,10 @@ class DrainingServer(uvicorn.Server):
         if self._on_ready is not None and self._context.engine.ready:
             self._on_ready(self.url, self._context.engine)
             self._on_ready = None
+        if self._context.engine.failure and not self._draining:
+            logger.critical("exiting with status 1: %s", self._context.engine.failure)
+            self._draining = True
+            self._context.admission.start_draining()
         if self._draining and self._drain is None:
             logger.info("draining: no new work, finishing what was accepted")
             self._drain = asyncio.create_task(drain(self._context))

@@ -88,6 +88,19 @@ class Settings(BaseSettings):
         "keeps one of the usable cores free for HTTP",
     )
 
+    precision: Literal["model", "fp32", "tf32", "bf16"] = Field(
+        default="model",
+        description="what models compute in on a GPU: model (as each model's config says), fp32, tf32 or bf16; "
+        "a CPU computes in float32",
+    )
+    require_native: bool = Field(
+        default=False,
+        description="do not start unless models run on a GPU through the CUDA kernels",
+    )
+    device_memory_fraction: float = Field(
+        default=0.9, gt=0, le=1, description="most of the GPU's memory that this process may take"
+    )
+
     max_batch_size: PositiveInt = Field(default=16, description="most fields in one device batch")
     max_batch_bytes: PositiveInt = Field(
         default=256 * MIB,

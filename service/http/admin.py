@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Request, Response
@@ -14,6 +15,7 @@ from models.registry import discover
 from service.context import context_of
 from service.errors import NotFound
 from service.http.openapi import ModelName, problem
+from service.pipeline.engine import status_of
 
 if TYPE_CHECKING:
     from pathlib import Path as FilePath
@@ -61,6 +63,12 @@ class ModelSummary(BaseModel):
     state: str
     reason: str = ""
     description: str = ""
+    backend: str = ""
+    """What the spectral layers run on."""
+    precision: str = ""
+    """What is computed in: fp32, tf32 or bf16."""
+    asked_precision: str = ""
+    """What the model's configuration or the server's setting asks for; a CPU computes in fp32 whatever is asked."""
 
 
 class ModelList(BaseModel):
@@ -105,7 +113,9 @@ async def readiness(request: Request) -> Response:
     """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
     context = context_of(request)
     reasons = ["shutting down"] if context.admission.draining else []
-    if not context.engine.ready:
+    if context.engine.failure:
+        reasons.append(context.engine.failure)
+    elif not context.engine.ready:
         statuses = context.engine.statuses()
         reasons += [_reason(status) for status in statuses if status.state != "READY"]
         reasons = reasons or ["no model is loaded"]
@@ -137,7 +147,8 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
     if name.endswith(":predict"):
         raise HTTPException(405, headers={"Allow": "POST"})
-    return _description(context_of(request).engine.config(name))
+    engine = context_of(request).engine
+    return _description(engine, engine.config(name))
 
 
 @router.get(
@@ -185,20 +196,15 @@ def _file_of(request: Request, name: str, file: str) -> FilePath:
 def _summary(engine: Engine, status: ModelStatus) -> ModelSummary:
     ready = status.state == "READY"
     return ModelSummary(
-        name=status.name,
-        version=status.version,
-        state=status.state,
-        reason=status.reason,
+        **asdict(status),
         description=engine.config(status.name, status.version).description if ready else "",
     )
 
 
-def _description(config: ModelConfig) -> ModelDescription:
+def _description(engine: Engine, config: ModelConfig) -> ModelDescription:
     base = f"/v1/models/{config.name}"
     return ModelDescription(
-        name=config.name,
-        version=config.version,
-        state="READY",
+        **asdict(status_of(config, engine)),
         description=config.description,
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),

@@ -17,15 +17,15 @@ from service.http.oip_schemas import (
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
-    from service.pipeline.engine import ModelCounters
+    from service.pipeline.engine import ModelCounters, ModelStatus
     from service.settings import Settings
 
 PLATFORM = "turbofno_safetensors"
 _NONE = Duration(count=0, ns=0)
 
 
-def metadata(config: ModelConfig, versions: list[str]) -> ModelMetadata:
-    """One input and one output tensor, [batch, channels, *grid]."""
+def metadata(config: ModelConfig, versions: list[str], status: ModelStatus) -> ModelMetadata:
+    """One input and one output tensor, [batch, channels, *grid]; parameters say what the model runs on and in."""
     architecture = config.architecture
     grid = [-1] * architecture.n_dim
     return ModelMetadata(
@@ -34,10 +34,11 @@ def metadata(config: ModelConfig, versions: list[str]) -> ModelMetadata:
         platform=PLATFORM,
         inputs=[_tensor(INPUT, [-1, architecture.in_channels, *grid])],
         outputs=[_tensor(OUTPUT, [-1, architecture.out_channels, *grid])],
+        parameters=_execution(status),
     )
 
 
-def configuration(config: ModelConfig, settings: Settings) -> dict[str, Any]:
+def configuration(config: ModelConfig, status: ModelStatus, settings: Settings) -> dict[str, Any]:
     """Triton's ModelConfig, as its performance tools read it; dims leave the batch axis out."""
     architecture = config.architecture
     grid = [-1] * architecture.n_dim
@@ -48,6 +49,7 @@ def configuration(config: ModelConfig, settings: Settings) -> dict[str, Any]:
         "grid_minimum": ",".join(map(str, lowest)),
         "grid_maximum": ",".join(map(str, highest)),
         "grid_training": ",".join(map(str, config.grid.training)),
+        **_execution(status),
     }
     return {
         "name": config.name,
@@ -113,6 +115,14 @@ def statistics(name: str, version: str, counters: ModelCounters) -> ModelStatist
         ],
         memory_usage=[],
     )
+
+
+def _execution(status: ModelStatus) -> dict[str, str]:
+    return {
+        "backend": status.backend,
+        "precision": status.precision,
+        "asked_precision": status.asked_precision,
+    }
 
 
 def _tensor(name: str, shape: list[int]) -> TensorMetadata:

@@ -60,6 +60,7 @@ class ModelMetadata(_Schema):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+    parameters: dict[str, str]
 
 
 class RepositoryEntry(_Schema):

@@ -25,6 +25,7 @@ from service.http.oip_schemas import (
 )
 from service.http.openapi import ModelName, ModelVersion
 from service.pipeline.admission import Room
+from service.pipeline.engine import status_of
 from service.settings import env_name
 
 router = APIRouter()
@@ -60,6 +61,8 @@ async def live() -> Live:
 async def ready(request: Request) -> Ready:
     """200 once every start-up model is loaded and warm, until the server drains."""
     context = context_of(request)
+    if context.engine.failure:
+        raise Unavailable(context.engine.failure)
     if context.admission.draining or not context.engine.ready:
         raise Unavailable("the server is not ready: models are still loading, or it shuts down")
     return Ready(ready=True)
@@ -97,7 +100,7 @@ def _metadata(request: Request, model: str, version: str | None) -> ModelMetadat
     engine = context_of(request).engine
     config = engine.config(model, version)
     versions = [m.version for m in engine.statuses() if m.name == model and m.state == _READY]
-    return oip_describe.metadata(config, versions)
+    return oip_describe.metadata(config, versions, status_of(config, engine))
 
 
 @router.get("/v2/models/{model}/ready", summary="Does the model take requests?")
@@ -133,7 +136,9 @@ async def version_config(
 
 def _configuration(request: Request, model: str, version: str | None) -> dict[str, Any]:
     context = context_of(request)
-    return oip_describe.configuration(context.engine.config(model, version), context.settings)
+    config = context.engine.config(model, version)
+    status = status_of(config, context.engine)
+    return oip_describe.configuration(config, status, context.settings)
 
 
 @router.get("/v2/models/{model}/stats", summary="Statistics of a model")

@@ -55,6 +55,7 @@ class Batcher:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._queues: dict[Bucket, _Queue] = {}
+        self._learnt: dict[Bucket, int] = {}
 
     def __len__(self) -> int:
         """Number of tickets that wait, in whole or in part."""
@@ -64,10 +65,22 @@ class Batcher:
         """Put a ticket at the end of its bucket."""
         queue = self._queues.get(ticket.bucket)
         if queue is None:
-            queue = self._queues[ticket.bucket] = _Queue(
-                self._policy.limit(max(1, ticket.fields.nbytes // ticket.size))
-            )
+            limit = self._policy.limit(max(1, ticket.fields.nbytes // ticket.size))
+            queue = self._queues[ticket.bucket] = _Queue(limit)
+            queue.limit = min(limit, self._learnt.get(ticket.bucket, limit))
         queue.add(ticket)
+
+    def lower_limit(self, bucket: Bucket, fields: int) -> None:
+        """From now on at most that many fields of this bucket in a batch: more ran out of memory."""
+        self._learnt[bucket] = fields
+        if bucket in self._queues:
+            self._queues[bucket].limit = fields
+
+    def lift_limit(self, bucket: Bucket) -> None:
+        """Back to the policy's limit."""
+        del self._learnt[bucket]
+        if bucket in self._queues:
+            self._queues[bucket].limit = self._queues[bucket].policy_limit
 
     def discard(self, ticket: Ticket) -> None:
         """Forget a ticket, if it still waits."""
@@ -81,8 +94,12 @@ class Batcher:
         """All that wait, in no particular order."""
         return [ticket for queue in self._queues.values() for ticket in queue.tickets.values()]
 
-    def next_batch(self, now: float) -> Decision:
-        """Take the next batch out of the queues, and every expired or settled ticket met on the way."""
+    def next_batch(self, now: float, *, full_only: bool = False) -> Decision:
+        """Take the next batch out of the queues, and every expired or settled ticket met on the way.
+
+        With `full_only` the bucket whose turn it is goes on waiting for company if it does not fill a batch yet;
+        no other takes its turn, else full ones could starve it.
+        """
         expired: list[Ticket] = []
         wake_at: float | None = None
         for bucket in sorted(self._queues, key=lambda bucket: self._queues[bucket].rank()):
@@ -91,6 +108,8 @@ class Batcher:
             if ready_at > now:
                 wake_at = ready_at if wake_at is None else min(wake_at, ready_at)
                 continue
+            if full_only and not queue.full:
+                break
             batch = queue.take(now, expired)
             if not queue.tickets:
                 del self._queues[bucket]
@@ -103,7 +122,7 @@ class _Queue:
     """One bucket. The heap keeps removed tickets until they surface; `tickets` is the truth."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = self.policy_limit = limit
         self._fields = 0
         self._heap: list[tuple[float, int]] = []
         self.tickets: OrderedDict[int, Ticket] = OrderedDict()
@@ -117,6 +136,10 @@ class _Queue:
         if self.tickets.pop(ticket.serial, None) is not None:
             self._fields -= ticket.waiting
 
+    @property
+    def full(self) -> bool:
+        return self._fields >= self.limit
+
     def rank(self) -> tuple[float, int]:
         while self._heap[0][1] not in self.tickets:
             heapq.heappop(self._heap)
@@ -124,7 +147,7 @@ class _Queue:
 
     def ready_at(self, delay: float) -> float:
         """When to run: now if full or without delay; no ticket is held for over half of its time to live."""
-        if delay == 0.0 or self._fields >= self._limit:
+        if delay == 0.0 or self.full:
             return float("-inf")
         return min(
             ticket.arrival + delay
@@ -135,7 +158,7 @@ class _Queue:
 
     def take(self, now: float, expired: list[Ticket]) -> list[Slice]:
         batch: list[Slice] = []
-        room = self._limit
+        room = self.limit
         while room and self.tickets:
             ticket = next(iter(self.tickets.values()))
             if ticket.settled:
@@ -146,7 +169,7 @@ class _Queue:
                 self.discard(ticket)
                 expired.append(ticket)
                 continue
-            if ticket.size <= self._limit and ticket.size > room:
+            if ticket.size <= self.limit and ticket.size > room:
                 break
             count = min(ticket.waiting, room)
             batch.append(Slice(ticket, ticket.taken, ticket.taken + count))

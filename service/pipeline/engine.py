@@ -54,6 +54,12 @@ class ModelStatus:
     state: str
     """LOADING, READY, UNLOADING or UNAVAILABLE."""
     reason: str = ""
+    backend: str = ""
+    """What a READY model runs on, as in PredictResult."""
+    precision: str = ""
+    """What a READY model computes in."""
+    asked_precision: str = ""
+    """What its configuration, or the server's setting, asks for: a CPU gives fp32 whatever is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +117,16 @@ class Engine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """All start-up models are loaded and warm, and the service is not draining."""
+        """All start-up models are loaded and warm, and the service is neither draining nor failed."""
         ...
+
+    @property
+    def failure(self) -> str:
+        """Why this process can predict nothing more and should end, or empty."""
+        ...
+
+
+def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:
+    """The status of the model that `engine.config` gave this configuration for."""
+    key = (config.name, config.version)
+    return next(status for status in engine.statuses() if (status.name, status.version) == key)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from service.errors import ServiceError, Unavailable
 from service.pipeline.engine import PredictResult
 from service.pipeline.scheduler import Scheduler
+from service.pipeline.worker import arithmetic_threads
+from service.runtime.device import log_backend, memory_limit, prepare_device
+from service.runtime.device_pipeline import DevicePipeline, open_pipeline
 from service.runtime.model_slot import ModelSlot
 from service.runtime.repository import Repository
 
@@ -19,8 +24,8 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.metrics import Metrics
     from service.pipeline.admission import QueueSlots
+    from service.pipeline.batch import BatchReport
     from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
-    from service.pipeline.worker import BatchReport
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -30,17 +35,38 @@ class LocalEngine:
     """Implements service.pipeline.engine.Engine. `start` before use, `close` after."""
 
     def __init__(self, settings: Settings, metrics: Metrics, slots: QueueSlots) -> None:
-        """Find the models. Raises ValueError on a wrong repository, model name or device."""
-        self._scheduler = Scheduler(settings, metrics, slots, on_batch=_note_batch)
+        """Find device and models. Raises ValueError on a wrong repository, model name or device."""
+        device = self._device = prepare_device(settings)
+        pipeline = open_pipeline(device)
+        self._scheduler = Scheduler(
+            settings,
+            metrics,
+            slots,
+            max_in_flight=pipeline.max_in_flight,
+            prepare_thread=partial(_prepare_thread, device, settings.torch_threads),
+            on_batch=_note_batch,
+        )
         self._repository = Repository(
-            settings, metrics, run_on_device=self._scheduler.run_on_device
+            settings,
+            metrics,
+            device=device,
+            pipeline=pipeline,
+            run_on_device=self._scheduler.run_on_device,
         )
         self._locations = self._repository.find()
+        if isinstance(pipeline, DevicePipeline):
+            metrics.device_memory.watch(
+                device,
+                limit=memory_limit(device, settings.device_memory_fraction),
+                models=lambda: self._repository.device_bytes,
+                staging=lambda: pipeline.staging_bytes,
+            )
         self._loading: asyncio.Task[None] | None = None
         self._draining = False
 
     def start(self) -> None:
         """Begin to load the models in the background."""
+        log_backend(self._device)
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 
@@ -93,11 +119,23 @@ class LocalEngine:
 
     @property
     def ready(self) -> bool:
-        return not self._draining and self._repository.ready
+        return not (self._draining or self.failure) and self._repository.ready
+
+    @property
+    def failure(self) -> str:
+        return self._scheduler.failure
+
+
+def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:
+    on_cpu = device.type == "cpu"
+    if not on_cpu:
+        torch.cuda.set_device(device)
+    if (threads := torch_threads or arithmetic_threads(on_cpu=on_cpu)) is not None:
+        torch.set_num_threads(threads)
 
 
 def _note_batch(report: BatchReport) -> None:
-    runnable = report.slices[0].ticket.runnable
+    runnable = report.runnable
     assert isinstance(runnable, ModelSlot)
     runnable.totals.note_batch(report)
 
@@ -126,4 +164,5 @@ def _empty(slot: ModelSlot, request: PredictRequest) -> PredictResult:
         compute_seconds=0.0,
         batch_sizes=(),
         backend=slot.backend,
+        precision=slot.precision,
     )

@@ -9,12 +9,13 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from service.errors import DeadlineExceeded, InferenceFailed, ServiceError, Unavailable
+from service.errors import DeadlineExceeded, DeviceLost, InferenceFailed, ServiceError, Unavailable
+from service.pipeline.batch import BatchReport, start_batch
 from service.pipeline.batcher import Batcher, Policy
 from service.pipeline.engine import PredictResult
+from service.pipeline.memory_limits import MemoryLimits
 from service.pipeline.ticket import Ticket
-from service.pipeline.worker import BatchReport, Worker, arithmetic_threads, run_batch
-from service.runtime.repository import resolve_device
+from service.pipeline.worker import Worker
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_SECONDS = 1.0
-"""How long the device thread may take to end once it has nothing left to do."""
+"""How long the device threads may take to end once they have nothing left to do."""
 
 
 class Scheduler:
-    """Hands one thing at a time to the worker: while it runs the queue gathers, and stays in one place.
+    """Hands batches to the worker: while they run the queue gathers, and stays in one place.
 
-    All methods are for the event loop that `start` ran on.
+    An idle device gets what is there. A busy one gets the next batch early, to overlap with the running one, only
+    if it is full: a part batch gains more from company. All methods are for the event loop that `start` ran on.
     """
 
     def __init__(
@@ -46,25 +48,29 @@ class Scheduler:
         metrics: Metrics,
         slots: QueueSlots,
         *,
+        max_in_flight: int = 1,
+        prepare_thread: Callable[[], None] = lambda: None,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
     ) -> None:
+        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each of its threads."""
         self._metrics = metrics
         self._slots = slots
         self._on_batch = on_batch
         self._max_batch = settings.max_batch_size
         self._batcher = Batcher(Policy.of(settings))
-        self._worker = Worker(
-            torch_threads=settings.torch_threads
-            or arithmetic_threads(on_cpu=resolve_device(settings.device).type == "cpu")
-        )
+        self._memory_limits = MemoryLimits(self._batcher, metrics)
+        self._worker = Worker(overlap=max_in_flight > 1, prepare_thread=prepare_thread)
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._busy = False
         self._closed = False
         self._pump_scheduled = False
         self._wake: asyncio.TimerHandle | None = None
+        self.failure = ""
+        """Why the device can run nothing more, or empty."""
 
     def start(self) -> None:
         """Start the device thread."""
@@ -78,8 +84,7 @@ class Scheduler:
             QueueFull, DeadlineExceeded, Unavailable (closed, or out of memory), InvalidField (the output
                 is not finite), InferenceFailed.
         """
-        if self._closed:
-            raise _closed()
+        self._refuse_if_over()
         now = time.monotonic()
         self._slots.take(runnable.name, runnable.version, len(request.fields))
         ticket = Ticket(
@@ -112,8 +117,7 @@ class Scheduler:
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
         """Run `work` on the device thread, between batches and ahead of the queue. Raises what it raises."""
-        if self._closed:
-            raise _closed()
+        self._refuse_if_over()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.append((work, future))
         self._schedule_pump()
@@ -138,7 +142,7 @@ class Scheduler:
 
     def _schedule_pump(self) -> None:
         # Not at once: requests that became ready in the same turn of the loop then share a batch.
-        if not (self._busy or self._pump_scheduled):
+        if self._in_flight < self._max_in_flight and not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
@@ -147,15 +151,18 @@ class Scheduler:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        if self._busy:
-            return
+        while self._in_flight < self._max_in_flight and self._hand_over_next():
+            pass
+
+    def _hand_over_next(self) -> bool:
+        """Give the worker its next job or batch. False if there is none to run now."""
         while self._jobs:
             work, future = self._jobs.popleft()
             if not future.done():
-                self._hand_over(work, partial(self._finish_job, future))
-                return
+                self._hand_over(partial(_job, work), partial(self._finish_job, future))
+                return True
         now = time.monotonic()
-        decision = self._batcher.next_batch(now)
+        decision = self._batcher.next_batch(now, full_only=self._in_flight > 0)
         for ticket in decision.expired:
             self._expire(ticket)
         if decision.batch:
@@ -167,15 +174,17 @@ class Scheduler:
                 if ticket.started is None:
                     ticket.started = now
             self._hand_over(
-                partial(run_batch, decision.batch), partial(self._finish_batch, decision.batch)
+                partial(start_batch, decision.batch), partial(self._finish_batch, decision.batch)
             )
-        elif decision.wake_at is not None:
+            return True
+        if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
+        return False
 
     def _hand_over(
-        self, work: Callable[[], T], finish: Callable[[T | BaseException], None]
+        self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
     ) -> None:
-        self._busy = True
+        self._in_flight += 1
 
         def done(result: T | BaseException) -> None:
             try:
@@ -188,13 +197,15 @@ class Scheduler:
     def _after(
         self, finish: Callable[[T | BaseException], None], result: T | BaseException
     ) -> None:
-        self._busy = False
+        self._in_flight -= 1
         try:
             finish(result)
         finally:
             self._pump()
 
     def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
+        if isinstance(result, DeviceLost):
+            self._give_up(result.message)
         if future.done():
             return
         if isinstance(result, BaseException):
@@ -217,6 +228,11 @@ class Scheduler:
         for index, part in enumerate(slices):
             self._finish_slice(part, result, result.errors.get(index))
         self._record(result)
+        if result.splits:
+            self._memory_limits.lower(slices[0].ticket.bucket, result)
+        for error in result.errors.values():
+            if isinstance(error, DeviceLost):
+                self._give_up(error.message)
 
     def _finish_slice(self, part: Slice, report: BatchReport, error: ServiceError | None) -> None:
         ticket = part.ticket
@@ -237,6 +253,7 @@ class Scheduler:
                     compute_seconds=ticket.compute_seconds,
                     batch_sizes=tuple(ticket.batch_sizes),
                     backend=ticket.backend,
+                    precision=ticket.precision,
                 )
             )
             self._metrics.fields.labels(
@@ -244,7 +261,7 @@ class Scheduler:
             ).inc(ticket.size)
 
     def _record(self, report: BatchReport) -> None:
-        runnable = report.slices[0].ticket.runnable
+        runnable = report.runnable
         model, version, backend = runnable.name, runnable.version, report.backend or "none"
         size = report.size
         metrics = self._metrics
@@ -253,9 +270,28 @@ class Scheduler:
         metrics.batch_queue_depth.labels(model, version, backend).observe(
             self._slots.waiting(model, version)
         )
-        metrics.backend_batches.labels(model, backend, "fp32").inc()
+        metrics.backend_batches.labels(model, backend, report.precision).inc()
         self._slots.note_batch(size, report.compute_seconds)
         self._on_batch(report)
+
+    def _give_up(self, failure: str) -> None:
+        """The device is lost: fail everything with that, now and from now on."""
+        self.failure = failure
+        for ticket in list(self._live):
+            self._fail(ticket, self._lost())
+        for _, future in self._jobs:
+            if not future.done():
+                future.set_exception(self._lost())
+        self._jobs.clear()
+
+    def _lost(self) -> DeviceLost:
+        return DeviceLost(self.failure, retry_after=1.0)
+
+    def _refuse_if_over(self) -> None:
+        if self.failure:
+            raise self._lost()
+        if self._closed:
+            raise _closed()
 
     def _expire(self, ticket: Ticket) -> None:
         if ticket.taken or ticket.settled:
@@ -281,6 +317,12 @@ class Scheduler:
             self._batcher.discard(ticket)
             ticket.taken = ticket.size
             self._slots.release(ticket.runnable.name, ticket.runnable.version, waiting)
+
+
+def _job(work: Callable[[], T]) -> Callable[[], T]:
+    """All of a job happens in its first step."""
+    result = work()
+    return lambda: result
 
 
 def _closed() -> Unavailable:

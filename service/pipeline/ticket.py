@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Sequence
 
     from service.pipeline.engine import Fields, PredictResult
 
@@ -20,14 +21,17 @@ LOWEST_PRIORITY = 10
 
 
 class ModelOutput(NamedTuple):
-    """What one run of a model gave: float32 [n, out_channels, *grid] and the spectral backend that ran."""
+    """What one run of a model gave, float32 [n, out_channels, *grid], and what really ran. Times are seconds."""
 
     fields: Fields
     backend: str
+    precision: str = "fp32"
+    gather_seconds: float = 0.0
+    compute_seconds: float = 0.0
 
 
 class Runnable(Protocol):
-    """A loaded model, as the pipeline sees it. `run` is called on the device thread only."""
+    """A loaded model, as the pipeline sees it."""
 
     @property
     def name(self) -> str: ...
@@ -35,8 +39,20 @@ class Runnable(Protocol):
     @property
     def version(self) -> str: ...
 
-    def run(self, fields: Fields) -> ModelOutput:
-        """Predict float32 [n, in_channels, *grid]; the array must be left unchanged."""
+    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+        """Begin to predict `parts`, each float32 [n, in_channels, *grid], as one batch; on the device thread.
+
+        The parts must be left unchanged. What it returns is called once, on any thread; it waits for the
+        answer, which is nobody else's memory.
+
+        Raises:
+            DeviceLost: here or from the wait; the process can run nothing more on the device.
+            Exception: here only, whatever the model raises; nothing of the batch is left running then.
+        """
+        ...
+
+    def free_memory(self) -> None:
+        """Give back the memory that it holds only to be faster; after running out. On the device thread."""
         ...
 
 
@@ -74,6 +90,7 @@ class Ticket:
     batch_sizes: list[int] = field(default_factory=list)
     outputs: Fields | None = None
     backend: str = ""
+    precision: str = "fp32"
     bucket: Bucket = field(init=False)
     virtual_arrival: float = field(init=False)
 

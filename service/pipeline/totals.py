@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from service.pipeline.engine import ModelCounters
 
 if TYPE_CHECKING:
-    from service.pipeline.worker import BatchReport
+    from service.pipeline.batch import BatchReport
 
 
 def _ns(seconds: float) -> int:

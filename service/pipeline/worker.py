@@ -1,27 +1,18 @@
-"""The one thread that uses the device: gathers a batch, runs it, and finds the culprit when it fails."""
+"""The thread that uses the device, and the one that waits for it: work starts on one, ends on the other, in order."""
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
 
-from service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from service.pipeline.engine import Fields
-    from service.pipeline.ticket import ModelOutput, Slice, Ticket
-
-logger = logging.getLogger(__name__)
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -41,157 +32,81 @@ def arithmetic_threads(*, on_cpu: bool) -> int | None:
     return max(1, min(torch.get_num_threads(), cores - 1))
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, of the device or of the machine (torch has no exception for its CPU allocator)."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
 class Worker:
-    """Runs callables one after another on one thread, in the order in which they were given."""
+    """Starts pieces of work one after another on one thread and finishes them, in that order, on another.
 
-    def __init__(self, *, torch_threads: int | None = None) -> None:
-        self._torch_threads = torch_threads
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # A daemon: a batch that never ends must not keep the process from exiting after its drain time.
-        self._thread = threading.Thread(target=self._loop, name=THREAD_NAME, daemon=True)
+    So the next piece starts while the device still works on the last. Without `overlap` a piece is finished on
+    the thread that started it, before the next one starts.
+    """
+
+    def __init__(
+        self, *, overlap: bool = False, prepare_thread: Callable[[], None] = lambda: None
+    ) -> None:
+        """`prepare_thread` is called once on each thread: torch keeps the current device and so on by thread."""
+        self._prepare_thread = prepare_thread
+        self._starts: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._finishes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # Daemons: a batch that never ends must not keep the process from exiting after its drain time.
+        self._threads = [threading.Thread(target=self._start_loop, name=THREAD_NAME, daemon=True)]
+        if overlap:
+            self._threads.append(
+                threading.Thread(target=self._finish_loop, name=f"{THREAD_NAME}-out", daemon=True)
+            )
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run `work` on the thread, then call `done` there with what it returned or raised."""
+    def submit(
+        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
+    ) -> None:
+        """Run `work`, then what it returned; then call `done` with what that returned, or what either raised."""
 
-        def run() -> None:
-            result: T | BaseException
+        def start() -> Callable[[], None]:
             try:
-                result = work()
+                finish = work()
             except BaseException as error:
-                result = error
-            done(result)
+                return partial(done, error)
+            return partial(_finish, finish, done)
 
-        self._work.put(run)
+        self._starts.put(start)
 
     def stop(self, *, timeout: float) -> bool:
-        """Finish what was submitted, then end the thread. False if it did not end in time (seconds)."""
-        self._work.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        """Finish what was submitted, then end. False if that took longer than `timeout` seconds."""
+        self._starts.put(None)
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
-    def _loop(self) -> None:
-        if self._torch_threads is not None:
-            torch.set_num_threads(self._torch_threads)
-        while (run := self._work.get()) is not None:
-            run()
-            del run  # else the arrays of a batch would stay in memory until the next one comes
+    def _start_loop(self) -> None:
+        self._prepare_thread()
+        overlap = len(self._threads) > 1
+        while (start := self._starts.get()) is not None:
+            finish = start()
+            if overlap:
+                self._finishes.put(finish)
+            else:
+                finish()
+            del (
+                start,
+                finish,
+            )  # else the arrays of a batch would stay in memory until the next one comes
+        self._finishes.put(None)
+
+    def _finish_loop(self) -> None:
+        self._prepare_thread()
+        while (finish := self._finishes.get()) is not None:
+            finish()
+            del finish
 
 
-@dataclass(slots=True)
-class BatchReport:
-    """What became of a batch: an error for each slice that failed; the outputs are in the tickets."""
-
-    slices: Sequence[Slice]
-    gather_seconds: float = 0.0
-    compute_seconds: float = 0.0
-    scatter_seconds: float = 0.0
-    backend: str = ""
-    errors: dict[int, ServiceError] = field(default_factory=dict)
-    """Index of the slice -> why it failed."""
-
-    @property
-    def size(self) -> int:
-        return sum(part.stop - part.start for part in self.slices)
-
-
-def run_batch(slices: Sequence[Slice]) -> BatchReport:
-    """Run slices of one bucket as one batch. If the model fails, run them singly, so that mates survive."""
-    report = BatchReport(slices)
-    runnable = slices[0].ticket.runnable
-    started = gathered = time.perf_counter()
-    output: ModelOutput | None = None
+def _finish(finish: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+    result: T | BaseException
     try:
-        batch = gather([part.fields for part in slices])
-        gathered = time.perf_counter()
-        output = runnable.run(batch)
-    except Exception as error:
-        if len(slices) == 1:
-            report.errors[0] = _explain(slices[0].ticket, error)
-        else:
-            logger.warning(
-                "a batch of %d requests failed on model %s (%s); running them singly",
-                len(slices), runnable.name, type(error).__name__,
-            )  # fmt: skip
-    computed = time.perf_counter()
-    report.gather_seconds = gathered - started
-    report.compute_seconds = computed - gathered
-    if output is not None:
-        report.backend = output.backend
-        _scatter(report, output)
-        report.scatter_seconds = time.perf_counter() - computed
-    elif len(slices) > 1:
-        _run_singly(report)
-    return report
-
-
-def gather(parts: Sequence[Fields]) -> Fields:
-    """One C-contiguous, aligned, writable float32 array of all parts; without a copy if there is one such part."""
-    if len(parts) == 1:
-        return np.require(parts[0], np.float32, ["C", "A", "W"])
-    return np.concatenate(parts, dtype=np.float32)
-
-
-def _run_singly(report: BatchReport) -> None:
-    for index, part in enumerate(report.slices):
-        alone = run_batch([part])
-        report.compute_seconds += alone.compute_seconds
-        report.scatter_seconds += alone.scatter_seconds
-        report.backend = report.backend or alone.backend
-        if alone.errors:
-            report.errors[index] = alone.errors[0]
-
-
-def _scatter(report: BatchReport, output: ModelOutput) -> None:
-    # NaN and infinity survive a sum, so one cheap pass clears most batches; a sum may also overflow by itself.
-    with np.errstate(over="ignore", invalid="ignore"):
-        all_finite = bool(np.isfinite(output.fields.sum()))
-    start = 0
-    for index, part in enumerate(report.slices):
-        count = part.stop - part.start
-        fields = output.fields[start : start + count]
-        start += count
-        if not all_finite:
-            finite = np.isfinite(fields).reshape(count, -1).all(axis=1)
-            if not finite.all():
-                report.errors[index] = _not_finite(part, int(np.argmin(finite)))
-                continue
-        part.ticket.backend = output.backend
-        if part.whole:
-            part.ticket.outputs = fields
-            continue
-        if part.ticket.outputs is None:
-            part.ticket.outputs = np.empty((part.ticket.size, *fields.shape[1:]), np.float32)
-        part.ticket.outputs[part.start : part.stop] = fields
-
-
-def _not_finite(part: Slice, index: int) -> InvalidField:
-    return InvalidField(
-        f"model {part.ticket.runnable.name!r} gave NaN or infinity for field {part.start + index} of "
-        f"{part.ticket.size} (counted from 0): its values are probably far outside the training range; "
-        "compare them with the input statistics in the model's description"
-    )
-
-
-def _explain(ticket: Ticket, error: Exception) -> ServiceError:
-    runnable, about = ticket.runnable, {"data": {"request_id": ticket.request_id}}
-    if out_of_memory(error):
-        logger.error("model %s ran out of memory", runnable.name, extra=about)
-        return Unavailable(
-            f"there is not enough free memory to run model {runnable.name!r} on this request; "
-            "send fewer fields or a coarser grid, or retry later",
-            retry_after=5.0,
-        )
-    logger.error("model %s failed", runnable.name, exc_info=error, extra=about)
-    return InferenceFailed(
-        f"model {runnable.name!r} failed on this request alone; the server's log has the cause"
-    )
+        result = finish()
+    except BaseException as error:
+        result = error
+    done(result)

@@ -1,34 +1,50 @@
-"""One loaded model: its configuration, its torch module, and how to run it on its device."""
+"""One loaded model: its configuration, and how to run it on its device."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
-from turbofno_ops.dispatch import last_backend
 
 if TYPE_CHECKING:
-    from models.checkpoint import LoadedModel
-    from models.config import ModelConfig
+    from collections.abc import Callable, Sequence
+
+    from models.config import ModelConfig, Precision
     from service.pipeline.batcher import Policy
     from service.pipeline.engine import Fields
+    from service.runtime.device_pipeline import Pipeline
+    from service.runtime.forward import Forward
+
+logger = logging.getLogger(__name__)
 
 
 class ModelSlot:
-    """A model ready to run. `run` and `warm_up` are for the device thread only."""
+    """A model ready to run. `start`, `warm_up` and `free_memory` are for the device thread only."""
 
-    precision = "fp32"
-
-    def __init__(self, loaded: LoadedModel, device: torch.device) -> None:
-        self.config: ModelConfig = loaded.config
+    def __init__(
+        self,
+        config: ModelConfig,
+        forward: Forward,
+        pipeline: Pipeline,
+        *,
+        asked: Precision,
+        others: Callable[[], list[ModelSlot]] = list,
+    ) -> None:
+        """`asked` is the precision to run in where it can be had; `others` gives the models on the same device."""
+        self.config = config
         self.totals = ModelTotals()
         self.backend = ""
-        self._module = loaded.module
-        self._device = device
+        self.precision = ""
+        self.asked_precision = asked
+        self._forward = forward
+        self._pipeline = pipeline
+        self._others = others
 
     @property
     def name(self) -> str:
@@ -38,23 +54,62 @@ class ModelSlot:
     def version(self) -> str:
         return self.config.version
 
-    def run(self, fields: Fields) -> ModelOutput:
-        """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units."""
-        with torch.inference_mode():
-            output = self._module(torch.from_numpy(fields).to(self._device)).cpu().numpy()
-        expected = (len(fields), self.config.architecture.out_channels)
-        if output.shape[:2] != expected or output.dtype != np.float32:
-            raise RuntimeError(
-                f"the module gave {output.dtype} {output.shape}, expected float32 {expected} first"
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that its compiled chain with its graphs holds on the device."""
+        return self._forward.device_bytes
+
+    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+        """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units; see Runnable."""
+        wait = self._pipeline.start(parts, self._checked_forward)
+        ran = self._forward.ran
+
+        def output() -> ModelOutput:
+            answer = wait()
+            return ModelOutput(
+                answer.fields,
+                backend=ran.backend,
+                precision=ran.precision,
+                gather_seconds=answer.gather_seconds,
+                compute_seconds=answer.compute_seconds,
             )
-        return ModelOutput(output, last_backend())
+
+        return output
+
+    def free_memory(self) -> None:
+        """Drop the captured graphs of all models, and what PyTorch keeps of freed device memory."""
+        for slot in {self, *self._others()}:
+            slot._forward.clear()
+        torch.cuda.empty_cache()
 
     def warm_up(self, policy: Policy) -> None:
-        """Run the smallest and the largest batch, zeros on the training grid; notes the backend.
+        """Run a batch of each power of two, and the largest, of zeros on the training grid; notes what runs.
 
-        No request then pays for first-time set-up.
+        No request then pays for first-time set-up. Batches too large for the memory are left out: the pipeline
+        splits those.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
         field = np.zeros((1, *shape), np.float32)
-        for size in sorted({1, policy.limit(field.nbytes)}):
-            self.backend = self.run(np.repeat(field, size, axis=0)).backend
+        largest = policy.limit(field.nbytes)
+        for size in (*(1 << i for i in range(largest.bit_length()) if 1 << i < largest), largest):
+            try:
+                output = self.start([np.repeat(field, size, axis=0)])()
+            except Exception as error:
+                if size == 1 or not out_of_memory(error):
+                    raise
+                release_frames(error)
+                self.free_memory()
+                logger.warning(
+                    "a batch of %d does not fit into memory for model %s", size, self.name
+                )
+                return
+            self.backend, self.precision = output.backend, output.precision
+
+    def _checked_forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._forward(x)
+        expected = (len(x), self.config.architecture.out_channels)
+        if y.shape[:2] != expected or y.dtype != torch.float32:
+            raise RuntimeError(
+                f"the model gave {y.dtype} {tuple(y.shape)}, expected float32 {expected} first"
+            )
+        return y

@@ -11,21 +11,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from models.checkpoint import load_model
 from models.registry import discover
 from service.errors import NotFound, ServiceError, Unavailable
 from service.pipeline.batcher import Policy
 from service.pipeline.engine import ModelStatus
+from service.runtime.forward import Forward
 from service.runtime.model_slot import ModelSlot
 from service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    import torch
+
     from models.registry import ModelLocation
     from service.metrics import Metrics
+    from service.runtime.device_pipeline import Pipeline
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -56,12 +58,15 @@ class Repository:
         settings: Settings,
         metrics: Metrics,
         *,
+        device: torch.device,
+        pipeline: Pipeline,
         run_on_device: Callable[[Callable[[], None]], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._run_on_device = run_on_device
-        self._device = resolve_device(settings.device)
+        self._device = device
+        self._pipeline = pipeline
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._users: dict[int, _Users] = {}
         self._lock = asyncio.Lock()
@@ -167,11 +172,16 @@ class Repository:
     def statuses(self) -> list[ModelStatus]:
         """Every known (name, version), sorted."""
         return [
-            ModelStatus(name, version, entry.state, entry.reason)
-            for (name, version), entry in sorted(
+            _status(*key, entry)
+            for key, entry in sorted(
                 self._entries.items(), key=lambda item: (item[0][0], int(item[0][1]))
             )
         ]
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the compiled chains of all models that serve hold on the device."""
+        return sum(slot.device_bytes for slot in self._serving())
 
     @property
     def ready(self) -> bool:
@@ -242,8 +252,9 @@ class Repository:
         self._metrics.model_loaded.labels(*key, slot.backend, slot.precision).set(1)
         self._metrics.model_load_seconds.labels(*key).set(seconds)
         logger.info(
-            "loaded model %s version %s on %s in %.2f s; spectral backend %s",
-            *key, self._device, seconds, slot.backend,
+            "loaded model %s version %s on %s in %.2f s; spectral backend %s, %s%s",
+            *key, self._device, seconds, slot.backend, slot.precision,
+            "" if slot.precision == slot.asked_precision else f" ({slot.asked_precision} was asked for)",
         )  # fmt: skip
 
     def _read(self, location: ModelLocation) -> ModelSlot:
@@ -255,7 +266,23 @@ class Repository:
                 f"means {location.name!r} version {location.version}; rename one of them "
                 "(version V lies in NAME/V/, version 1 may lie in NAME/)"
             )
-        return ModelSlot(loaded, self._device)
+        wanted = self._settings.precision
+        precision = loaded.config.precision if wanted == "model" else wanted
+        forward = Forward(
+            location.name,
+            loaded.module,
+            self._device,
+            precision=precision,
+            max_batch=self._settings.max_batch_size,
+        )
+        return ModelSlot(
+            loaded.config, forward, self._pipeline, asked=precision, others=self._serving
+        )
+
+    def _serving(self) -> list[ModelSlot]:
+        """The models that can serve. On any thread: the copy is made in one step."""
+        slots = (entry.slot for entry in tuple(self._entries.values()))
+        return [slot for slot in slots if slot is not None]
 
     async def _until_unused(self, slot: ModelSlot) -> None:
         users = self._users.get(id(slot))
@@ -263,10 +290,16 @@ class Repository:
             await users.idle.wait()
 
 
-def resolve_device(name: str) -> torch.device:
-    """The torch device for the `device` setting. Raises ValueError if it is CUDA and there is none."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"{env_name('device')}={name}, but torch sees no CUDA device here")
-    return torch.device(name)
+def _status(name: str, version: str, entry: _Entry) -> ModelStatus:
+    slot = entry.slot
+    if slot is None:
+        return ModelStatus(name, version, entry.state, entry.reason)
+    return ModelStatus(
+        name,
+        version,
+        entry.state,
+        entry.reason,
+        backend=slot.backend,
+        precision=slot.precision,
+        asked_precision=slot.asked_precision,
+    )

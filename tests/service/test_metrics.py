@@ -23,6 +23,8 @@ NAMES = {
     "turbofno_inflight_bytes": (),
     "turbofno_rejections": ("reason",),
     "turbofno_backend_batches": ("model", "backend", "precision"),
+    "turbofno_out_of_memory_splits": ("model", "version"),
+    "turbofno_lowered_batch_limit": ("model", "version"),
     "turbofno_model_loaded": ("model", "version", "backend", "precision"),
     "turbofno_model_load_seconds": ("model", "version"),
 }
@@ -49,15 +51,23 @@ def test_latency_histograms_reach_from_50_microseconds_to_10_seconds() -> None:
     assert read(name, {**labels, "le": "10.0"}) == 1
 
 
-def test_device_memory_is_that_of_whatever_device_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_device_memory_is_that_of_the_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in enumerate(("memory_allocated", "memory_reserved", "max_memory_allocated")):
-        # Nothing on device 0, as with TURBOFNO_DEVICE=cuda:1.
-        monkeypatch.setattr(torch.cuda, name, [0, number + 1].__getitem__)
-    read = Metrics().registry.get_sample_value
-    for number, kind in enumerate(("allocated", "reserved", "peak_allocated")):
-        assert read("turbofno_device_memory_bytes", {"kind": kind}) == number + 1
+        monkeypatch.setattr(torch.cuda, name, lambda device, n=number: 10 * device.index + n)
+    metrics = Metrics()
+    metrics.device_memory.watch(
+        torch.device("cuda", 1), limit=99, models=lambda: 7, staging=lambda: 8
+    )
+    read = metrics.registry.get_sample_value
+    expected = {"allocated": 10, "reserved": 11, "peak_allocated": 12, "models": 7, "limit": 99}
+    for kind, value in expected.items():
+        assert read("turbofno_device_memory_bytes", {"kind": kind}) == value
+    assert read("turbofno_staging_bytes") == 8
+
+
+def test_no_device_memory_is_reported_on_a_cpu() -> None:
+    lines = generate_latest(Metrics().registry).decode().splitlines()
+    assert not [line for line in lines if line.startswith(("turbofno_device_", "turbofno_staging"))]
 
 
 def test_build_info_says_what_runs() -> None:

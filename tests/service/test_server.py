@@ -30,6 +30,19 @@ pytestmark = pytest.mark.timeout(60)
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "import sys; from service.server import run; from service.settings import Settings; sys.exit(run(Settings()))"
+LOSE_DEVICE = """
+from service.errors import DeviceLost
+from service.runtime.model_slot import ModelSlot
+
+start = ModelSlot.start
+
+def lost(slot, parts):
+    if (parts[0] == -1).any():
+        raise DeviceLost("the GPU failed", retry_after=1.0)
+    return start(slot, parts)
+
+ModelSlot.start = lost
+"""
 BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
 
 
@@ -47,12 +60,12 @@ class Server:
 
 
 @contextmanager
-def running(repository: Path, **settings: object) -> Iterator[Server]:
+def running(repository: Path, *, before: str = "", **settings: object) -> Iterator[Server]:
     environment = {**os.environ, "TURBOFNO_PORT": "0", "TURBOFNO_DEVICE": "cpu"}
     environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE], cwd=ROOT, env=environment,
+        [sys.executable, "-c", before + CODE], cwd=ROOT, env=environment,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     log: list[str] = []
@@ -161,6 +174,24 @@ def test_second_signal_aborts(repository: Path) -> None:
             assert server.process.poll() is None
             server.process.terminate()
             assert server.process.wait(5) == 1
+
+
+def test_lost_device_is_answered_with_503_and_ends_the_process_with_1(repository: Path) -> None:
+    body = json.dumps({"inputs": {"u0": [-1.0] * 16}}).encode()
+    with running(repository, before=LOSE_DEVICE) as server, ExitStack() as sockets:
+        until_ready(server)
+        slow, last = (sockets.enter_context(server.connect()) for _ in range(2))
+        slow.sendall(predict_head(len(BODY)) + BODY[:5])
+        time.sleep(0.1)
+        last.sendall(predict_head(len(body)) + body)
+        status, answer = read_response(last)
+        assert (status, b"the GPU failed" in answer) == (503, True)
+        ready = server.get("/readyz")
+        assert (ready.status_code, "the GPU failed" in ready.text) == (503, True)
+        slow.sendall(BODY[5:])
+        assert read_response(slow)[0] == 503, "an answer, not a dropped connection"
+        assert server.process.wait(10) == 1
+        assert any("exiting with status 1: the GPU failed" in line for line in server.log)
 
 
 def test_drain_time_bounds_the_drain(repository: Path) -> None:

@@ -27,8 +27,9 @@ class FakeEngine:
         self.held = False
         self.release = asyncio.Event()
         self.started = asyncio.Event()
-        self.failure: Exception | None = None
+        self.error: Exception | None = None
         self.ready = True
+        self.failure = ""
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         found = [c for (name, v), c in self.configs.items() if name == model]
@@ -38,7 +39,8 @@ class FakeEngine:
         return found[-1]
 
     def statuses(self) -> list[ModelStatus]:
-        ready = [ModelStatus(name, version, "READY") for name, version in self.configs]
+        runs = {"backend": "cuda", "precision": "fp32", "asked_precision": "bf16"}
+        ready = [ModelStatus(*key, "READY", **runs) for key in self.configs]
         return [*ready, ModelStatus("broken", "1", "UNAVAILABLE", "bad weights")]
 
     def counters(self, model: str, version: str) -> ModelCounters:
@@ -71,8 +73,8 @@ class FakeEngine:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        if self.failure is not None:
-            raise self.failure
+        if self.error is not None:
+            raise self.error
         config = self.config(request.model, request.version)
         return PredictResult(
             model=config.name,

@@ -26,6 +26,8 @@ def test_ready_service_says_so_and_lists_its_models(tmp_path: Path) -> None:
                 ("tiny-2d", "READY"),
             ]
             assert listed[0]["description"] == tiny_config().description
+            assert listed[0]["backend"] in {"gemm", "reference"}
+            assert listed[0]["precision"] == listed[0]["asked_precision"] == "fp32"
 
     asyncio.run(main())
 

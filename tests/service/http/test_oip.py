@@ -166,7 +166,7 @@ def test_infer_header_length_given_twice_is_refused() -> None:
 def test_infer_queue_full_says_when_to_retry() -> None:
     async def run() -> httpx.Response:
         async with serving() as (client, engine):
-            engine.failure = QueueFull("full", retry_after=4.2)
+            engine.error = QueueFull("full", retry_after=4.2)
             return await client.post(PATH, json=body())
 
     response = asyncio.run(run())
@@ -192,6 +192,7 @@ def test_metadata_describes_one_tensor_each_way() -> None:
             "platform": "turbofno_safetensors",
             "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 1, -1, -1]}],
             "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1, 2, -1, -1]}],
+            "parameters": {"backend": "cuda", "precision": "fp32", "asked_precision": "bf16"},
         }
     response, _ = call("GET", "/v2/models/tiny-1d")
     assert response.json()["versions"] == ["1", "2"]

@@ -274,7 +274,7 @@ def test_predict_engine_failure_becomes_its_status(
 ) -> None:
     async def run() -> httpx.Response:
         async with serving() as (client, engine):
-            engine.failure = failure
+            engine.error = failure
             return await client.post(PATH, json={"inputs": {"u0": [0.0] * 16}})
 
     response = asyncio.run(run())

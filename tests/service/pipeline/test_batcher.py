@@ -184,3 +184,32 @@ def test_queue_delay_does_not_hold_a_ticket_past_its_deadline() -> None:
     batcher.add(ticket(arrival=1.0, deadline=2.0))
     assert batcher.next_batch(1.0).wake_at == 1.5
     assert len(batcher.next_batch(1.5).batch) == 2
+
+
+def test_full_only_lets_a_part_batch_wait_and_nobody_pass_it() -> None:
+    batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
+    batcher.add(ticket(4, arrival=0.0))
+    first, second = ticket(3, model=1, arrival=1.0), ticket(1, model=1, arrival=3.0)
+    batcher.add(first)
+    batcher.add(ticket(4, arrival=2.0))
+    assert batcher.next_batch(2.0, full_only=True).batch[0].ticket.arrival == 0.0
+    assert batcher.next_batch(2.0, full_only=True).batch == ()
+    batcher.add(second)
+    assert [p.ticket for p in batcher.next_batch(3.0, full_only=True).batch] == [first, second]
+    assert batcher.next_batch(3.0, full_only=True).batch[0].ticket.arrival == 2.0
+
+
+def test_lowered_limit_holds_for_its_bucket_until_lifted() -> None:
+    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
+    waiting, other = ticket(5), ticket(5, grid=8)
+    bucket = waiting.bucket
+    batcher.add(waiting)
+    batcher.add(other)
+    batcher.lower_limit(bucket, 2)
+    sizes = [[(p.start, p.stop) for p in batch] for batch in run_dry(batcher, 0.0)[0]]
+    assert sorted(sizes) == [[(0, 2)], [(0, 5)], [(2, 4)], [(4, 5)]]
+    batcher.add(ticket(3))
+    assert batcher.next_batch(0.0).batch[0].stop == 2, "it outlives an empty queue"
+    batcher.lift_limit(bucket)
+    batcher.add(ticket(7))
+    assert [(p.start, p.stop) for p in batcher.next_batch(0.0).batch] == [(2, 3), (0, 7)]

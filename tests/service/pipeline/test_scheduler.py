@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,9 +37,17 @@ class Doubler:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.freed = 0
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
+
+    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+        output = self.run(np.concatenate(parts))
+        return lambda: output
+
+    def free_memory(self) -> None:
+        self.freed += 1
 
     def run(self, fields: Fields) -> ModelOutput:
         self.entered.set()
@@ -197,7 +205,7 @@ async def test_failure_is_logged_with_the_request_that_it_is_about(bench: Bench)
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("service.pipeline.worker")
+    logger = logging.getLogger("service.pipeline.batch")
     logger.addHandler(handler)
     try:
         await asyncio.gather(bench.submit(1.0), bench.submit(BAD), return_exceptions=True)

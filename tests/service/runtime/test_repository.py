@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from models.fno import FNO
 from service.errors import NotFound, Unavailable
 from service.metrics import Metrics
 from service.pipeline.admission import QueueSlots
-from service.pipeline.engine import PredictRequest
+from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.local_engine import LocalEngine
 from service.pipeline.ticket import ModelOutput
 from service.runtime.model_slot import ModelSlot
@@ -86,17 +86,17 @@ def test_warm_up_runs_no_batch_larger_than_requests_may(
 ) -> None:
     save_tiny(tmp_path)
     sizes: list[int] = []
-    run = ModelSlot.run
+    start = ModelSlot.start
 
-    def noting(slot: ModelSlot, fields: np.ndarray[Any, Any]) -> ModelOutput:
-        sizes.append(len(fields))
-        return run(slot, fields)
+    def noting(slot: ModelSlot, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+        sizes.append(sum(map(len, parts)))
+        return start(slot, parts)
 
-    monkeypatch.setattr(ModelSlot, "run", noting)
+    monkeypatch.setattr(ModelSlot, "start", noting)
 
     async def main() -> None:
         async with running(tmp_path, max_batch_size=16, max_batch_bytes=random_fields(3).nbytes):
-            assert sizes == [1, 3]
+            assert sizes == [1, 2, 3]
 
     asyncio.run(main())
 

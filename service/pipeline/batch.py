@@ -1,0 +1,230 @@
+"""One batch from its slices to its report: started, split when memory runs out, its culprit found when it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from service.errors import (
+    DeviceLost,
+    InferenceFailed,
+    InvalidField,
+    ServiceError,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from service.pipeline.engine import Fields
+    from service.pipeline.ticket import ModelOutput, Runnable, Slice, Ticket
+
+    Parts = list[tuple[int, Slice]]
+    """Slices to run together, each with the index of the slice of the batch that it is, or is a part of."""
+
+logger = logging.getLogger(__name__)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, of the device or of the machine.
+
+    torch has an exception of its own for its CUDA allocator alone: pinned memory, custom ops and its CPU
+    allocator say it in words.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("out of memory", "DefaultCPUAllocator"))
+    )
+
+
+def release_frames(error: Exception) -> None:
+    """Let go of what the failed calls still hold in their frames, which is most of the memory."""
+    error.__traceback__ = None
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """What became of a batch: an error for each slice that failed; the outputs are in the tickets."""
+
+    slices: Sequence[Slice]
+    gather_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    scatter_seconds: float = 0.0
+    backend: str = ""
+    precision: str = "fp32"
+    splits: int = 0
+    """How often it was cut in two because memory ran out."""
+    largest_run: int = 0
+    """Most fields that did run together."""
+    errors: dict[int, ServiceError] = field(default_factory=dict)
+    """Index of the slice -> why it failed."""
+
+    @property
+    def size(self) -> int:
+        return sum(part.stop - part.start for part in self.slices)
+
+    @property
+    def runnable(self) -> Runnable:
+        return self.slices[0].ticket.runnable
+
+
+def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
+    """Start slices of one bucket as one batch; what it returns waits for the answers and hands them out.
+
+    If memory runs out it runs the batch in halves, down to single fields; if the model fails, slice by slice,
+    so that mates survive. Such pieces run one at a time, to their end.
+    """
+    return _Batch(slices).start()
+
+
+class _Batch:
+    """Its runs start on the device thread; waits and answers belong to the thread that finishes."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self._report = BatchReport(slices)
+        self._runs: list[tuple[Parts, Callable[[], ModelOutput]]] = []
+
+    def start(self) -> Callable[[], BatchReport]:
+        parts = list(enumerate(self._report.slices))
+        try:
+            self._runs.append((parts, self._start(parts)))
+        except Exception as error:
+            self._run_in_pieces(parts, error)
+        return self._finish
+
+    def _start(self, parts: Parts) -> Callable[[], ModelOutput]:
+        return self._report.runnable.start([part.fields for _, part in parts])
+
+    def _run_in_pieces(self, parts: Parts, error: Exception) -> None:
+        pieces = self._pieces(parts, error)
+        if not pieces:
+            self._fail(parts, error)
+        release_frames(error)
+        if out_of_memory(error):
+            self._report.runnable.free_memory()
+        for piece in pieces:
+            try:
+                output = self._start(piece)()
+            except Exception as another:
+                self._run_in_pieces(piece, another)
+            else:
+                self._runs.append((piece, partial(_given, output)))
+
+    def _pieces(self, parts: Parts, error: Exception) -> list[Parts]:
+        """What to run instead of parts that failed together; nothing if there is no smaller piece."""
+        report = self._report
+        if isinstance(error, DeviceLost):
+            return []
+        if out_of_memory(error):
+            halves = _halves(parts)
+            report.splits += bool(halves)
+            return halves
+        if len(parts) == 1:
+            return []
+        logger.warning(
+            "a batch of %d requests failed on model %s (%s); running them singly",
+            len(parts), report.runnable.name, type(error).__name__,
+        )  # fmt: skip
+        return [[part] for part in parts]
+
+    def _finish(self) -> BatchReport:
+        for parts, wait in self._runs:
+            try:
+                output = wait()
+            except Exception as error:
+                self._fail(parts, error)
+            else:
+                started = time.perf_counter()
+                self._hand_out(parts, output)
+                self._report.scatter_seconds += time.perf_counter() - started
+        self._runs.clear()
+        return self._report
+
+    def _fail(self, parts: Parts, error: Exception) -> None:
+        for index, part in parts:
+            self._report.errors[index] = _explain(part.ticket, error)
+
+    def _hand_out(self, parts: Parts, output: ModelOutput) -> None:
+        report = self._report
+        report.gather_seconds += output.gather_seconds
+        report.compute_seconds += output.compute_seconds
+        report.backend, report.precision = output.backend, output.precision
+        report.largest_run = max(report.largest_run, len(output.fields))
+        # NaN and infinity survive a sum, so one cheap pass clears most batches; a sum may also overflow by itself.
+        with np.errstate(over="ignore", invalid="ignore"):
+            all_finite = bool(np.isfinite(output.fields.sum()))
+        start = 0
+        for index, part in parts:
+            count = part.stop - part.start
+            fields = output.fields[start : start + count]
+            start += count
+            if not all_finite:
+                finite = np.isfinite(fields).reshape(count, -1).all(axis=1)
+                if not finite.all():
+                    report.errors[index] = _not_finite(part, int(np.argmin(finite)))
+                    continue
+            _give(part, fields, output)
+
+
+def _give(part: Slice, fields: Fields, output: ModelOutput) -> None:
+    ticket = part.ticket
+    ticket.backend, ticket.precision = output.backend, output.precision
+    if part.whole:
+        ticket.outputs = fields
+        return
+    if ticket.outputs is None:
+        ticket.outputs = np.empty((ticket.size, *fields.shape[1:]), np.float32)
+    ticket.outputs[part.start : part.stop] = fields
+
+
+def _given(output: ModelOutput) -> ModelOutput:
+    return output
+
+
+def _halves(parts: Parts) -> list[Parts]:
+    """The same fields in two pieces of equal size, to one; none if there is but one field."""
+    total = sum(part.stop - part.start for _, part in parts)
+    if total == 1:
+        return []
+    first: Parts = []
+    second: Parts = []
+    room = (total + 1) // 2
+    for index, part in parts:
+        cut = min(part.start + room, part.stop)
+        room -= cut - part.start
+        if cut > part.start:
+            first.append((index, part._replace(stop=cut)))
+        if cut < part.stop:
+            second.append((index, part._replace(start=cut)))
+    return [first, second]
+
+
+def _not_finite(part: Slice, index: int) -> InvalidField:
+    return InvalidField(
+        f"model {part.ticket.runnable.name!r} gave NaN or infinity for field {part.start + index} of "
+        f"{part.ticket.size} (counted from 0): its values are probably far outside the training range; "
+        "compare them with the input statistics in the model's description"
+    )
+
+
+def _explain(ticket: Ticket, error: Exception) -> ServiceError:
+    runnable, about = ticket.runnable, {"data": {"request_id": ticket.request_id}}
+    if isinstance(error, DeviceLost):
+        return error
+    if out_of_memory(error):
+        logger.error("model %s ran out of memory", runnable.name, extra=about)
+        return Unavailable(
+            f"there is not enough free memory to run model {runnable.name!r} on this request; "
+            "send fewer fields or a coarser grid, or retry later",
+            retry_after=5.0,
+        )
+    logger.error("model %s failed", runnable.name, exc_info=error, extra=about)
+    return InferenceFailed(
+        f"model {runnable.name!r} failed on this request alone; the server's log has the cause"
+    )

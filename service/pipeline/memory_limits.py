@@ -1,0 +1,55 @@
+"""Smaller batches, for a while, where a batch ran out of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from service.metrics import Metrics
+    from service.pipeline.batch import BatchReport
+    from service.pipeline.batcher import Batcher
+    from service.pipeline.ticket import Bucket
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 300.0
+"""After this long a full batch is tried again: what took the memory may be gone by then."""
+
+
+class MemoryLimits:
+    """The lowered limits of a batcher, by bucket. Used from the event loop only."""
+
+    def __init__(self, batcher: Batcher, metrics: Metrics) -> None:
+        self._batcher = batcher
+        self._metrics = metrics
+        self._lowered: dict[Bucket, tuple[int, asyncio.TimerHandle]] = {}
+
+    def lower(self, bucket: Bucket, report: BatchReport) -> None:
+        """Note a batch that was split; batches of this bucket become as large as did fit."""
+        self._metrics.out_of_memory_splits.labels(bucket.model, bucket.version).inc(report.splits)
+        fields = max(1, report.largest_run)
+        if bucket in self._lowered:
+            self._lowered.pop(bucket)[1].cancel()
+        timer = asyncio.get_running_loop().call_later(SECONDS, self._lift, bucket)
+        self._lowered[bucket] = fields, timer
+        self._batcher.lower_limit(bucket, fields)
+        self._show(bucket)
+        logger.warning(
+            "%d fields of model %s, %s each, did not fit into memory together; at most %d do for the next %g s",
+            report.size, bucket.model, "x".join(map(str, bucket.shape)), fields, SECONDS,
+        )  # fmt: skip
+
+    def _lift(self, bucket: Bucket) -> None:
+        del self._lowered[bucket]
+        self._batcher.lift_limit(bucket)
+        self._show(bucket)
+
+    def _show(self, bucket: Bucket) -> None:
+        gauge, labels = self._metrics.lowered_batch_limit, (bucket.model, bucket.version)
+        limits = [fields for other, (fields, _) in self._lowered.items() if other[:2] == bucket[:2]]
+        if limits:
+            gauge.labels(*labels).set(min(limits))
+        else:
+            gauge.remove(*labels)

@@ -1,0 +1,69 @@
+"""The device that models run on: which one, whether through our kernels, and how much of its memory."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from service.settings import env_name
+from turbofno_ops import native_status
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device for the `device` setting, a CUDA one with its number. Raises ValueError if it is not there."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda" if name == "auto" else name)
+    count = torch.cuda.device_count()
+    if not count:
+        raise ValueError(f"{env_name('device')}={name}, but torch sees no CUDA device here")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= count:
+        raise ValueError(
+            f"{env_name('device')}={name}, but torch sees CUDA devices 0 to {count - 1} only"
+        )
+    return torch.device("cuda", index)
+
+
+def prepare_device(settings: Settings) -> torch.device:
+    """The device that the settings name, with this process's share of its memory bounded.
+
+    Raises:
+        ValueError: it is not there, or `require_native` is set and our kernels cannot run on it.
+    """
+    device = resolve_device(settings.device)
+    on_cuda = device.type == "cuda"
+    status = native_status()
+    if settings.require_native and not (on_cuda and status.loaded):
+        reason = status.detail if on_cuda else f"models run on the CPU ({env_name('device')})"
+        raise ValueError(
+            f"{env_name('require_native')} is set, but the CUDA kernels do not run: {reason}"
+        )
+    if on_cuda:
+        torch.cuda.set_per_process_memory_fraction(settings.device_memory_fraction, device)
+    return device
+
+
+def log_backend(device: torch.device) -> None:
+    """Say what models run on, as a warning where a GPU does without our kernels."""
+    if device.type != "cuda":
+        logger.info("models run on the CPU")
+        return
+    where = f"{device} ({torch.cuda.get_device_name(device)})"
+    status = native_status()
+    if status.loaded:
+        logger.info("models run on %s through the CUDA kernels of %s", where, status.detail)
+    else:
+        logger.warning("models run on %s without our CUDA kernels: %s", where, status.detail)
+
+
+def memory_limit(device: torch.device, fraction: float) -> int:
+    """Bytes that this process may take of a CUDA device."""
+    return int(torch.cuda.get_device_properties(device).total_memory * fraction)

@@ -1,0 +1,205 @@
+"""A batch to the device and back: straight on a CPU; on a GPU through pinned memory, overlapped with other batches.
+
+On a GPU three streams work side by side: while the kernels of batch n run, batch n+1 is copied in and batch n-1
+copied out. Host memory follows in the same order: `start`, on the device thread, gathers the fields of n+1 into
+pinned memory; the wait that it returns, on another thread, copies the answer of n-1 out of it.
+
+    copy_in   | in n+1 |            each arrow an event:
+    kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n
+    copy_out            | out n-1 |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from service.errors import DeviceLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from service.pipeline.engine import Fields
+
+    Forward = Callable[[torch.Tensor], torch.Tensor]
+
+logger = logging.getLogger(__name__)
+
+IN_FLIGHT = 3
+"""Batches on a GPU at once: one being gathered and copied in, one computed, one copied and handed out."""
+
+
+class Answer(NamedTuple):
+    """What came out, in memory of its own; seconds."""
+
+    fields: Fields
+    gather_seconds: float
+    compute_seconds: float
+    """Of the device, where that is a GPU: without the copies, and without waiting for the batch before."""
+
+
+class Pipeline(Protocol):
+    """Runs batches one after another on one device."""
+
+    max_in_flight: int
+
+    def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
+        """Begin `forward` on the parts as one batch; what it returns waits for the answer. See Runnable.start."""
+        ...
+
+
+def open_pipeline(device: torch.device) -> HostPipeline | DevicePipeline:
+    """The pipeline for that device."""
+    return DevicePipeline(device) if device.type == "cuda" else HostPipeline()
+
+
+class HostPipeline:
+    """A CPU: everything happens in `start`."""
+
+    max_in_flight = 1
+
+    def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
+        started = time.perf_counter()
+        batch = gather(parts)
+        gathered = time.perf_counter()
+        with torch.inference_mode():
+            fields = forward(torch.from_numpy(batch)).numpy()
+        answer = Answer(fields, gathered - started, time.perf_counter() - gathered)
+        return lambda: answer
+
+
+def gather(parts: Sequence[Fields]) -> Fields:
+    """One C-contiguous, aligned, writable float32 array of all parts; without a copy if there is one such part."""
+    if len(parts) == 1:
+        return np.require(parts[0], np.float32, ["C", "A", "W"])
+    return np.concatenate(parts, dtype=np.float32)
+
+
+class DevicePipeline:
+    """One CUDA device. `start` is for one thread; each wait may be called on another."""
+
+    max_in_flight = IN_FLIGHT
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copy_in, self._kernels, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
+        self._staging = [_Staging() for _ in range(IN_FLIGHT)]
+        self._free: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
+        for staging in self._staging:
+            self._free.put(staging)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Pinned host memory held: at most twice the largest batch, in and out, for each batch in flight."""
+        return sum(staging.nbytes for staging in self._staging)
+
+    def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
+        staging = self._free.get()
+        try:
+            return self._enqueue(staging, parts, forward)
+        except Exception as error:
+            try:
+                # What was enqueued before the failure may still read the staging memory.
+                self._kernels.synchronize()
+                self._copy_in.synchronize()
+            except RuntimeError:
+                raise _lost(error) from error
+            self._free.put(staging)
+            raise
+
+    def _enqueue(self, staging: _Staging, parts: Sequence[Fields], forward: Forward) -> _Running:
+        started = time.perf_counter()
+        host_in = staging.input((sum(map(len, parts)), *parts[0].shape[1:]))
+        np.concatenate(parts, out=host_in.numpy())
+        gather_seconds = time.perf_counter() - started
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        arrived = torch.cuda.Event()
+        with torch.inference_mode():
+            with torch.cuda.stream(self._copy_in):
+                x = host_in.to(self._device, non_blocking=True)
+            self._kernels.wait_stream(self._copy_in)
+            with torch.cuda.stream(self._kernels):
+                began.record()
+                y = forward(x)
+                ended.record()
+            host_out = staging.output(tuple(y.shape))
+            self._copy_out.wait_event(ended)
+            with torch.cuda.stream(self._copy_out):
+                host_out.copy_(y, non_blocking=True)
+                arrived.record()
+        return _Running(
+            (x, y),
+            host_out,
+            gather_seconds,
+            began,
+            ended,
+            arrived,
+            release=partial(self._free.put, staging),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Running:
+    """A batch on the device; calling it waits for the answer."""
+
+    on_device: tuple[torch.Tensor, ...]
+    """Held until the answer has arrived: the allocator does not know that the other streams use it."""
+    host_out: torch.Tensor
+    gather_seconds: float
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+    arrived: torch.cuda.Event
+    release: Callable[[], None]
+
+    def __call__(self) -> Answer:
+        try:
+            self.arrived.synchronize()
+            compute_seconds = self.began.elapsed_time(self.ended) / 1e3
+            fields: Fields = self.host_out.numpy().copy()
+        except RuntimeError as error:
+            raise _lost(error) from error
+        finally:
+            self.release()
+        return Answer(fields, self.gather_seconds, compute_seconds)
+
+
+class _Staging:
+    """The pinned memory of one batch in flight; it grows to the largest batch and is used again and again."""
+
+    def __init__(self) -> None:
+        self._input = self._output = torch.empty(0)
+
+    @property
+    def nbytes(self) -> int:
+        return self._input.nbytes + self._output.nbytes
+
+    def input(self, shape: tuple[int, ...]) -> torch.Tensor:
+        self._input = _at_least(self._input, math.prod(shape))
+        return self._input[: math.prod(shape)].view(shape)
+
+    def output(self, shape: tuple[int, ...]) -> torch.Tensor:
+        self._output = _at_least(self._output, math.prod(shape))
+        return self._output[: math.prod(shape)].view(shape)
+
+
+def _at_least(memory: torch.Tensor, count: int) -> torch.Tensor:
+    """The same pinned float32 memory if it has `count` elements, else a new one, its size a power of two."""
+    if memory.numel() >= count:
+        return memory
+    return torch.empty(1 << (count - 1).bit_length(), dtype=torch.float32, pin_memory=True)
+
+
+def _lost(error: Exception) -> DeviceLost:
+    logger.critical("the GPU failed and can run nothing more in this process", exc_info=error)
+    return DeviceLost(
+        "the GPU failed and the server shuts down to be started again; retry, another instance may answer",
+        retry_after=1.0,
+    )

@@ -1,0 +1,81 @@
+"""A model as a function of a tensor on its device: on a GPU one chain of our kernels where that serves, else the module."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from turbofno_ops import ChainRefused, compile_fno
+from turbofno_ops.dispatch import last_backend
+
+if TYPE_CHECKING:
+    from models.config import Precision
+    from models.fno import FNO
+    from turbofno_ops import CompiledFNO
+
+logger = logging.getLogger(__name__)
+
+
+class Ran(NamedTuple):
+    """What a call really ran on and in."""
+
+    backend: str
+    precision: str
+
+
+class Forward:
+    """Calls are for the device thread; `ran` tells of the last one."""
+
+    def __init__(
+        self, name: str, module: FNO, device: torch.device, *, precision: Precision, max_batch: int
+    ) -> None:
+        """`module` lies on `device`; `max_batch` is the most fields that a call will bring."""
+        self._name = name
+        self._module = module
+        self._refusals: set[str] = set()
+        self.ran = Ran("none", "fp32")
+        self._chain: CompiledFNO | None = None
+        # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
+        if device.type == "cuda":
+            try:
+                self._chain = compile_fno(
+                    module.description(), device=device, precision=precision, max_batch=max_batch
+                )
+            except ChainRefused as refusal:
+                self._log_refusal(str(refusal))
+            # What was put there on this thread's stream is read on others.
+            torch.cuda.synchronize(device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
+        if self._chain is not None:
+            try:
+                y = self._chain(x)
+            except ChainRefused as refusal:
+                self._log_refusal(str(refusal))
+            else:
+                self.ran = Ran(self._chain.backend, self._chain.precision)
+                return y
+        y = self._module(x)
+        self.ran = Ran(last_backend(), "fp32")
+        return y
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the compiled chain with its graphs holds on the device."""
+        return 0 if self._chain is None else self._chain.device_bytes()
+
+    def clear(self) -> None:
+        """Give the memory of captured graphs back."""
+        if self._chain is not None:
+            self._chain.clear()
+
+    def _log_refusal(self, reason: str) -> None:
+        if reason not in self._refusals:
+            self._refusals.add(reason)
+            logger.warning(
+                "model %s runs layer by layer, in fp32, where it cannot be one chain of kernels: %s",
+                self._name, reason,
+            )  # fmt: skip

@@ -1,0 +1,190 @@
+"""Two batches on the device at once: when the second may start, in which order answers come, whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from service.errors import DeviceLost, Unavailable
+from service.metrics import Metrics
+from service.pipeline.admission import QueueSlots
+from service.pipeline.engine import Fields, PredictRequest, PredictResult
+from service.pipeline.scheduler import Scheduler
+from service.pipeline.ticket import ModelOutput
+from service.settings import Settings
+
+pytestmark = pytest.mark.timeout(20)
+
+LOST = -1.0
+"""First value that makes the device fail when its answer is waited for."""
+
+
+class FakeDevice:
+    """A model on a device with a memory for each batch in flight, used in turn.
+
+    One batch too many overwrites an answer that is still to come. While `held`, a wait returns for each item in `ends`.
+    """
+
+    name, version = "negate", "1"
+
+    def __init__(self, in_flight: int) -> None:
+        self.log: list[str] = []
+        self.threads: set[str] = set()
+        self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.held = False
+        self._memories = np.empty((in_flight, 1000), np.float32)
+        self._count = 0
+
+    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+        number, slot = self._count, self._count % len(self._memories)
+        self._count += 1
+        self.log.append(f"start {number}")
+        self.threads.add(threading.current_thread().name)
+        batch = np.concatenate(parts)
+        memory = self._memories[slot, : batch.size].reshape(batch.shape)
+        memory[:] = batch
+        lost = bool((memory == LOST).any())
+
+        def wait() -> ModelOutput:
+            if self.held:
+                self.ends.get(timeout=10)
+            self.threads.add(threading.current_thread().name)
+            self.log.append(f"end {number}")
+            if lost:
+                raise DeviceLost("the GPU failed", retry_after=1.0)
+            return ModelOutput(-memory, "fake", "tf32", compute_seconds=0.5)
+
+        return wait
+
+    def free_memory(self) -> None:
+        raise AssertionError("nothing ran out of memory")
+
+
+@asynccontextmanager
+async def running(in_flight: int, **settings: int) -> AsyncIterator[tuple[Scheduler, FakeDevice]]:
+    chosen, metrics = Settings(**settings), Metrics()
+    device = FakeDevice(in_flight)
+    scheduler = Scheduler(chosen, metrics, QueueSlots(chosen, metrics), max_in_flight=in_flight)
+    scheduler.start()
+    try:
+        yield scheduler, device
+    finally:
+        device.held = False
+        for _ in range(10):
+            device.ends.put(None)
+        await scheduler.close(within=5)
+
+
+def submit(
+    scheduler: Scheduler, device: FakeDevice, values: Sequence[float], grid: int = 4
+) -> asyncio.Task[PredictResult]:
+    fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
+    return asyncio.create_task(
+        scheduler.submit(device, PredictRequest("negate", None, fields, "id"))
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    stop = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < stop
+        await asyncio.sleep(0.001)
+
+
+def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
+    async def main() -> None:
+        async with running(2, max_batch_size=4) as (scheduler, device):
+            device.held = True
+            tasks = [submit(scheduler, device, range(4 * i, 4 * i + 4)) for i in range(3)]
+            await until(lambda: device.log == ["start 0", "start 1"])
+            await asyncio.sleep(0.02)
+            assert device.log == ["start 0", "start 1"], "no more than two in flight"
+            device.ends.put(None)
+            await until(lambda: device.log[2:] == ["end 0", "start 2"])
+            device.ends.put(None)
+            device.ends.put(None)
+            for i, result in enumerate(await asyncio.gather(*tasks)):
+                expected = -np.arange(4.0 * i, 4 * i + 4)
+                np.testing.assert_array_equal(result.fields[:, 0, 0], expected)
+                assert (result.precision, result.compute_seconds) == ("tf32", 0.5)
+            assert device.log[-2:] == ["end 1", "end 2"]
+            assert device.threads == {"turbofno-device", "turbofno-device-out"}
+
+    asyncio.run(main())
+
+
+def test_a_part_batch_waits_for_company_while_the_device_is_busy() -> None:
+    async def main() -> None:
+        async with running(2, max_batch_size=4) as (scheduler, device):
+            device.held = True
+            tasks = [submit(scheduler, device, [0.0])]
+            await until(lambda: device.log == ["start 0"])
+            tasks += [submit(scheduler, device, [1.0]), submit(scheduler, device, [2.0])]
+            await asyncio.sleep(0.02)
+            assert device.log == ["start 0"]
+            device.held = False
+            device.ends.put(None)
+            results = await asyncio.gather(*tasks)
+            assert [result.batch_sizes for result in results] == [(1,), (2,), (2,)]
+
+    asyncio.run(main())
+
+
+def test_without_overlap_one_thread_does_everything() -> None:
+    async def main() -> None:
+        async with running(1, max_batch_size=2) as (scheduler, device):
+            await asyncio.gather(*(submit(scheduler, device, [1.0, 2.0]) for _ in range(3)))
+            assert device.log == [f"{what} {i}" for i in range(3) for what in ("start", "end")]
+            assert device.threads == {"turbofno-device"}
+
+    asyncio.run(main())
+
+
+def test_every_request_gets_its_own_numbers_under_concurrency() -> None:
+    rng = np.random.default_rng()
+
+    async def main() -> None:
+        async with running(3, max_batch_size=8, max_queued_fields_per_model=4000) as (
+            scheduler,
+            device,
+        ):
+            values = [rng.uniform(1, 2, size) for size in rng.integers(1, 20, 200)]
+            grids = rng.choice([4, 8], 200)
+            tasks = [
+                submit(scheduler, device, one, grid)
+                for one, grid in zip(values, grids, strict=True)
+            ]
+            for one, grid, result in zip(values, grids, await asyncio.gather(*tasks), strict=True):
+                expected = np.repeat(-one.astype(np.float32)[:, None, None], grid, axis=2)
+                np.testing.assert_array_equal(result.fields, expected)
+
+    asyncio.run(main())
+
+
+def test_a_lost_device_fails_what_is_there_and_all_that_comes() -> None:
+    async def main() -> None:
+        async with running(2, max_batch_size=1) as (scheduler, device):
+            device.held = True
+            first = submit(scheduler, device, [LOST])
+            queued = [submit(scheduler, device, [1.0]) for _ in range(4)]
+            await until(lambda: len(device.log) == 2)
+            job = asyncio.create_task(scheduler.run_on_device(lambda: None))
+            await asyncio.sleep(0)
+            device.ends.put(None)
+            device.ends.put(None)
+            for task in (first, *queued[1:], job):
+                with pytest.raises(DeviceLost, match="GPU failed"):
+                    await task
+            assert scheduler.failure == "the GPU failed"
+            with pytest.raises(Unavailable, match="GPU failed"):
+                await submit(scheduler, device, [1.0])
+            assert len(device.log) <= 4, "what was queued did not run"
+
+    asyncio.run(main())

@@ -1,0 +1,63 @@
+"""Device and memory settings: what is refused, what is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.runtime import device as device_module
+from service.runtime.device import prepare_device, resolve_device
+from service.settings import Settings
+from turbofno_ops import NativeStatus
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, devices: int, current: int = 0) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "found"),
+    [
+        ("auto", 0, "cpu"), ("cpu", 2, "cpu"), ("auto", 2, "cuda:1"), ("cuda", 2, "cuda:1"),
+        ("cuda:0", 2, "cuda:0"),
+    ],
+)  # fmt: skip
+def test_device_has_its_number(
+    monkeypatch: pytest.MonkeyPatch, name: str, devices: int, found: str
+) -> None:
+    pretend(monkeypatch, devices, current=1)
+    assert str(resolve_device(name)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "message"),
+    [("cuda", 0, "no CUDA device"), ("cuda:2", 2, "CUDA devices 0 to 1 only")],
+)
+def test_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, devices: int, message: str
+) -> None:
+    pretend(monkeypatch, devices)
+    with pytest.raises(ValueError, match=f"TURBOFNO_DEVICE={name}, but torch sees {message}"):
+        resolve_device(name)
+
+
+def test_require_native_refuses_a_cpu_and_missing_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"TURBOFNO_REQUIRE_NATIVE.*on the CPU"):
+        prepare_device(Settings(device="cpu", require_native=True))
+    pretend(monkeypatch, 1)
+    monkeypatch.setattr(device_module, "native_status", lambda: NativeStatus(False, "not built"))
+    with pytest.raises(ValueError, match=r"TURBOFNO_REQUIRE_NATIVE.*not built"):
+        prepare_device(Settings(device="cuda:0", require_native=True))
+
+
+def test_memory_is_bounded_on_the_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 2)
+    monkeypatch.setattr(device_module, "native_status", lambda: NativeStatus(True, "kernels.so"))
+    calls: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given)
+    )
+    prepare_device(Settings(device="cuda:1", device_memory_fraction=0.25, require_native=True))
+    assert calls == [(0.25, torch.device("cuda", 1))]

@@ -1,0 +1,284 @@
+"""Batches to the device and back, whole and in order: on a CPU, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.checkpoint import load_model, save_model
+from models.config import ModelConfig
+from models.fno import FNO
+from service.pipeline.engine import PredictRequest
+from service.runtime.device_pipeline import (
+    IN_FLIGHT,
+    DevicePipeline,
+    HostPipeline,
+    Pipeline,
+    open_pipeline,
+)
+from tests.service.runtime.test_repository import running
+from tests.service.tiny import save_tiny, tiny_config
+from turbofno_ops import native_status
+
+ROOT = Path(__file__).resolve().parents[3]
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+PIPELINES = ["cpu", pytest.param("cuda:0", marks=gpu)]
+SLEEP_CYCLES = 2_000_000
+
+
+@pytest.mark.parametrize("device", PIPELINES)
+def test_parts_of_any_layout_arrive_in_order(device: str) -> None:
+    pipeline = open_pipeline(torch.device(device))
+    rng = np.random.default_rng()
+    whole = rng.standard_normal((7, 2, 5, 3)).astype(np.float32)
+    unaligned = np.frombuffer(b"x" + whole[4:].tobytes(), np.float32, offset=1).reshape(-1, 2, 5, 3)
+    strided = np.repeat(whole[:4], 2, axis=0)[::2]
+    for parts in ([strided, unaligned], [unaligned], [strided]):
+        answer = pipeline.start(parts, lambda x: 3 * x)()
+        np.testing.assert_array_equal(answer.fields, 3 * np.concatenate(parts))
+        assert answer.gather_seconds > 0
+        assert answer.compute_seconds > 0
+
+
+@pytest.mark.parametrize("device", PIPELINES)
+def test_failure_is_raised_where_it_happens_and_leaves_room_for_the_next(device: str) -> None:
+    pipeline = open_pipeline(torch.device(device))
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("none left")
+
+    field = np.ones((1, 1, 8), np.float32)
+    for _ in range(2 * IN_FLIGHT):
+        with pytest.raises(torch.OutOfMemoryError):
+            pipeline.start([field], fail)
+    np.testing.assert_array_equal(pipeline.start([field], torch.neg)().fields, -field)
+
+
+def test_a_cpu_takes_one_batch_at_a_time() -> None:
+    assert isinstance(open_pipeline(torch.device("cpu")), HostPipeline)
+    assert HostPipeline.max_in_flight == 1
+
+
+def run_overlapped(
+    pipeline: Pipeline, batches: int, check: bool, *, shape: tuple[int, ...]
+) -> float:
+    """Seconds for so many batches of random numbers, started on this thread, waited for on another."""
+    rng = np.random.default_rng()
+    running: queue.Queue[tuple[np.ndarray, object]] = queue.Queue(IN_FLIGHT)
+    wrong: list[int] = []
+
+    def finish() -> None:
+        for number in range(batches):
+            batch, wait = running.get()
+            answer = wait()  # type: ignore[operator]
+            if check and not np.array_equal(answer.fields, 2 * batch):
+                wrong.append(number)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(SLEEP_CYCLES)
+        return 2 * x
+
+    batch = rng.standard_normal(shape).astype(np.float32)
+    started = time.perf_counter()
+    for _ in range(batches):
+        if check:
+            size = int(rng.integers(1, 1 + shape[0]))
+            batch = rng.standard_normal((size, *shape[1:])).astype(np.float32)
+        running.put((batch, pipeline.start([batch], forward)))
+    thread.join()
+    assert not wrong
+    return time.perf_counter() - started
+
+
+@gpu
+def test_no_batch_meets_the_numbers_of_another() -> None:
+    run_overlapped(DevicePipeline(torch.device("cuda", 0)), 200, True, shape=(8, 3, 50, 70))
+
+
+@gpu
+def test_copies_and_kernels_overlap() -> None:
+    shape, batches = (16, 1, 512, 512), 40
+    pipeline = DevicePipeline(torch.device("cuda", 0))
+    run_overlapped(pipeline, 5, False, shape=shape)
+    overlapped = run_overlapped(pipeline, batches, False, shape=shape)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(SLEEP_CYCLES)
+        return 2 * x
+
+    batch = np.ones(shape, np.float32)
+    started = time.perf_counter()
+    for _ in range(batches):
+        pipeline.start([batch], forward)()
+    serial = time.perf_counter() - started
+    sys.stderr.write(
+        f"a batch: {serial / batches:.2e} s alone, {overlapped / batches:.2e} s overlapped\n"
+    )
+    assert overlapped < 0.8 * serial
+    assert 0 < pipeline.staging_bytes <= 2 * IN_FLIGHT * 2 * batch.nbytes
+
+
+def wide_config() -> ModelConfig:
+    """32 channels on grids up to 512x512: half a gigabyte for a hidden field of a batch of 16."""
+    config = tiny_config("tiny-2d", n_dim=2)
+    architecture = config.architecture.model_copy(
+        update={"hidden_channels": 32, "projection_channels": (32,), "n_layers": 2}
+    )
+    grid = config.grid.model_copy(update={"maximum": (512, 512)})
+    return config.model_copy(update={"architecture": architecture, "grid": grid})
+
+
+def save_wide(root: Path) -> FNO:
+    torch.manual_seed(0)
+    config = wide_config()
+    save_model(root / "tiny-2d", config, FNO(config.architecture).eval())
+    return load_model(root / "tiny-2d").module
+
+
+def predict(fields: np.ndarray) -> PredictRequest:
+    return PredictRequest("tiny-2d", None, fields, "r")
+
+
+def error(found: np.ndarray, module: FNO, fields: np.ndarray) -> float:
+    with torch.inference_mode():
+        truth = module.double()(torch.from_numpy(fields).double()).numpy()
+    module.float()
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-6), ("tf32", 3e-3), ("bf16", 3e-2)]
+)
+def test_random_requests_through_the_engine_on_a_gpu(
+    tmp_path: Path, precision: str, tolerance: float
+) -> None:
+    module = save_wide(tmp_path)
+    rng = np.random.default_rng()
+    runs = ("cuda", precision) if native_status().loaded else ("gemm", "fp32")
+
+    async def main() -> None:
+        async with running(tmp_path, device="cuda:0", max_batch_size=8, precision=precision) as (
+            engine,
+            metrics,
+        ):
+            (status,) = engine.statuses()
+            assert (status.state, status.backend, status.precision) == ("READY", *runs)
+            grids = [tuple(rng.integers(16, 90, 2)) for _ in range(4)]
+            requests = [
+                rng.standard_normal(
+                    (rng.integers(1, 12), 1, *grids[rng.integers(4)]), dtype=np.float32
+                )
+                for _ in range(60)
+            ]
+            results = await asyncio.gather(*(engine.predict(predict(one)) for one in requests))
+            for one, result in zip(requests, results, strict=True):
+                assert error(result.fields, module, one) < tolerance
+                assert (result.backend, result.precision) == runs
+                assert result.compute_seconds > 0
+            read = metrics.registry.get_sample_value
+            for kind in ("allocated", "reserved", "peak_allocated", "limit"):
+                assert (read("turbofno_device_memory_bytes", {"kind": kind}) or 0) > 0, kind
+            assert (read("turbofno_staging_bytes") or 0) > 0
+
+    asyncio.run(main())
+
+
+@gpu
+def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refused(
+    tmp_path: Path,
+) -> None:
+    from service.errors import Unavailable
+
+    module = save_wide(tmp_path)
+    rng = np.random.default_rng()
+    fields = rng.standard_normal((16, 1, 512, 512), dtype=np.float32)
+    other_grid = np.ascontiguousarray(fields[:1, :, :480])
+    total, room = torch.cuda.get_device_properties(0).total_memory, 400 * 2**20
+    torch.cuda.empty_cache()
+
+    async def main() -> None:
+        async with running(tmp_path, device="cuda:0", device_memory_fraction=room / total) as (
+            engine,
+            metrics,
+        ):
+            assert engine.ready, engine.statuses()
+            result = await engine.predict(predict(fields))
+            assert error(result.fields[:2], module, fields[:2]) < 1e-5
+            assert error(result.fields[-1:], module, fields[-1:]) < 1e-5
+            labels = {"model": "tiny-2d", "version": "1"}
+            read = metrics.registry.get_sample_value
+            splits = read("turbofno_out_of_memory_splits_total", labels)
+            limit = read("turbofno_lowered_batch_limit", labels)
+            sys.stderr.write(f"{splits} splits, at most {limit} fields together\n")
+            assert splits
+            again = await engine.predict(predict(fields))
+            assert read("turbofno_out_of_memory_splits_total", labels) == splits
+            np.testing.assert_allclose(again.fields, result.fields, rtol=1e-4, atol=1e-5)
+            torch.cuda.set_per_process_memory_fraction(2**20 / total, 0)
+            with pytest.raises(Unavailable, match="not enough free memory"):
+                await engine.predict(predict(other_grid))
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+            await engine.predict(predict(other_grid))
+
+    try:
+        asyncio.run(main())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_models_run_on_a_device_that_is_not_the_default(tmp_path: Path) -> None:
+    module = save_tiny(tmp_path, "tiny-2d", n_dim=2)
+    fields = np.random.default_rng().standard_normal((5, 1, 20, 20), dtype=np.float32)
+    before = torch.cuda.memory_allocated(0)
+
+    async def main() -> None:
+        async with running(tmp_path, device="cuda:1") as (engine, _):
+            result = await engine.predict(predict(fields))
+            assert error(result.fields, module, fields) < 1e-5
+            assert torch.cuda.memory_allocated(1) > 0
+            assert torch.cuda.memory_allocated(0) == before
+
+    asyncio.run(main())
+
+
+LOSE = """
+import numpy as np, torch
+from service.errors import DeviceLost
+from service.runtime.device_pipeline import DevicePipeline
+
+pipeline = DevicePipeline(torch.device("cuda", 0))
+field = np.ones((1, 1, 8), np.float32)
+fail = lambda x: x[:, :, torch.full((8,), 99, device=x.device)]
+lost = 0
+for forward in (fail, torch.neg):
+    try:
+        pipeline.start([field], forward)()
+    except DeviceLost:
+        lost += 1
+assert lost == 2, lost
+print("lost")
+import os; os._exit(0)
+"""
+
+
+@gpu
+def test_an_asynchronous_error_loses_the_device() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert "lost" in done.stdout.split(), done.stdout + done.stderr

@@ -1,0 +1,169 @@
+"""Which of compiled chain and module runs a model, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.checkpoint import save_model
+from models.fno import FNO
+from service.pipeline.batcher import Policy
+from service.runtime import forward as forward_module
+from service.runtime.device_pipeline import HostPipeline
+from service.runtime.forward import Forward, Ran
+from service.runtime.model_slot import ModelSlot
+from tests.service.runtime.test_repository import random_fields, request, running
+from tests.service.tiny import save_tiny, tiny_config
+from turbofno_ops import ChainRefused
+
+CUDA = torch.device("cuda", 0)
+"""Named only: on a machine without a GPU nothing is put there."""
+
+
+class FakeChain:
+    """Stands for a compiled network that serves grids of 16 points alone."""
+
+    precision, backend = "bf16", "cuda"
+
+    def __init__(self) -> None:
+        self.cleared = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] != (16,):
+            raise ChainRefused(f"no table for {x.shape[2:]}")
+        return torch.full((len(x), 2, *x.shape[2:]), 5.0)
+
+    def device_bytes(self) -> int:
+        return 77
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> FakeChain:
+    chain = FakeChain()
+    monkeypatch.setattr(forward_module, "compile_fno", lambda *_, **__: chain)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    return chain
+
+
+def tiny_forward() -> tuple[Forward, FNO]:
+    torch.manual_seed(0)
+    module = FNO(tiny_config().architecture).eval()
+    return Forward("tiny-1d", module, CUDA, precision="bf16", max_batch=4), module
+
+
+def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -> None:
+    forward, module = tiny_forward()
+    with torch.inference_mode():
+        assert (forward(torch.zeros(3, 1, 16)) == 5).all()
+        assert forward.ran == Ran("cuda", "bf16")
+        x = torch.randn(2, 1, 20)
+        torch.testing.assert_close(forward(x), module(x))
+    assert forward.ran.precision == "fp32"
+    assert forward.ran.backend in {"gemm", "reference"}
+    assert forward.device_bytes == 77
+    forward.clear()
+    assert chain.cleared == 1
+
+
+def test_refused_network_runs_as_module_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ChainRefused("it has a norm")
+
+    monkeypatch.setattr(forward_module, "compile_fno", refuse)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
+        forward, module = tiny_forward()
+        x = torch.randn(2, 1, 16)
+        with torch.inference_mode():
+            for _ in range(3):
+                torch.testing.assert_close(forward(x), module(x))
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.endswith("it has a norm")
+    assert forward.device_bytes == 0
+    forward.clear()
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "asked"),
+    [("fp32", "model", "fp32"), ("bf16", "model", "bf16"), ("bf16", "tf32", "tf32")],
+)
+def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
+    tmp_path: Path, config: str, setting: str, asked: str
+) -> None:
+    module = save_tiny(tmp_path)
+    changed = tiny_config().model_copy(update={"precision": config})
+    save_model(tmp_path / "tiny-1d", changed, module)
+    fields = random_fields(3)
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(fields)).numpy()
+
+    async def main() -> None:
+        async with running(tmp_path, precision=setting) as (engine, metrics):
+            (status,) = engine.statuses()
+            assert (status.precision, status.asked_precision) == ("fp32", asked)
+            result = await engine.predict(request(fields))
+            assert (result.precision, result.backend) == ("fp32", status.backend)
+            np.testing.assert_allclose(result.fields, expected, rtol=1e-5, atol=1e-6)
+            labels = {"model": "tiny-1d", "backend": status.backend, "precision": "fp32"}
+            assert metrics.registry.get_sample_value("turbofno_backend_batches_total", labels) == 1
+
+    asyncio.run(main())
+
+
+def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
+    slot = ModelSlot(tiny_config(), forward, HostPipeline(), asked="bf16", others=lambda: [*others])
+    slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20))
+    return slot
+
+
+def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
+    slot = slot_of(tiny_forward()[0])
+    assert (slot.backend, slot.precision, slot.asked_precision) == ("cuda", "bf16", "bf16")
+    other_grid = slot.start([random_fields(2, grid=24)])
+    same_grid = slot.start([random_fields(2), random_fields(1)])
+    assert (same_grid().backend, same_grid().precision) == ("cuda", "bf16")
+    assert (other_grid().backend in {"gemm", "reference"}, other_grid().precision) == (True, "fp32")
+    slot.free_memory()
+    assert chain.cleared == 1
+
+
+def test_memory_is_freed_by_all_models(chain: FakeChain) -> None:
+    other = slot_of(tiny_forward()[0])
+    slot_of(tiny_forward()[0], other).free_memory()
+    assert chain.cleared == 2, "both run on this chain"
+
+
+def test_slot_is_ready_though_the_largest_batch_does_not_fit(
+    chain: FakeChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def small(_: FakeChain, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.zeros(len(x), 2, 16)
+
+    monkeypatch.setattr(FakeChain, "__call__", small)
+    assert slot_of(tiny_forward()[0]).precision == "bf16"
+    assert sizes == [1, 2, 4]
+    assert chain.cleared == 1
+
+
+def test_wrong_shape_from_a_model_is_an_error(
+    chain: FakeChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeChain, "__call__", lambda _, x: x)
+    with pytest.raises(RuntimeError, match=r"expected float32 \(1, 2\)"):
+        slot_of(tiny_forward()[0])
