@@ -48,7 +48,7 @@ def measure(layer: Layer, *, seconds: float) -> dict[str, object]:
         "modes": list(layer.modes),
         "precision": "fp32",
         "backend": "cuda",
-        "eager's 1x1 convolution": "TF32" if torch.backends.cudnn.allow_tf32 else "fp32",
+        "1x1 convolution of eager": "TF32" if torch.backends.cudnn.allow_tf32 else "fp32",
         "turbofno ms": best["turbofno"],
         "eager ms": best["eager"],
         "speed-up": best["eager"] / best["turbofno"],
