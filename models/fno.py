@@ -13,7 +13,7 @@ from torch import nn
 
 from models.config import Activation, FNOArchitecture, Normalization
 from turbofno_ops import fourier_layer, spectral_conv
-from turbofno_ops._library import ACTIVATION_FUNCTIONS
+from turbofno_ops._activations import ACTIVATION_FUNCTIONS
 
 
 def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:

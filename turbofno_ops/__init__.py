@@ -7,6 +7,7 @@ except ModuleNotFoundError as error:
         "turbofno_ops needs PyTorch: install the build for your machine, or `pip install 'turbofno[ops]'`"
     ) from error
 
+from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._native import NativeStatus, native_status
 from turbofno_ops.description import (
     PRECISIONS,
@@ -17,7 +18,7 @@ from turbofno_ops.description import (
     Scaling,
 )
 from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
-from turbofno_ops.fourier_layer import ACTIVATIONS, fourier_layer
+from turbofno_ops.fourier_layer import fourier_layer
 from turbofno_ops.plan import CompiledFNO, compile_fno
 from turbofno_ops.spectral_conv import spectral_conv
 

@@ -1,4 +1,4 @@
-"""A layer through the CUDA kernels: which layers they take, and the call with its tables."""
+"""The stages through the CUDA kernels: which shapes they take, the calls with their tables, a layer of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,152 @@ from collections.abc import Sequence
 
 import torch
 
-from turbofno_ops._gemm import _angles, _last_axis_analysis, _last_axis_synthesis, _tables
+from turbofno_ops import (
+    _cuda_tables,
+    _stage_ops,  # noqa: F401  registers the ops
+)
+from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._channels import mode_major
 from turbofno_ops._native import native_status, unsupported
+from turbofno_ops._stages import Layer, Projection
+from turbofno_ops.description import PRECISIONS
 
-# in the order of turbofno_activation in csrc/api/turbofno.h
-_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 _ALIGNMENT = 16
 
 
-def refusal(x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int]) -> str | None:
+def field_dtype(precision: str) -> torch.dtype:
+    """What fields are stored in under a precision policy."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+class CudaStages:
+    """Stages on a grid of `size` (h, w) that keep `modes` (modes_h, modes_w).
+
+    Fields are float32, under bf16 bfloat16; spectra are complex64, projections float32. With an
+    `out_size` mix and rows give that grid. The object keeps its tables, so that a CUDA graph which reads
+    them may.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        modes: tuple[int, int],
+        *,
+        device: torch.device,
+        precision: str,
+        out_size: tuple[int, int] | None = None,
+    ) -> None:
+        (h, w), (modes_h, modes_w) = size, modes
+        h_out, w_out = out_size or size
+        self._size, self._modes_w = (h_out, w_out), modes_w
+        self._precision = PRECISIONS.index(precision)
+        self._analysis = _cuda_tables.row_analysis(w, modes_w, device)
+        self._synthesis = _cuda_tables.row_synthesis(w_out, modes_w, device)
+        self._columns: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+        if not h == h_out == modes_h == 1:
+            self._columns = (
+                _cuda_tables.column_analysis(h, modes_h, device),
+                _cuda_tables.column_synthesis(h_out, modes_h, device),
+            )
+
+    def analyze(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.turbofno.analyze_rows(x, self._analysis, self._modes_w, self._precision)
+
+    def mix(self, spectra: torch.Tensor, layer: Layer) -> torch.Tensor:
+        return torch.ops.turbofno.spectral_mix(
+            spectra, layer.weight, *self._columns, self._size[0], self._precision
+        )
+
+    def rows(
+        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.turbofno.fourier_rows(
+            *self._summands(spectra, x, layer),
+            None if last else self._analysis,
+            0 if last else self._modes_w,
+            ACTIVATIONS.index(layer.activation),
+            self._size[1],
+            self._precision,
+        )
+
+    def project(
+        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
+    ) -> torch.Tensor:
+        return torch.ops.turbofno.project_rows(
+            *self._summands(spectra, x, layer),
+            projection.weight,
+            projection.bias,
+            ACTIVATIONS.index(layer.activation),
+            self._size[1],
+            self._precision,
+        )
+
+    def _summands(
+        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer
+    ) -> tuple[torch.Tensor | None, ...]:
+        given = x if layer.skip is not None else None
+        return spectra, self._synthesis, given, layer.skip, layer.bias
+
+    @property
+    def table_bytes(self) -> int:
+        """Of all tables, on the device."""
+        tables = (self._analysis, self._synthesis, *self._columns)
+        return sum(table.nbytes for table in tables if table is not None)
+
+
+def stages_refusal(
+    batch: int,
+    channels: tuple[int, int],
+    size: tuple[int, int],
+    out_size: tuple[int, int],
+    modes: tuple[int, int],
+    *,
+    precision: str,
+    first: bool = True,
+    last: bool = True,
+    skip: bool = True,
+    projected: int = 0,
+) -> str | None:
+    """Why the kernels do not take one layer of these shapes, in words, or None if they do.
+
+    The `first` of a chain is analyzed on its own; all but the `last` make the next one's spectra.
+    """
+    (c_in, c_out), (h, w), (modes_h, modes_w) = channels, size, modes
+    code = PRECISIONS.index(precision)
+    analysis = unsupported(
+        "analysis", rows=batch * c_in * h, points=w, modes=modes_w, precision=code
+    )
+    return (
+        (analysis if first else None)
+        or unsupported(
+            "mix",
+            batch=batch,
+            c_in=c_in,
+            c_out=c_out,
+            h_in=h,
+            h_out=out_size[0],
+            modes_h=modes_h,
+            modes_w=modes_w,
+            precision=code,
+        )
+        or unsupported(
+            "rows",
+            batch=batch,
+            c_in=c_in if skip else 0,
+            c_out=c_out,
+            h=out_size[0],
+            w=out_size[1],
+            modes=modes_w,
+            next_modes=0 if last else modes_w,
+            projected=projected,
+            precision=code,
+        )
+    )
+
+
+def refusal(
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], precision: str
+) -> str | None:
     """Why the CUDA kernels do not take this layer, in words, or None if they do."""
     if not x.is_cuda:
         return f"x is on {x.device}"
@@ -25,22 +162,20 @@ def refusal(x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int]) -> s
         return f"they compute in float32, x is {x.dtype}"
     if x.ndim > 4:
         return "they serve one and two grid axes, x has three"
-    return unsupported(
+    return stages_refusal(
         x.shape[0],
         (weight.shape[0], weight.shape[1]),
-        tuple(x.shape[2:]),
-        tuple(out_size),
-        tuple(weight.shape[2:]),
+        two_axes(x.shape[2:]),
+        two_axes(out_size),
+        two_axes(weight.shape[2:]),
+        precision=precision,
     )
 
 
-@_tables.cached
-def _column_sums(size: int, count: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
-    """cos and sin of |k| = 0 .. half, interleaved: float32 [half + 1, size, 2], over size in an analysis."""
-    with torch.inference_mode(False):
-        at = _angles(count // 2 + 1, size)
-        table = torch.stack([at.cos(), at.sin()], dim=-1)
-        return (table / size if analysis else table).to(device, torch.float32)
+def two_axes(counts: Sequence[int]) -> tuple[int, int]:
+    """(h, w) of a grid or of modes with one or two axes."""
+    h, w = (1, *counts)[-2:]
+    return h, w
 
 
 def _ready(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,27 +191,19 @@ def layer(
     bias: torch.Tensor | None,
     activation: str,
     out_size: Sequence[int],
+    precision: str,
 ) -> torch.Tensor:
     """activation(spectral_conv(x, weight) + skip_weight x + bias) for a layer that `refusal` lets pass."""
-    batch, c_in, *size = x.shape
-    rows_in, rows_out = (1, *size)[-2], (1, *out_size)[-2]
-    modes_h, modes_w = (1, *weight.shape[2:])[-2:]
-    by_mode = weight.permute(*range(2, weight.ndim), 0, 1).reshape(
-        modes_h, modes_w, *weight.shape[:2]
+    size, modes = two_axes(x.shape[2:]), two_axes(weight.shape[2:])
+    stages = CudaStages(
+        size, modes, device=x.device, precision=precision, out_size=two_axes(out_size)
     )
-    device = x.device
-    one_row = rows_in == rows_out == modes_h == 1
-    result: torch.Tensor = torch.ops.turbofno.cuda_layer(
-        _ready(x).view(batch, c_in, rows_in, size[-1]),
-        _ready(by_mode),
+    this = Layer(
+        _ready(mode_major(weight)).view(*modes, *weight.shape[:2]),
         None if skip_weight is None else _ready(skip_weight),
         None if bias is None else _ready(bias),
-        _last_axis_analysis(size[-1], modes_w, torch.float32, device),
-        _last_axis_synthesis(out_size[-1], modes_w, torch.float32, device),
-        None if one_row else _column_sums(rows_in, modes_h, device, analysis=True),
-        None if one_row else _column_sums(rows_out, modes_h, device, analysis=False),
-        _ACTIVATIONS.index(activation),
-        rows_out,
-        out_size[-1],
+        activation,
     )
-    return result.view(batch, weight.shape[1], *out_size)
+    field = _ready(x.to(field_dtype(precision))).view(*x.shape[:2], *size)
+    y, _ = stages.rows(stages.mix(stages.analyze(field), this), field, this, last=True)
+    return y.to(x.dtype).view(x.shape[0], weight.shape[1], *out_size)

@@ -140,24 +140,63 @@ def _frequencies_to_sums(z: torch.Tensor, axis: int) -> torch.Tensor:
     return torch.cat([even, odd * 1j], dim=axis)
 
 
+def analyze_last(x: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` coefficients of the last axis: real [.., n] -> complex [.., count]."""
+    table = _last_axis_analysis(x.shape[-1], count, x.dtype, x.device)
+    sums = x.reshape(-1, x.shape[-1]) @ table
+    return torch.view_as_complex(sums.view(*x.shape[:-1], count, 2))
+
+
+def analyze_others(spectra: torch.Tensor, others: Sequence[int]) -> torch.Tensor:
+    """Kept modes of the axes before the last: complex [batch, channels, *sizes, last] -> [*modes, batch, channels]."""
+    batch, channels, *sizes, last = spectra.shape
+    sums = torch.view_as_real(spectra).reshape(batch * channels, *sizes, 2 * last)
+    for axis in reversed(range(len(others))):
+        table = _other_axis(sizes[axis], others[axis], sums.dtype, sums.device, analysis=True)
+        before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
+        flat = sums.reshape(math.prod(before), sizes[axis], math.prod(after))
+        sums = torch.matmul(table, flat).view(*before, table.shape[0], *after)
+    z = torch.view_as_complex(sums.view(*sums.shape[:-1], last, 2))
+    for axis, count in enumerate(others, start=1):
+        z = _sums_to_frequencies(z, axis, count)
+    return z.movedim(0, -1).reshape(*others, last, batch, channels)
+
+
 def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
     """Fourier coefficients of the kept modes: real [batch, channels, *size] -> complex [*modes, batch, channels].
 
     Scaled by 1 / prod(size), so that a coefficient does not depend on the grid.
     """
-    batch, channels, *size = x.shape
     *others, last = modes
-    sums = x.reshape(-1, size[-1]) @ _last_axis_analysis(size[-1], last, x.dtype, x.device)
-    sums = sums.view(batch * channels, *size[:-1], 2 * last)
-    for axis in reversed(range(len(others))):
-        table = _other_axis(size[axis], others[axis], x.dtype, x.device, analysis=True)
+    return analyze_others(analyze_last(x, last), others)
+
+
+def synthesize_others(z: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The inverse on the axes before the last: complex [*modes, batch, channels] -> [batch, channels, *sizes, last]."""
+    *others, last, batch, channels = z.shape
+    z = z.reshape(*others, last, batch * channels).movedim(-1, 0)
+    for axis in range(1, len(others) + 1):
+        z = _frequencies_to_sums(z, axis)
+    sums = torch.view_as_real(z.contiguous()).flatten(-2)
+    for axis, count in enumerate(others):
+        table = _other_axis(sizes[axis], count, sums.dtype, sums.device, analysis=False)
         before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
-        flat = sums.reshape(math.prod(before), size[axis], math.prod(after))
-        sums = torch.matmul(table, flat).view(*before, table.shape[0], *after)
-    z = torch.view_as_complex(sums.view(*sums.shape[:-1], last, 2))
-    for axis, count in enumerate(others, start=1):
-        z = _sums_to_frequencies(z, axis, count)
-    return z.movedim(0, -1).reshape(*modes, batch, channels)
+        flat = sums.reshape(math.prod(before), table.shape[1], math.prod(after))
+        sums = torch.matmul(table, flat).view(*before, sizes[axis], *after)
+    return torch.view_as_complex(sums.reshape(batch, channels, *sizes, last, 2))
+
+
+def synthesize_last(
+    spectra: torch.Tensor, size: int, *, onto: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The real rows of the given coefficients: complex [.., count] -> real [.., size], added to `onto` if given."""
+    *shape, last = spectra.shape
+    rows = torch.view_as_real(spectra).reshape(-1, 2 * last)
+    table = _last_axis_synthesis(size, last, rows.dtype, rows.device)
+    if onto is None:
+        return (rows @ table).view(*shape, size)
+    onto.view(-1, size).addmm_(rows, table)
+    return onto
 
 
 def synthesize(
@@ -168,20 +207,5 @@ def synthesize(
     Complex [*modes, batch, channels] -> real [batch, channels, *size]. With `onto`, a contiguous
     tensor of that shape, the field is added to it in place.
     """
-    *modes, batch, channels = z.shape
-    *others, last = modes
-    z = z.reshape(*modes, batch * channels).movedim(-1, 0)
-    for axis in range(1, len(modes)):
-        z = _frequencies_to_sums(z, axis)
-    sums = torch.view_as_real(z.contiguous()).flatten(-2)
-    for axis, count in enumerate(others):
-        table = _other_axis(size[axis], count, sums.dtype, sums.device, analysis=False)
-        before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
-        flat = sums.reshape(math.prod(before), table.shape[1], math.prod(after))
-        sums = torch.matmul(table, flat).view(*before, size[axis], *after)
-    rows = sums.reshape(-1, 2 * last)
-    table = _last_axis_synthesis(size[-1], last, rows.dtype, rows.device)
-    if onto is None:
-        return (rows @ table).view(batch, channels, *size)
-    onto.view(-1, size[-1]).addmm_(rows, table)
-    return onto
+    *sizes, last = size
+    return synthesize_last(synthesize_others(z, sizes), last, onto=onto)

@@ -7,84 +7,59 @@ op, at run time, so that a compiled or exported graph holds one opaque node and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 from torch.library import Library
 
 from turbofno_ops import _cuda, _gemm, _reference
+from turbofno_ops._activations import ACTIVATE_IN_PLACE
+from turbofno_ops._channels import mix, mode_major, skip_and_bias
 from turbofno_ops._modes import column_weights
 from turbofno_ops.dispatch import Choice, choose, choose_for, log_fallback, record
 
 _IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": _reference, "gemm": _gemm}
 
-ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-    "tanh": torch.tanh,
-}
-
-_ACTIVATE_IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu_,
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_tanh": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
-    "silu": lambda x: torch.nn.functional.silu(x, inplace=True),
-    "tanh": torch.tanh_,
-}
-
 _library = Library("turbofno", "DEF")
-_library.define("spectral_conv(Tensor x, Tensor weight, SymInt[] out_size, str backend) -> Tensor")
+_library.define(
+    "spectral_conv(Tensor x, Tensor weight, SymInt[] out_size, str backend, "
+    "str precision='fp32') -> Tensor"
+)
 _library.define(
     "spectral_conv_backward(Tensor grad, Tensor x, Tensor weight, str backend) -> (Tensor, Tensor)"
 )
 _library.define(
     "fourier_layer(Tensor x, Tensor weight, Tensor? skip_weight, Tensor? bias, "
-    "str activation, str backend) -> Tensor"
-)
-# What the library of CUDA kernels implements (csrc/bindings/torch_cuda.cpp)
-_library.define(
-    "cuda_layer(Tensor x, Tensor weight, Tensor? skip, Tensor? bias, Tensor row_analysis, "
-    "Tensor row_synthesis, Tensor? column_analysis, Tensor? column_synthesis, int activation, "
-    "SymInt h_out, SymInt w_out) -> Tensor"
+    "str activation, str backend, str precision='fp32') -> Tensor"
 )
 
 
-def _select(x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str) -> Choice:
-    choice = choose_for(x, weight, out_size, requested=backend)
+def _select(
+    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str, precision: str
+) -> Choice:
+    choice = choose_for(x, weight, out_size, requested=backend, precision=precision)
     record(choice)
     log_fallback(choice)
     return choice
 
 
-def _mode_major(weight: torch.Tensor) -> torch.Tensor:
-    """[c_in, c_out, *modes] -> [prod(modes), c_in, c_out]; free if the weight is stored that way."""
-    axes = range(2, weight.ndim)
-    return weight.permute(*axes, 0, 1).reshape(-1, weight.shape[0], weight.shape[1])
-
-
-def _mix(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each mode's own channel mixing: [*modes, batch, c_in] by [c_in, c_out, *modes]."""
-    *modes, batch, c_in = z.shape
-    # contiguous first: a batched complex product of strided matrices is several times slower
-    mixed = torch.bmm(z.reshape(-1, batch, c_in).contiguous(), _mode_major(weight))
-    return mixed.view(*modes, batch, weight.shape[1])
-
-
 def _spectral_conv(
-    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out_size: Sequence[int],
+    backend: str,
+    precision: str = "fp32",
 ) -> torch.Tensor:
     if x.shape[0] == 0:
-        return _fake_spectral_conv(x, weight, out_size, backend)
-    choice = _select(x, weight, out_size, backend)
+        return _fake_spectral_conv(x, weight, out_size, backend, precision)
+    choice = _select(x, weight, out_size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda.layer(x, weight, None, None, "none", out_size)
+        return _cuda.layer(x, weight, None, None, "none", out_size, precision)
     run = _IMPLEMENTATIONS[choice.backend]
-    field: torch.Tensor = run.synthesize(_mix(run.analyze(x, weight.shape[2:]), weight), out_size)
+    field: torch.Tensor = run.synthesize(
+        mix(run.analyze(x, weight.shape[2:]), mode_major(weight)), out_size
+    )
     return field
 
 
@@ -114,7 +89,9 @@ def _spectral_conv_backward(
     batch, c_in, c_out = x.shape[0], *weight.shape[:2]
     flat_g = g_out.reshape(-1, batch, c_out)
     g_weight = torch.bmm(z_in.reshape(-1, batch, c_in).mH, flat_g)
-    g_in = torch.bmm(flat_g, _mode_major(weight).mH).view(*modes, batch, c_in)
+    g_in = torch.bmm(flat_g, mode_major(weight).reshape(-1, c_in, c_out).mH).view(
+        *modes, batch, c_in
+    )
     g_x = run.synthesize(g_in / weights(size), size)
     g_weight = g_weight.view(*modes, c_in, c_out).movedim((-2, -1), (0, 1))
     return g_x, g_weight.contiguous()
@@ -127,41 +104,29 @@ def _fourier_layer(
     bias: torch.Tensor | None,
     activation: str,
     backend: str,
+    precision: str = "fp32",
 ) -> torch.Tensor:
     if x.shape[0] == 0:
-        return _fake_fourier_layer(x, weight, skip_weight, bias, activation, backend)
-    size, c_out = x.shape[2:], weight.shape[1]
-    choice = _select(x, weight, size, backend)
+        return _fake_fourier_layer(x, weight, skip_weight, bias, activation, backend, precision)
+    size = x.shape[2:]
+    choice = _select(x, weight, size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda.layer(x, weight, skip_weight, bias, activation, size)
+        return _cuda.layer(x, weight, skip_weight, bias, activation, size, precision)
     run = _IMPLEMENTATIONS[choice.backend]
-    z = _mix(run.analyze(x, weight.shape[2:]), weight)
-    y = _pointwise(x, skip_weight, bias, c_out)
+    z = mix(run.analyze(x, weight.shape[2:]), mode_major(weight))
+    y = skip_and_bias(x, skip_weight, bias, (x.shape[0], weight.shape[1], *size))
     y = run.synthesize(z, size) if y is None else run.synthesize(z, size, onto=y)
-    return _ACTIVATE_IN_PLACE[activation](y)
-
-
-def _pointwise(
-    x: torch.Tensor, skip_weight: torch.Tensor | None, bias: torch.Tensor | None, c_out: int
-) -> torch.Tensor | None:
-    """skip_weight x + bias as a new contiguous tensor [batch, c_out, *size], or None if there is neither."""
-    shape = (x.shape[0], c_out, *x.shape[2:])
-    if skip_weight is None:
-        return (
-            None
-            if bias is None
-            else bias.view(-1, *[1] * (x.ndim - 2)).repeat(shape[0], 1, *shape[2:])
-        )
-    weight = skip_weight.expand(x.shape[0], -1, -1)
-    if bias is None:
-        return torch.bmm(weight, x.flatten(2)).view(shape)
-    return torch.baddbmm(bias[:, None], weight, x.flatten(2)).view(shape)
+    return ACTIVATE_IN_PLACE[activation](y)
 
 
 def _fake_spectral_conv(
-    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], backend: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out_size: Sequence[int],
+    backend: str,
+    precision: str = "fp32",
 ) -> torch.Tensor:
-    del backend
+    del backend, precision
     return x.new_empty((x.shape[0], weight.shape[1], *out_size))
 
 
@@ -179,14 +144,10 @@ def _fake_fourier_layer(
     bias: torch.Tensor | None,
     activation: str,
     backend: str,
+    precision: str = "fp32",
 ) -> torch.Tensor:
-    del skip_weight, bias, activation, backend
+    del skip_weight, bias, activation, backend, precision
     return x.new_empty((x.shape[0], weight.shape[1], *x.shape[2:]))
-
-
-def _fake_cuda_layer(x: torch.Tensor, weight: torch.Tensor, *others: int) -> torch.Tensor:
-    *_, h_out, w_out = others
-    return x.new_empty((x.shape[0], weight.shape[3], h_out, w_out))
 
 
 for _name, _run, _fake in (
@@ -196,12 +157,11 @@ for _name, _run, _fake in (
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
-torch.library.register_fake("turbofno::cuda_layer", _fake_cuda_layer, lib=_library)
 
 
 def _save_spectral_conv(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     del output
-    x, weight, _, ctx.backend = inputs
+    x, weight, _, ctx.backend, _ = inputs
     ctx.save_for_backward(x, weight)
 
 
@@ -210,7 +170,7 @@ def _differentiate_spectral_conv(ctx, grad):  # type: ignore[no-untyped-def]
     g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(
         grad.contiguous(), x, weight, ctx.backend
     )
-    return g_x, g_weight, None, None
+    return g_x, g_weight, None, None, None
 
 
 def _activation_gradient(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -230,7 +190,7 @@ def _activation_gradient(activation: str, grad: torch.Tensor, before: torch.Tens
 
 def _save_fourier_layer(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     del output
-    x, weight, skip_weight, bias, ctx.activation, ctx.backend = inputs
+    x, weight, skip_weight, bias, ctx.activation, ctx.backend, _ = inputs
     ctx.save_for_backward(x, weight, skip_weight, bias)
 
 
@@ -248,7 +208,7 @@ def _differentiate_fourier_layer(ctx, grad):  # type: ignore[no-untyped-def]
         g_skip = torch.einsum("bon,bin->oi", flat, x.flatten(2))
     if bias is not None:
         g_bias = flat.sum((0, 2))
-    return g_x, g_weight, g_skip, g_bias, None, None
+    return g_x, g_weight, g_skip, g_bias, None, None, None
 
 
 torch.library.register_autograd(

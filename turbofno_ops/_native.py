@@ -20,20 +20,30 @@ class NativeStatus:
     detail: str
 
 
-class LayerShape(ctypes.Structure):
-    """turbofno_layer of csrc/api/turbofno.h; its pointers stay null here."""
-
-    _fields_ = (
-        ("batch", ctypes.c_int64),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                *("c_in", "c_out", "h_in", "w_in", "h_out", "w_out"),
-                *("modes_h", "modes_w", "activation", "multiprocessors"),
-            )
-        ),
-        ("pointers", ctypes.c_void_p * 10),
+def _structure(name: str, sizes: tuple[str, ...], pointers: int) -> type[ctypes.Structure]:
+    """A struct of csrc/api/turbofno.h; its pointers stay null here."""
+    first, *others = sizes
+    fields = (
+        (first, ctypes.c_int64),
+        *((other, ctypes.c_int32) for other in others),
+        ("precision", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
+        ("pointers", ctypes.c_void_p * pointers),
     )
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+STAGES = {
+    "analysis": _structure("turbofno_analysis", ("rows", "points", "modes"), 4),
+    "mix": _structure(
+        "turbofno_mix", ("batch", "c_in", "c_out", "h_in", "h_out", "modes_h", "modes_w"), 6
+    ),
+    "rows": _structure(
+        "turbofno_rows",
+        ("batch", "c_in", "c_out", "h", "w", "modes", "next_modes", "projected", "activation"),
+        12,
+    ),
+}
 
 
 def _candidates() -> list[Path]:
@@ -63,10 +73,13 @@ def native_status() -> NativeStatus:
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the C functions that need no GPU their types."""
-    library.turbofno_unsupported.argtypes = [ctypes.POINTER(LayerShape)]
-    library.turbofno_unsupported.restype = ctypes.c_char_p
-    library.turbofno_workspace_bytes.argtypes = [ctypes.POINTER(LayerShape)]
-    library.turbofno_workspace_bytes.restype = ctypes.c_size_t
+    for stage, structure in STAGES.items():
+        for what, result in (
+            ("unsupported", ctypes.c_char_p),
+            ("workspace_bytes", ctypes.c_size_t),
+        ):
+            function = getattr(library, f"turbofno_{stage}_{what}")
+            function.argtypes, function.restype = [ctypes.POINTER(structure)], result
     return library
 
 
@@ -75,35 +88,9 @@ def _library() -> ctypes.CDLL:
     return declare(ctypes.CDLL(native_status().detail))
 
 
-def layer_shape(
-    batch: int,
-    channels: tuple[int, int],
-    size: tuple[int, ...],
-    out_size: tuple[int, ...],
-    modes: tuple[int, ...],
-) -> LayerShape:
-    """One 1D or 2D layer as the C interface describes it; 1D is 2D with one row."""
-    ones = (1,) * (2 - len(size))
-    return LayerShape(
-        batch=batch,
-        c_in=channels[0],
-        c_out=channels[1],
-        **dict(zip(("h_in", "w_in"), ones + size, strict=True)),
-        **dict(zip(("h_out", "w_out"), ones + out_size, strict=True)),
-        **dict(zip(("modes_h", "modes_w"), ones + modes, strict=True)),
-        multiprocessors=1,
-    )
-
-
 @lru_cache(maxsize=4096)
-def unsupported(
-    batch: int,
-    channels: tuple[int, int],
-    size: tuple[int, ...],
-    out_size: tuple[int, ...],
-    modes: tuple[int, ...],
-) -> str | None:
-    """Why the loaded kernels do not serve this shape, in words, or None if they do."""
-    shape = layer_shape(batch, channels, size, out_size, modes)
-    reason: bytes | None = _library().turbofno_unsupported(ctypes.byref(shape))
+def unsupported(stage: str, **sizes: int) -> str | None:
+    """Why the loaded kernels do not serve a stage ('analysis', 'mix', 'rows') of these sizes, or None if they do."""
+    shape = STAGES[stage](**sizes, multiprocessors=1)
+    reason: bytes | None = getattr(_library(), f"turbofno_{stage}_unsupported")(ctypes.byref(shape))
     return reason.decode() if reason is not None else None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from turbofno_ops._modes import axis_limits
+from turbofno_ops.description import PRECISIONS
 from turbofno_ops.dispatch import BACKENDS
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -16,6 +17,12 @@ def check_backend(op: str, backend: str) -> None:
     """Raise ValueError unless `backend` is 'auto' or a known backend."""
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"{op}: backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
+
+
+def check_precision(op: str, precision: str) -> None:
+    """Raise ValueError unless `precision` is a known policy."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"{op}: precision must be one of {PRECISIONS}, got {precision!r}")
 
 
 def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> None:

@@ -117,22 +117,38 @@ def explain(
     *,
     out_size: Sequence[int] | None = None,
     backend: str = "auto",
+    precision: str = "fp32",
 ) -> Choice:
-    """What `spectral_conv(x, weight, out_size=..., backend=...)` would run, and why. Runs nothing."""
-    return choose_for(x, weight, tuple(out_size or x.shape[2:]), requested=backend)
+    """What `spectral_conv` would run with these arguments, and why. Runs nothing."""
+    return choose_for(
+        x, weight, tuple(out_size or x.shape[2:]), requested=backend, precision=precision
+    )
 
 
 def choose_for(
-    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], *, requested: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out_size: Sequence[int],
+    *,
+    requested: str,
+    precision: str,
 ) -> Choice:
     """`choose` for these tensors; on a GPU the reason says why the CUDA kernels were passed over."""
-    refused = _cuda.refusal(x, weight, out_size)
+    refused = _cuda.refusal(x, weight, out_size, precision)
     choice = choose(
         weight.shape[2:], x.shape[2:], out_size, requested=requested, cuda_refusal=refused
     )
+    if precision != "fp32":
+        choice = Choice(choice.backend, f"{choice.reason}; {_computed_in(choice, precision)}")
     if requested != "auto" or refused is None or not x.is_cuda:
         return choice
     return Choice(choice.backend, f"{_PASSED_OVER}{refused}; {choice.reason}")
+
+
+def _computed_in(choice: Choice, precision: str) -> str:
+    if choice.backend == "cuda":
+        return f"in {precision}"
+    return f"in x's own precision, which is finer than {precision}"
 
 
 def log_fallback(choice: Choice) -> None:

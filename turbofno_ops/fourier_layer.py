@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from turbofno_ops._library import ACTIVATION_FUNCTIONS
-from turbofno_ops._validation import check_backend, check_field_and_weight, check_modes_fit
-
-ACTIVATIONS = tuple(ACTIVATION_FUNCTIONS)
+from turbofno_ops import _library  # noqa: F401  registers torch.ops.turbofno
+from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._validation import (
+    check_backend,
+    check_field_and_weight,
+    check_modes_fit,
+    check_precision,
+)
 
 
 def fourier_layer(
@@ -18,6 +22,7 @@ def fourier_layer(
     bias: torch.Tensor | None = None,
     activation: str = "none",
     backend: str = "auto",
+    precision: str = "fp32",
 ) -> torch.Tensor:
     """activation(spectral_conv(x, weight) + skip_weight x + bias), on x's own grid.
 
@@ -30,6 +35,9 @@ def fourier_layer(
         bias: x's dtype [c_out], or None.
         activation: One of `ACTIVATIONS`; 'gelu' is the exact one (erf).
         backend: 'auto', 'reference', 'gemm' or 'cuda', as `spectral_conv` takes it.
+        precision: 'fp32' (the error of float32 arithmetic), 'tf32' (products of operands rounded to 11
+            significant bits) or 'bf16' (x and the result also rounded to bfloat16, 8 bits). Only the cuda
+            backend rounds; the others compute in x's dtype, so never coarser than asked for.
 
     Returns:
         Real field [batch, c_out, *grid], dtype and device of x.
@@ -47,9 +55,10 @@ def fourier_layer(
     """
     op = "fourier_layer"
     check_backend(op, backend)
+    check_precision(op, precision)
     check_field_and_weight(op, x, weight)
     check_modes_fit(op, weight.shape[2:], x.shape[2:], "the grid")
-    if activation not in ACTIVATION_FUNCTIONS:
+    if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation must be one of {ACTIVATIONS}, got {activation!r}")
     c_in, c_out = weight.shape[:2]
     for name, tensor, shape in (
@@ -65,6 +74,6 @@ def fourier_layer(
         if tensor.device != x.device:
             raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
     result: torch.Tensor = torch.ops.turbofno.fourier_layer(
-        x, weight, skip_weight, bias, activation, backend
+        x, weight, skip_weight, bias, activation, backend, precision
     )
     return result

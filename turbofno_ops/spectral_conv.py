@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from turbofno_ops import _library  # noqa: F401  registers torch.ops.turbofno
-from turbofno_ops._validation import check_backend, check_field_and_weight, check_modes_fit
+from turbofno_ops._validation import (
+    check_backend,
+    check_field_and_weight,
+    check_modes_fit,
+    check_precision,
+)
 
 
 def spectral_conv(
@@ -16,6 +21,7 @@ def spectral_conv(
     *,
     out_size: Sequence[int] | None = None,
     backend: str = "auto",
+    precision: str = "fp32",
 ) -> torch.Tensor:
     """Multiply the kept Fourier coefficients of a field by one complex matrix a mode.
 
@@ -34,6 +40,9 @@ def spectral_conv(
         out_size: Grid of the result if it differs from x's (zero-shot super-resolution).
         backend: 'auto', 'reference' (torch.fft), 'gemm' (truncated DFT as matrix products) or 'cuda' (our
             kernels: float32 on a GPU, 1 or 2 grid axes).
+        precision: 'fp32' (the error of float32 arithmetic), 'tf32' (products of operands rounded to 11
+            significant bits) or 'bf16' (x and the result also rounded to bfloat16, 8 bits). Only the cuda
+            backend rounds; the others compute in x's dtype, so never coarser than asked for.
 
     Returns:
         Real field [batch, c_out, *out_size], dtype and device of x.
@@ -49,6 +58,7 @@ def spectral_conv(
         torch.Size([4, 16, 85, 64])
     """
     check_backend("spectral_conv", backend)
+    check_precision("spectral_conv", precision)
     check_field_and_weight("spectral_conv", x, weight)
     size = x.shape[2:]
     target = size if out_size is None else out_size
@@ -58,5 +68,5 @@ def spectral_conv(
         )
     check_modes_fit("spectral_conv", weight.shape[2:], size, "the input grid")
     check_modes_fit("spectral_conv", weight.shape[2:], target, "the output grid")
-    result: torch.Tensor = torch.ops.turbofno.spectral_conv(x, weight, target, backend)
+    result: torch.Tensor = torch.ops.turbofno.spectral_conv(x, weight, target, backend, precision)
     return result

@@ -1,4 +1,4 @@
-// turbofno::cuda_layer for CUDA tensors, through LibTorch's stable ABI. Schema, fake and checks stand in Python.
+// The stages as ops for CUDA tensors, through LibTorch's stable ABI. Schemas and fakes stand in Python.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -9,8 +9,10 @@
 
 #include <cuda_runtime.h>
 
+#include <initializer_list>
 #include <mutex>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "../api/turbofno.h"
@@ -33,77 +35,200 @@ int multiprocessors(int device) {
     return known[size_t(device)];
 }
 
-void run(turbofno_status status, const char *stage) {
-    STD_TORCH_CHECK(status == TURBOFNO_OK, "turbofno: ", stage, " failed (status ", int(status),
-                    "); CUDA says: ", turbofno_last_cuda_error());
-}
-
-const float *input(const Tensor &tensor, const Tensor &x, const char *name, ScalarType dtype, int64_t numel) {
-    STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == x.get_device_index(), "turbofno: ", name,
-                    " must be on the CUDA device of x");
-    STD_TORCH_CHECK(tensor.scalar_type() == dtype, "turbofno: ", name, " has the wrong dtype");
-    STD_TORCH_CHECK(tensor.is_contiguous() && tensor.numel() == numel, "turbofno: ", name, " must be contiguous with ",
-                    numel, " elements, got ", tensor.numel());
-    const void *data = tensor.const_data_ptr();
-    STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % 16 == 0, "turbofno: ", name, " is not aligned to 16 bytes");
-    return static_cast<const float *>(data);
-}
-
-Tensor cuda_layer(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &skip,
-                  const std::optional<Tensor> &bias, const Tensor &row_analysis, const Tensor &row_synthesis,
-                  const std::optional<Tensor> &column_analysis, const std::optional<Tensor> &column_synthesis,
-                  int64_t activation, int64_t h_out, int64_t w_out) {
-    STD_TORCH_CHECK(x.dim() == 4 && weight.dim() == 4, "turbofno: x and weight must have four axes");
-    turbofno_layer layer{};
-    layer.batch = x.size(0);
-    layer.c_in = int32_t(x.size(1));
-    layer.h_in = int32_t(x.size(2));
-    layer.w_in = int32_t(x.size(3));
-    layer.modes_h = int32_t(weight.size(0));
-    layer.modes_w = int32_t(weight.size(1));
-    layer.c_out = int32_t(weight.size(3));
-    layer.h_out = int32_t(h_out);
-    layer.w_out = int32_t(w_out);
-    layer.activation = int32_t(activation);
-    const int device = x.get_device_index();
-    layer.multiprocessors = multiprocessors(device);
-    const char *unsupported = turbofno_unsupported(&layer);
-    STD_TORCH_CHECK(unsupported == nullptr, "turbofno: ", unsupported);
-    STD_TORCH_CHECK(weight.size(2) == layer.c_in, "turbofno: weight does not fit x's channels");
-    STD_TORCH_CHECK(!skip.has_value() || (h_out == layer.h_in && w_out == layer.w_in),
-                    "turbofno: a skip needs one grid for input and output");
-
-    const auto f32 = ScalarType::Float;
-    layer.x = input(x, x, "x", f32, x.numel());
-    layer.weight = input(weight, x, "weight", ScalarType::ComplexFloat, weight.numel());
-    layer.row_analysis = input(row_analysis, x, "row_analysis", f32, 2LL * layer.w_in * layer.modes_w);
-    layer.row_synthesis = input(row_synthesis, x, "row_synthesis", f32, 2LL * layer.w_out * layer.modes_w);
-    if (skip.has_value()) layer.skip = input(*skip, x, "skip", f32, int64_t(layer.c_in) * layer.c_out);
-    if (bias.has_value()) layer.bias = input(*bias, x, "bias", f32, layer.c_out);
-    const int64_t sums = layer.modes_h / 2 + 1;
-    if (column_analysis.has_value()) {
-        layer.column_analysis = input(*column_analysis, x, "column_analysis", f32, 2 * sums * layer.h_in);
-    }
-    if (column_synthesis.has_value()) {
-        layer.column_synthesis = input(*column_synthesis, x, "column_synthesis", f32, 2 * sums * layer.h_out);
+// One call of a stage: the device of its first argument, that device's current stream, checked pointers.
+class Call {
+  public:
+    Call(const char *stage, const Tensor &on) : stage_(stage), on_(on), device_(on.get_device_index()), guard_(device_) {
+        void *stream = nullptr;
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_, &stream));
+        stream_ = static_cast<CUstream_st *>(stream);
     }
 
-    const torch::stable::accelerator::DeviceGuard guard(device);
-    void *stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-    Tensor y = torch::stable::new_empty(x, {layer.batch, layer.c_out, h_out, w_out});
-    const int64_t floats = int64_t(turbofno_workspace_bytes(&layer) / sizeof(float));
-    Tensor workspace = torch::stable::new_empty(x, {floats});
-    layer.y = static_cast<float *>(y.mutable_data_ptr());
-    layer.workspace = workspace.mutable_data_ptr();
+    int32_t processors() const { return multiprocessors(device_); }
 
-    auto *cuda_stream = static_cast<CUstream_st *>(stream);
-    run(turbofno_analyze_rows(&layer, cuda_stream), "analyze_rows");
-    run(turbofno_spectral_mix(&layer, cuda_stream), "spectral_mix");
-    run(turbofno_fourier_rows(&layer, cuda_stream), "fourier_rows");
-    return y;
+    void serves(const char *unsupported) const {
+        STD_TORCH_CHECK(unsupported == nullptr, "turbofno: ", stage_, ": ", unsupported);
+    }
+
+    void fits(bool holds, const char *what) const { STD_TORCH_CHECK(holds, "turbofno: ", stage_, ": ", what); }
+
+    const void *bytes(const Tensor &tensor, const char *name) const {
+        STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == device_, "turbofno: ", stage_, ": ", name,
+                        " is not on the device of the first argument");
+        STD_TORCH_CHECK(tensor.is_contiguous(), "turbofno: ", stage_, ": ", name, " is not contiguous");
+        const void *data = tensor.const_data_ptr();
+        STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % 16 == 0, "turbofno: ", stage_, ": ", name,
+                        " is not aligned to 16 bytes");
+        return data;
+    }
+
+    const void *bytes(const std::optional<Tensor> &tensor, const char *name) const {
+        return tensor.has_value() ? bytes(*tensor, name) : nullptr;
+    }
+
+    const float *floats(const Tensor &tensor, const char *name, ScalarType dtype, int64_t numel) const {
+        typed(tensor, name, dtype, numel);
+        return static_cast<const float *>(bytes(tensor, name));
+    }
+
+    const float *floats(const std::optional<Tensor> &tensor, const char *name, int64_t numel) const {
+        return tensor.has_value() ? floats(*tensor, name, ScalarType::Float, numel) : nullptr;
+    }
+
+    const void *field(const Tensor &tensor, const char *name, int32_t precision, int64_t numel) const {
+        typed(tensor, name, field_type(precision), numel);
+        return bytes(tensor, name);
+    }
+
+    Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
+        return torch::stable::new_empty(on_, shape, dtype);
+    }
+
+    Tensor workspace(size_t count) const { return empty({int64_t(count)}, ScalarType::Byte); }
+
+    static ScalarType field_type(int32_t precision) {
+        return precision == TURBOFNO_BF16 ? ScalarType::BFloat16 : ScalarType::Float;
+    }
+
+    template <typename Stage> void run(turbofno_status (*launch)(const Stage *, CUstream_st *), const Stage &stage) const {
+        const turbofno_status status = launch(&stage, stream_);
+        STD_TORCH_CHECK(status == TURBOFNO_OK, "turbofno: ", stage_, " failed (status ", int(status),
+                        "); CUDA says: ", turbofno_last_cuda_error());
+    }
+
+  private:
+    void typed(const Tensor &tensor, const char *name, ScalarType dtype, int64_t numel) const {
+        STD_TORCH_CHECK(tensor.scalar_type() == dtype, "turbofno: ", stage_, ": ", name, " has the wrong dtype");
+        STD_TORCH_CHECK(tensor.numel() == numel, "turbofno: ", stage_, ": ", name, " must have ", numel,
+                        " elements, got ", tensor.numel());
+    }
+
+    const char *stage_;
+    const Tensor &on_;
+    int device_;
+    torch::stable::accelerator::DeviceGuard guard_;
+    CUstream_st *stream_ = nullptr;
+};
+
+Tensor analyze_rows(const Tensor &x, const Tensor &table, int64_t modes, int64_t precision) {
+    const Call call("analyze_rows", x);
+    call.fits(x.dim() == 4, "x must be [batch, channels, h, w]");
+    turbofno_analysis analysis{};
+    analysis.rows = x.size(0) * x.size(1) * x.size(2);
+    analysis.points = int32_t(x.size(3));
+    analysis.modes = int32_t(modes);
+    analysis.precision = int32_t(precision);
+    analysis.multiprocessors = call.processors();
+    call.serves(turbofno_analysis_unsupported(&analysis));
+    Tensor spectra = call.empty({x.size(0), x.size(1), x.size(2), modes}, ScalarType::ComplexFloat);
+    Tensor workspace = call.workspace(turbofno_analysis_workspace_bytes(&analysis));
+    analysis.x = call.field(x, "x", analysis.precision, x.numel());
+    analysis.table = call.bytes(table, "table");
+    analysis.spectra = static_cast<float *>(spectra.mutable_data_ptr());
+    analysis.workspace = workspace.mutable_data_ptr();
+    call.run(turbofno_analyze_rows, analysis);
+    return spectra;
+}
+
+Tensor spectral_mix(const Tensor &spectra, const Tensor &weight, const std::optional<Tensor> &column_analysis,
+                    const std::optional<Tensor> &column_synthesis, int64_t h_out, int64_t precision) {
+    const Call call("spectral_mix", spectra);
+    call.fits(spectra.dim() == 4 && weight.dim() == 4, "spectra and weight must have four axes");
+    call.fits(weight.size(1) == spectra.size(3) && weight.size(2) == spectra.size(1), "weight does not fit spectra");
+    turbofno_mix mix{};
+    mix.batch = spectra.size(0);
+    mix.c_in = int32_t(weight.size(2));
+    mix.c_out = int32_t(weight.size(3));
+    mix.h_in = int32_t(spectra.size(2));
+    mix.h_out = int32_t(h_out);
+    mix.modes_h = int32_t(weight.size(0));
+    mix.modes_w = int32_t(weight.size(1));
+    mix.precision = int32_t(precision);
+    mix.multiprocessors = call.processors();
+    call.serves(turbofno_mix_unsupported(&mix));
+    Tensor mixed = call.empty({mix.batch, mix.c_out, h_out, mix.modes_w}, ScalarType::ComplexFloat);
+    Tensor workspace = call.workspace(turbofno_mix_workspace_bytes(&mix));
+    mix.spectra = call.floats(spectra, "spectra", ScalarType::ComplexFloat, spectra.numel());
+    mix.weight = call.floats(weight, "weight", ScalarType::ComplexFloat, weight.numel());
+    mix.column_analysis = call.bytes(column_analysis, "column_analysis");
+    mix.column_synthesis = call.bytes(column_synthesis, "column_synthesis");
+    mix.mixed = static_cast<float *>(mixed.mutable_data_ptr());
+    mix.workspace = workspace.mutable_data_ptr();
+    call.run(turbofno_spectral_mix, mix);
+    return mixed;
+}
+
+// What fourier_rows and project_rows share: the spectra's synthesis, skip, bias and activation.
+turbofno_rows synthesis(const Call &call, const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
+                        const std::optional<Tensor> &skip, const std::optional<Tensor> &bias, int64_t activation,
+                        int64_t w, int64_t precision) {
+    call.fits(spectra.dim() == 4, "spectra must be [batch, channels, h, modes]");
+    call.fits(x.has_value() == skip.has_value(), "x and skip go together");
+    turbofno_rows rows{};
+    rows.batch = spectra.size(0);
+    rows.c_out = int32_t(spectra.size(1));
+    rows.h = int32_t(spectra.size(2));
+    rows.w = int32_t(w);
+    rows.modes = int32_t(spectra.size(3));
+    rows.activation = int32_t(activation);
+    rows.precision = int32_t(precision);
+    rows.multiprocessors = call.processors();
+    rows.spectra = call.floats(spectra, "spectra", ScalarType::ComplexFloat, spectra.numel());
+    rows.table = call.bytes(table, "table");
+    if (x.has_value()) {
+        call.fits(x->dim() == 4, "x must be [batch, channels, h, w]");
+        rows.c_in = int32_t(x->size(1));
+        rows.x = call.field(*x, "x", rows.precision, rows.batch * rows.c_in * rows.h * w);
+    }
+    rows.skip = call.floats(skip, "skip", int64_t(rows.c_out) * rows.c_in);
+    rows.bias = call.floats(bias, "bias", rows.c_out);
+    return rows;
+}
+
+std::tuple<Tensor, Tensor> fourier_rows(const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
+                                        const std::optional<Tensor> &skip, const std::optional<Tensor> &bias,
+                                        const std::optional<Tensor> &next_table, int64_t next_modes,
+                                        int64_t activation, int64_t w, int64_t precision) {
+    const Call call("fourier_rows", spectra);
+    turbofno_rows rows = synthesis(call, spectra, table, x, skip, bias, activation, w, precision);
+    call.fits(next_table.has_value() == (next_modes > 0), "next_table and next_modes go together");
+    rows.next_modes = int32_t(next_modes);
+    call.serves(turbofno_rows_unsupported(&rows));
+    Tensor y = call.empty({rows.batch, rows.c_out, rows.h, w}, Call::field_type(rows.precision));
+    Tensor next = call.empty({rows.batch, rows.c_out, rows.h, next_modes}, ScalarType::ComplexFloat);
+    Tensor workspace = call.workspace(turbofno_rows_workspace_bytes(&rows));
+    rows.y = y.mutable_data_ptr();
+    rows.next_table = call.bytes(next_table, "next_table");
+    if (next_modes > 0) rows.next_spectra = static_cast<float *>(next.mutable_data_ptr());
+    rows.workspace = workspace.mutable_data_ptr();
+    call.run(turbofno_fourier_rows, rows);
+    return {y, next};
+}
+
+Tensor project_rows(const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
+                    const std::optional<Tensor> &skip, const std::optional<Tensor> &bias, const Tensor &projection,
+                    const std::optional<Tensor> &projection_bias, int64_t activation, int64_t w, int64_t precision) {
+    const Call call("project_rows", spectra);
+    turbofno_rows rows = synthesis(call, spectra, table, x, skip, bias, activation, w, precision);
+    call.fits(projection.dim() == 2, "projection must be [projected, channels]");
+    rows.projected = int32_t(projection.size(0));
+    call.serves(turbofno_rows_unsupported(&rows));
+    Tensor out = call.empty({rows.batch, rows.projected, rows.h, w}, ScalarType::Float);
+    Tensor workspace = call.workspace(turbofno_rows_workspace_bytes(&rows));
+    rows.projection =
+        call.floats(projection, "projection", ScalarType::Float, int64_t(rows.projected) * rows.c_out);
+    rows.projection_bias = call.floats(projection_bias, "projection_bias", rows.projected);
+    rows.out = static_cast<float *>(out.mutable_data_ptr());
+    rows.workspace = workspace.mutable_data_ptr();
+    call.run(turbofno_fourier_rows, rows);
+    return out;
 }
 
 } // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(turbofno, CUDA, m) { m.impl("cuda_layer", TORCH_BOX(&cuda_layer)); }
+STABLE_TORCH_LIBRARY_IMPL(turbofno, CUDA, m) {
+    m.impl("analyze_rows", TORCH_BOX(&analyze_rows));
+    m.impl("spectral_mix", TORCH_BOX(&spectral_mix));
+    m.impl("fourier_rows", TORCH_BOX(&fourier_rows));
+    m.impl("project_rows", TORCH_BOX(&project_rows));
+}
