@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import RESULTS
+from turbofno_ops import PRECISIONS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURE = "gpu_heatmap.png"
+_PEER_ERRORS = ("eager", "torch.compile")
 
 Row = dict[str, Any]
 
@@ -101,7 +103,7 @@ def gpu_layers(rows: list[Row]) -> list[str]:
                 _ratio(chained, _find(of, "turbofno in a chain", "bf16")),
             ]
         )
-        own = (_of(_find(of, "turbofno alone", p), "relative L2 error") for p in _PRECISIONS)
+        own = (_of(_find(of, "turbofno alone", p), "relative L2 error") for p in PRECISIONS)
         strict = _of(_find(of, "eager", "fp32"), "relative L2 error")
         errors.append([label, *own, *_peer_errors(of), strict, _of(direct, "relative L2 error")])
     return [
@@ -110,7 +112,8 @@ def gpu_layers(rows: list[Row]) -> list[str]:
         *_measured_on(rows[0]),
         "Spectral convolution, 1x1 skip, bias, GELU. ms of a layer and, in brackets, times the floor: the field read once",
         "and written once at the copy bandwidth of the same run, at bf16 half of that. PyTorch at its best of calls and",
-        'CUDA graph. "In a chain" is what one more such layer costs a compiled model; "alone" is one `fourier_layer`.',
+        'CUDA graph. "In a chain" is one of eight such layers back to back, as a compiled model runs them; "alone" is one',
+        "layer by itself.",
         "",
         *markdown(
             [
@@ -137,12 +140,8 @@ def gpu_layers(rows: list[Row]) -> list[str]:
         ),
         'Relative L2 error against float64. PyTorch runs the 1x1 convolution in TF32 by default; "strict" is without.',
         "",
-        *markdown(["layer", *_PRECISIONS, *_PEER_ERRORS, "eager strict", "cuFFT+cuBLAS"], errors),
+        *markdown(["layer", *PRECISIONS, *_PEER_ERRORS, "eager strict", "cuFFT+cuBLAS"], errors),
     ]
-
-
-_PRECISIONS = ("fp32", "tf32", "bf16")
-_PEER_ERRORS = ("eager", "torch.compile")
 
 
 def _peer_errors(rows: list[Row]) -> list[Any]:
@@ -154,7 +153,7 @@ def gpu_models(rows: list[Row]) -> list[str]:
     """Whole models on a GPU: fields a second, speed-ups, errors."""
     speeds, errors = [], []
     for of in _by(rows, "model", "batch"):
-        own = [_find(of, "turbofno", precision) for precision in _PRECISIONS]
+        own = [_find(of, "turbofno", precision) for precision in PRECISIONS]
         eager, graph = _find(of, "eager, call"), _find(of, "eager, graph")
         compiled, best = _find(of, "torch.compile, call"), _find(of, "torch.compile")
         label = [of[0]["model"], of[0]["batch"]]
@@ -177,11 +176,11 @@ def gpu_models(rows: list[Row]) -> list[str]:
         "Fields a second, and how many times faster ours is at fp32. Ours by calls of `compile_fno`'s result.",
         "",
         *markdown(
-            ["model", "batch", *_PRECISIONS, *peers, *(f"x {peer}" for peer in peers)], speeds
+            ["model", "batch", *PRECISIONS, *peers, *(f"x {peer}" for peer in peers)], speeds
         ),
         "Relative L2 error against float64:",
         "",
-        *markdown(["model", "batch", *_PRECISIONS, *_PEER_ERRORS, "eager strict"], errors),
+        *markdown(["model", "batch", *PRECISIONS, *_PEER_ERRORS, "eager strict"], errors),
     ]
 
 

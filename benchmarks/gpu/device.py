@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,6 @@ from turbofno_ops import native_status
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
-FIELD_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 _LEAST_ROUNDS = 7
 
 
@@ -75,7 +74,7 @@ def copy_bandwidth() -> float:
     """Bytes read and written each second by a large copy on the device."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
-    ms = milliseconds({"copy": lambda: target.copy_(source)}, calls=1, seconds=0.05)["copy"]
+    (ms,) = milliseconds([lambda: target.copy_(source)], seconds=0.05)
     return 2 * source.nbytes / (ms / 1e3)
 
 
@@ -115,26 +114,23 @@ def in_graph(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
     return run
 
 
-def milliseconds(
-    candidates: Mapping[str, Callable[[], object]], *, calls: int, seconds: float
-) -> dict[str, float]:
-    """Median device time of one call of each candidate, candidates in turn; each runs `calls` calls at once."""
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
-    for run in candidates.values():
+def milliseconds(runs: Sequence[Callable[[], object]], *, seconds: float) -> list[float]:
+    """Median device time of each run, in turn so that all see the same machine, for about `seconds` together."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for run in runs:
         run()
     torch.cuda.synchronize()
     spent = 0.0
-    while spent < seconds or len(next(iter(taken.values()))) < _LEAST_ROUNDS:
-        for name, run in candidates.items():
+    while spent < seconds or len(taken[0]) < _LEAST_ROUNDS:
+        for run, times in zip(runs, taken, strict=True):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             run()
             end.record()
             end.synchronize()
-            ms = start.elapsed_time(end)
-            taken[name].append(ms / calls)
-            spent += ms / 1e3
-    return {name: median(times) for name, times in taken.items()}
+            times.append(start.elapsed_time(end))
+            spent += times[-1] / 1e3
+    return [median(times) for times in taken]
 
 
 def ends(x: torch.Tensor) -> torch.Tensor:

@@ -30,16 +30,9 @@ def measure(layer: Layer, *, seconds: float) -> dict[str, object]:
         for name, call in (("turbofno", own), ("eager", theirs))
     }
     checked_error(layer.label, errors["turbofno"], LARGEST_ERROR["fp32"])
-    times = milliseconds(
-        {
-            f"{name} {how}": issue(call, inputs.fields)
-            for name, call in (("turbofno", own), ("eager", theirs))
-            for how, issue in (("call", each), ("graph", in_graph))
-        },
-        calls=len(inputs.fields),
-        seconds=seconds,
-    )
-    best = {name: min(times[f"{name} call"], times[f"{name} graph"]) for name in errors}
+    runs = [issue(call, inputs.fields) for call in (own, theirs) for issue in (each, in_graph)]
+    times = [ms / len(inputs.fields) for ms in milliseconds(runs, seconds=seconds)]
+    best = {"turbofno": min(times[:2]), "eager": min(times[2:])}
     return {
         "layer": layer.label,
         "batch": layer.batch,

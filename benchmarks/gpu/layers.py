@@ -1,8 +1,8 @@
 """Fourier layers: ours at each precision, alone and in a chain, against PyTorch and against cuFFT and cuBLAS.
 
-Every candidate runs on the inputs that it is checked on, against float64 on the CPU. "alone" is one call of
-`fourier_layer`: analysis, mix, rows. "in a chain" is what one more layer costs a compiled model: the difference of two
-models that differ only in how many such layers they have, divided by how many.
+Every candidate is checked on the inputs it is timed on, against float64 on the CPU. "alone" is one layer: analysis, mix,
+rows. "in a chain" is what it costs in a compiled model: a CUDA graph of several such layers back to back, mix and rows
+with the next layer's analysis in it, divided by how many.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from benchmarks.gpu import published
 from benchmarks.gpu.device import (
-    FIELD_DTYPES,
     Call,
     each,
     ends,
@@ -29,18 +28,13 @@ from benchmarks.gpu.device import (
 )
 from benchmarks.gpu.direct import DirectLayer
 from benchmarks.ops import Layer
-from turbofno_ops import (
-    PRECISIONS,
-    FNODescription,
-    FourierMap,
-    PointwiseMap,
-    compile_fno,
-    explain,
-    fourier_layer,
-)
+from turbofno_ops import PRECISIONS, _cuda, fourier_layer
+from turbofno_ops._channels import mode_major
+from turbofno_ops._stages import Layer as StageLayer
+from turbofno_ops._stages import two_axes
 
 LARGEST_ERROR = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}
-_LARGE_WEIGHT = 2**26
+_CHAIN = 8
 
 
 def _square(batch: int, channels: int, n: int, m: int) -> Layer:
@@ -84,29 +78,60 @@ def draw(layer: Layer) -> Inputs:
     )
 
 
-def truth(inputs: Inputs) -> torch.Tensor:
-    """The layer in float64 through torch.fft on the CPU, for the checked batch elements of the first field."""
-    return fourier_layer(
-        ends(inputs.fields[0]).cpu().double(),
-        inputs.weight.cpu().to(torch.complex128),
-        skip_weight=inputs.skip.cpu().double(),
-        bias=inputs.bias.cpu().double(),
-        activation="gelu",
-        backend="reference",
-    )
+def truth(inputs: Inputs, *, layers: int = 1) -> torch.Tensor:
+    """One layer or several in float64 through torch.fft on the CPU, for the checked batch elements of the first field."""
+    x = ends(inputs.fields[0]).cpu().double()
+    weight = inputs.weight.cpu().to(torch.complex128)
+    skip, bias = inputs.skip.cpu().double(), inputs.bias.cpu().double()
+    for _ in range(layers):
+        x = fourier_layer(
+            x, weight, skip_weight=skip, bias=bias, activation="gelu", backend="reference"
+        )
+    return x
 
 
 def ours(inputs: Inputs, precision: str) -> Call:
-    """The library's layer; at bf16 its field, skip and bias are bfloat16."""
-    dtype = FIELD_DTYPES[precision]
+    """The library's layer on the kernels; at bf16 on a field that is stored in bfloat16."""
+    weight, skip, bias = inputs.weight, inputs.skip, inputs.bias
+    if precision == "bf16":
+        return lambda x: _cuda.layer(x, weight, skip, bias, "gelu", x.shape[2:], precision)
     return partial(
         fourier_layer,
-        weight=inputs.weight,
-        skip_weight=inputs.skip.to(dtype),
-        bias=inputs.bias.to(dtype),
+        weight=weight,
+        skip_weight=skip,
+        bias=bias,
         activation="gelu",
+        backend="cuda",
         precision=precision,
     )
+
+
+class Chain:
+    """Eight equal layers back to back as a compiled model runs them, for the first field and its spectra."""
+
+    def __init__(self, layer: Layer, inputs: Inputs, precision: str) -> None:
+        modes = two_axes(layer.modes)
+        self._stages = _cuda.CudaStages(
+            two_axes(layer.size), modes, device=inputs.weight.device, precision=precision
+        )
+        weight = mode_major(inputs.weight).view(*modes, *inputs.weight.shape[:2])
+        self._layer = StageLayer(weight, inputs.skip, inputs.bias, "gelu")
+        field = inputs.fields[0].to(_cuda.field_dtype(precision))
+        self._field = field.view(*field.shape[:2], *two_axes(layer.size))
+        self._spectra = self._stages.analyze(self._field)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """All of them; the field is the chain's own, whatever x is."""
+        del x
+        return self.run(_CHAIN)
+
+    def run(self, length: int) -> torch.Tensor:
+        """The field after `length` layers, the next one's spectra made too: [batch, channels, h, w]."""
+        x, spectra = self._field, self._spectra
+        for _ in range(length):
+            mixed = self._stages.mix(spectra, self._layer)
+            x, spectra = self._stages.rows(mixed, x, self._layer, last=False)
+        return x
 
 
 def eager(inputs: Inputs) -> Call:
@@ -128,7 +153,10 @@ def checked_error(what: str, error: float, limit: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something that computes the layer: what it is called, its precision in words, its error, how to run it."""
+    """Something that computes the layer: what it is called, its precision in words, its error, how to run it.
+
+    A run is one call on each field, or `layers_each` layers.
+    """
 
     name: str
     backend: str
@@ -136,23 +164,25 @@ class Candidate:
     error: float
     run: Callable[[], object]
     bytes_each: int = 4
+    layers_each: int | None = None
 
 
 def _own(layer: Layer, inputs: Inputs, expected: torch.Tensor) -> Iterator[Candidate]:
+    after_two = truth(inputs, layers=2)
     for precision in PRECISIONS:
-        dtype = FIELD_DTYPES[precision]
+        dtype, limit = _cuda.field_dtype(precision), LARGEST_ERROR[precision]
+        what = f"{layer.label} {precision}"
         call = ours(inputs, precision)
         fields = [x.to(dtype) for x in inputs.fields]
-        error = checked_error(
-            f"{layer.label} {precision}",
-            relative_l2(call(fields[0]), expected),
-            LARGEST_ERROR[precision],
-        )
-        backend = explain(fields[0], inputs.weight).backend
-        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
-            yield Candidate(
-                f"turbofno alone, {name}", backend, precision, error, run, dtype.itemsize
-            )
+        error = checked_error(what, relative_l2(call(fields[0]), expected), limit)
+        named = partial(Candidate, backend="cuda", precision=precision, bytes_each=dtype.itemsize)
+        yield named("turbofno alone, call", error=error, run=each(call, fields))
+        yield named("turbofno alone, graph", error=error, run=in_graph(call, fields))
+        chain = Chain(layer, inputs, precision)
+        twice = relative_l2(chain.run(2).view_as(fields[0]), after_two)
+        checked_error(f"{what}, two in a chain", twice, 2 * limit)
+        run = in_graph(chain, fields[:1])
+        yield named("turbofno in a chain", error=error, run=run, layers_each=_CHAIN)
 
 
 def _others(
@@ -179,76 +209,30 @@ def _others(
     yield Candidate("cuFFT+cuBLAS, graph", "cuFFT+cuBLAS", "fp32", error, run)
 
 
-def chain_lengths(weight_bytes: int) -> tuple[int, int]:
-    """Layers of the two models whose difference is the cost of a layer; few where weights are large."""
-    return (2, 6) if weight_bytes > _LARGE_WEIGHT else (2, 18)
-
-
-def _chain(inputs: Inputs, length: int) -> FNODescription:
-    c = inputs.skip.shape[0]
-    device = inputs.skip.device
-    layer = FourierMap(inputs.weight, inputs.skip, inputs.bias)
-    return FNODescription(
-        in_channels=1,
-        lifting=(PointwiseMap(torch.randn(c, 1, device=device)),),
-        layers=(layer,) * length,
-        projection=(PointwiseMap(torch.randn(1, c, device=device) / c),),
-        activation="gelu",
-    )
-
-
-def chained_ms(layer: Layer, inputs: Inputs, precision: str, *, seconds: float) -> float:
-    """Milliseconds that one more layer costs a compiled model."""
-    short, long = chain_lengths(inputs.weight.nbytes)
-    x = torch.randn(layer.batch, 1, *layer.size, device="cuda")
-    models = {
-        length: compile_fno(
-            _chain(inputs, length), device="cuda", precision=precision, max_batch=layer.batch
-        )
-        for length in (short, long)
-    }
-    times = milliseconds(
-        {str(length): partial(model, x) for length, model in models.items()},
-        calls=1,
-        seconds=seconds,
-    )
-    return (times[str(long)] - times[str(short)]) / (long - short)
-
-
 def measure(
     layer: Layer, bandwidth: float, *, compiled: bool, seconds: float
 ) -> list[dict[str, object]]:
     """The rows of one layer. Raises RuntimeError if our result, or that of cuFFT and cuBLAS, is wrong."""
     inputs = draw(layer)
-    values = inputs.fields[0].numel()
     expected = truth(inputs)
     candidates = [
         *_own(layer, inputs, expected),
         *_others(layer, inputs, expected, compiled=compiled),
     ]
-    times = milliseconds(
-        {f"{c.name} {c.precision}": c.run for c in candidates},
-        calls=len(inputs.fields),
-        seconds=seconds,
-    )
-
-    def row(c: Candidate, ms: float) -> dict[str, object]:
-        floor = partial(floor_ms, values, c.bytes_each, bandwidth)
-        return {
-            "layer": layer.label,
-            "what": c.name,
-            "backend": c.backend,
-            "precision": c.precision,
-            "ms": ms,
-            "floor ms": floor(),
-            "floor with weights ms": floor(weight_bytes=inputs.weight.nbytes),
-            "relative L2 error": c.error,
-        }
-
-    rows = [row(c, times[f"{c.name} {c.precision}"]) for c in candidates]
-    for alone in candidates:
-        if alone.name == "turbofno alone, graph":
-            ms = chained_ms(layer, inputs, alone.precision, seconds=seconds / 5)
-            chained = {**row(alone, ms), "what": "turbofno in a chain"}
-            rows.append(chained)
+    times = milliseconds([c.run for c in candidates], seconds=seconds)
+    rows = []
+    for c, ms in zip(candidates, times, strict=True):
+        floor = partial(floor_ms, inputs.fields[0].numel(), c.bytes_each, bandwidth)
+        rows.append(
+            {
+                "layer": layer.label,
+                "what": c.name,
+                "backend": c.backend,
+                "precision": c.precision,
+                "ms": ms / (c.layers_each or len(inputs.fields)),
+                "floor ms": floor(),
+                "floor with weights ms": floor(weight_bytes=inputs.weight.nbytes),
+                "relative L2 error": c.error,
+            }
+        )
     return rows

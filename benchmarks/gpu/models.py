@@ -112,13 +112,9 @@ def measure(case: Case, *, compiled: bool, seconds: float) -> Iterator[dict[str,
             *_own(case, model, fields, expected),
             *_others(model, fields, expected, compiled=compiled),
         ]
-        times = milliseconds(
-            {f"{c.name} {c.precision}": c.run for c in candidates},
-            calls=len(fields),
-            seconds=seconds,
-        )
-        for c in candidates:
-            ms = times[f"{c.name} {c.precision}"]
+        times = milliseconds([c.run for c in candidates], seconds=seconds)
+        for c, taken in zip(candidates, times, strict=True):
+            ms = taken / len(fields)
             yield {
                 "model": case.name,
                 "batch": batch,

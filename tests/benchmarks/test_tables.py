@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.device import floor_ms
-from benchmarks.gpu.layers import chain_lengths
 from benchmarks.gpu.picture import draw, speed_ups
 from benchmarks.tables import DOCUMENT, document, markdown
 
@@ -141,8 +140,3 @@ def test_floor_reads_once_and_writes_once() -> None:
     assert floor_ms(values, 4, 4e12) == pytest.approx(0.0671, rel=1e-3)
     assert floor_ms(values, 2, 4e12) == pytest.approx(0.0671 / 2, rel=1e-3)
     assert floor_ms(0, 4, 4e12, weight_bytes=4 * 10**9) == pytest.approx(1.0)
-
-
-def test_large_weights_make_short_chains() -> None:
-    assert chain_lengths(2**20) == (2, 18)
-    assert chain_lengths(2**30) == (2, 6)
