@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
+from collections.abc import Sequence
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Self, TypeVar
 
@@ -12,7 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.config import Activation, FNOArchitecture, Normalization
-from turbofno_ops import fourier_layer, spectral_conv
+from turbofno_ops import (
+    ChainRefused,
+    FNODescription,
+    FourierMap,
+    PointwiseMap,
+    Scaling,
+    fourier_layer,
+    spectral_conv,
+)
 from turbofno_ops._activations import ACTIVATION_FUNCTIONS
 
 
@@ -77,6 +86,11 @@ class PointwiseMLP(nn.Module):
         self.linears = nn.ModuleList(Pointwise(c_in, c_out) for c_in, c_out in pairs)
         self.activation: Activation = activation
 
+    def maps(self) -> tuple[PointwiseMap, ...]:
+        """The linear maps."""
+        linears = [linear for linear in self.linears if isinstance(linear, Pointwise)]
+        return tuple(PointwiseMap(linear.weight, linear.bias) for linear in linears)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for i, linear in enumerate(self.linears):
             x = linear(x if i == 0 else activate(x, self.activation))
@@ -136,16 +150,31 @@ class FourierBlock(nn.Module):
             y = self.mlp_norm(y)
         return activate(y, self.activation)
 
+    def linear_part(self) -> FourierMap:
+        """What stands before the activation of a block without norm and channel MLP, any skip as a matrix."""
+        skip = self.skip
+        matrix: torch.Tensor | None = None
+        if isinstance(skip, Pointwise):
+            matrix = skip.weight
+        elif isinstance(skip, SoftGate):
+            matrix = skip.weight.diag()
+        elif skip is not None:
+            matrix = torch.eye(self.spectral_weight.shape[1])
+        return FourierMap(self.spectral_weight, matrix, self._bias())
+
+    def _bias(self) -> torch.Tensor | None:
+        biases = [self.spectral_bias, self.skip.bias if isinstance(self.skip, Pointwise) else None]
+        given: list[torch.Tensor] = [bias for bias in biases if bias is not None]
+        return reduce(torch.add, given) if given else None
+
     def _spectral_part(self, x: torch.Tensor) -> torch.Tensor:
         skip = self.skip
         if self.norm is None and (skip is None or isinstance(skip, Pointwise)):
-            biases = [self.spectral_bias, skip.bias if skip is not None else None]
-            given: list[torch.Tensor] = [bias for bias in biases if bias is not None]
             return fourier_layer(
                 x,
                 self.spectral_weight,
                 skip_weight=skip.weight if skip is not None else None,
-                bias=reduce(torch.add, given) if given else None,
+                bias=self._bias(),
                 activation=self.activation,
             )
         y = spectral_conv(x, self.spectral_weight)
@@ -192,7 +221,8 @@ class FNO(nn.Module):
         if self.normalized:
             x = (x - _broadcast(self.input_mean, x)) / _broadcast(self.input_std, x)
         if self.arch.positional_grid != "none":
-            x = torch.cat([x, self._positions(x)], dim=1)
+            grid = positions(self.arch, x.shape[2:], x.dtype, x.device)
+            x = torch.cat([x, grid.expand(x.shape[0], *grid.shape)], dim=1)
         x = self.lifting(x)
         padding = padding_points(self.arch, x.shape[2:])
         x = _pad(x, padding)
@@ -212,16 +242,33 @@ class FNO(nn.Module):
         """Cast to float32, the complex weights too."""
         return to_precision(self, torch.float32)
 
-    def _positions(self, x: torch.Tensor) -> torch.Tensor:
-        """The coordinates of every grid point in [0, 1], one channel an axis: [batch, n_dim, *grid]."""
-        included = self.arch.positional_grid == "endpoint_included"
-        size = x.shape[2:]
-        axes = [
-            torch.arange(n, dtype=x.dtype, device=x.device) / max(n - 1 if included else n, 1)
-            for n in size
-        ]
-        grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
-        return grid.expand(x.shape[0], *grid.shape)
+    def description(self) -> FNODescription:
+        """This network for `turbofno_ops.compile_fno`, its own weights.
+
+        Raises:
+            ChainRefused: it is no plain chain of layers; the message says what stands in the way.
+        """
+        arch = self.arch
+        if arch.norm != "none":
+            raise ChainRefused(f"its layers have a norm ({arch.norm})")
+        if arch.channel_mlp is not None:
+            raise ChainRefused("its layers have a channel MLP")
+        blocks = [block for block in self.blocks if isinstance(block, FourierBlock)]
+        inputs = outputs = None
+        if self.normalized:
+            inputs = Scaling(self.input_mean, self.input_std)
+            outputs = Scaling(self.output_mean, self.output_std)
+        return FNODescription(
+            in_channels=arch.in_channels,
+            lifting=self.lifting.maps(),
+            layers=tuple(block.linear_part() for block in blocks),
+            projection=self.projection.maps(),
+            activation=arch.activation,
+            inputs=inputs,
+            outputs=outputs,
+            positions=partial(positions, arch) if arch.positional_grid != "none" else None,
+            padding=partial(padding_points, arch) if arch.domain_padding is not None else None,
+        )
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -232,6 +279,20 @@ def to_precision(module: M, dtype: torch.dtype) -> M:
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.to(dtype.to_complex() if tensor.is_complex() else dtype)
     return module
+
+
+def positions(
+    arch: FNOArchitecture,
+    size: Sequence[int],
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """The coordinates of every grid point in [0, 1], one channel an axis: [n_dim, *size]."""
+    included = arch.positional_grid == "endpoint_included"
+    axes = [
+        torch.arange(n, dtype=dtype, device=device) / max(n - 1 if included else n, 1) for n in size
+    ]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"))
 
 
 def padding_points(arch: FNOArchitecture, size: tuple[int, ...]) -> list[tuple[int, int]]:

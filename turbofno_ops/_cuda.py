@@ -13,7 +13,7 @@ from turbofno_ops import (
 from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._channels import mode_major
 from turbofno_ops._native import native_status, unsupported
-from turbofno_ops._stages import Layer, Projection
+from turbofno_ops._stages import Layer, Projection, two_axes
 from turbofno_ops.description import PRECISIONS
 
 _ALIGNMENT = 16
@@ -170,12 +170,6 @@ def refusal(
         two_axes(weight.shape[2:]),
         precision=precision,
     )
-
-
-def two_axes(counts: Sequence[int]) -> tuple[int, int]:
-    """(h, w) of a grid or of modes with one or two axes."""
-    h, w = (1, *counts)[-2:]
-    return h, w
 
 
 def _ready(tensor: torch.Tensor) -> torch.Tensor:

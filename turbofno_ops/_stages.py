@@ -12,10 +12,17 @@ Fields are real [batch, channels, h, w], spectra complex [batch, channels, h, mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+
+def two_axes(counts: Sequence[int]) -> tuple[int, int]:
+    """(h, w) of a grid or of modes with one or two axes."""
+    h, w = (1, *counts)[-2:]
+    return h, w
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,48 +2,174 @@
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left
+
 import torch
 
-from turbofno_ops.description import FNODescription, Size
+from turbofno_ops._cuda import CudaStages, field_dtype, stages_refusal
+from turbofno_ops._fold import Chain, check, fold
+from turbofno_ops._graphs import Graph, GraphCache
+from turbofno_ops._modes import axis_limits
+from turbofno_ops._native import native_status
+from turbofno_ops._pass import Frame, Pass, bytes_of_one
+from turbofno_ops._stages import Stages
+from turbofno_ops._torch_stages import TorchStages
+from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size
 
 
 class CompiledFNO:
-    """A Fourier neural operator ready to run on one device; made by `compile_fno`.
+    """A Fourier neural operator ready to run on one device; made by `compile_fno`. Gives no gradients.
 
-    Any thread and any CUDA stream may call it: work is queued on the caller's current stream, calls run one
-    after the other. The result is a tensor of the caller's own.
+    On a GPU a batch is padded up to the next of `buckets()`, and every (bucket, grid) is a CUDA graph,
+    captured when it is first met. Larger batches run in pieces of the largest bucket, or of a smaller one
+    on grids so large that it would not fit into the graphs' memory. On a CPU the stages run as they are.
+
+    Any thread and any CUDA stream may call it: work is queued on the caller's current stream, calls that
+    share a graph run one after the other. The result is a tensor of the caller's own.
+
+    Attributes:
+        device: Where it runs.
+        dtype: Of input and output: float32; float64 on a CPU if the description's weights are.
+        backend: 'cuda' (our kernels) or 'gemm' (plain torch).
+        precision: What products are computed in; on a CPU always 'fp32', which is never coarser.
     """
 
-    precision: str
-    device: torch.device
-    dtype: torch.dtype
-    """Of input and output: float32, or float64 on a CPU if the description's weights are."""
+    def __init__(
+        self,
+        chain: Chain,
+        device: torch.device,
+        precision: str,
+        buckets: tuple[int, ...],
+        graphs: GraphCache,
+    ) -> None:
+        self.device = device
+        self.dtype = chain.dtype
+        self.backend = "cuda" if device.type == "cuda" else "gemm"
+        self.precision = precision
+        self._chain = chain
+        self._buckets, self._graphs = buckets, graphs
+        self._lock = threading.Lock()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, in_channels, *grid] -> [batch, out_channels, *grid], physical units, on `device`.
 
         Raises:
-            ChainRefused: the grid does not run on the kernels (`refusal` tells in advance).
-            ValueError, TypeError: shape, device or dtype do not fit the network.
+            TypeError: x is not of `dtype`.
+            ValueError: its shape or device does not fit the network.
+            ChainRefused: its grid does not run as a chain (`refusal` tells in advance).
             torch.OutOfMemoryError: a graph or its buffers do not fit; a smaller batch may.
         """
-        raise NotImplementedError
+        self._check(x)
+        # what is made here is used in later calls, whatever mode the caller is in
+        with torch.inference_mode(False), torch.no_grad():
+            if self.backend == "cuda":
+                with torch.cuda.device(self.device):
+                    return self._replayed(x)
+            size = tuple(x.shape[2:])
+            forward = self._pass(size)
+            buffer = forward.buffer(x.shape[0])
+            forward.load(x, buffer)
+            return forward.run(buffer).reshape(x.shape[0], -1, *size)
 
     def refusal(self, size: Size) -> str | None:
-        """Why this grid does not run as a chain, in words, or None if it does."""
-        raise NotImplementedError
+        """Why a grid does not run as a chain, in words, or None if it does."""
+        n_dim = self._chain.n_dim
+        if len(size) != n_dim:
+            return f"the network has {n_dim} grid axes, the grid {'x'.join(map(str, size))} has not"
+        padded, modes = Frame.of(self._chain, size).padded, self._chain.modes
+        if any(k > limit for k, limit in zip(modes, axis_limits(padded), strict=True)):
+            return f"the grid {'x'.join(map(str, size))} does not hold the network's modes"
+        return self._kernels_refusal(size, padded) if self.backend == "cuda" else None
 
     def buckets(self) -> tuple[int, ...]:
-        """Batch sizes that graphs are made for; a batch is padded up to the next."""
-        raise NotImplementedError
+        """Batch sizes that graphs are made for."""
+        return self._buckets
 
     def device_bytes(self) -> int:
-        """Bytes held on the device: weights, tables and graphs with their buffers."""
-        raise NotImplementedError
+        """Bytes held on the device: weights, and graphs with their buffers."""
+        return self._chain.nbytes + self._graphs.nbytes
 
     def clear(self) -> None:
-        """Give the memory of all graphs back; the next calls capture them anew."""
-        raise NotImplementedError
+        """Let all graphs and their memory go; later calls capture them anew."""
+        with self._lock:
+            self._graphs.clear()
+
+    def _check(self, x: torch.Tensor) -> None:
+        channels = self._chain.in_channels
+        if x.dtype != self.dtype:
+            raise TypeError(f"the network was compiled for {self.dtype}, x is {x.dtype}")
+        if x.device != self.device:
+            raise ValueError(f"the network is on {self.device}, x on {x.device}; move x")
+        if x.ndim < 3 or x.shape[1] != channels or min(x.shape[2:]) < 1:
+            raise ValueError(
+                f"x must be [batch, {channels}, *grid] with a point or more on every axis, "
+                f"got shape {list(x.shape)}"
+            )
+        refused = self.refusal(tuple(x.shape[2:]))
+        if refused is not None:
+            raise ChainRefused(refused)
+
+    def _kernels_refusal(self, size: Size, padded: tuple[int, int]) -> str | None:
+        layers, projection = self._chain.layers, self._chain.projection
+        batch = self._largest_bucket(size)
+        for i, layer in enumerate(layers):
+            last = i == len(layers) - 1
+            c_in, c_out = layer.weight.shape[2:]
+            refused = stages_refusal(
+                batch,
+                (c_in, c_out),
+                padded,
+                padded,
+                self._chain.modes,
+                precision=self.precision,
+                first=i == 0,
+                last=last,
+                skip=layer.skip is not None,
+                projected=projection.weight.shape[0] if last and projection is not None else 0,
+            )
+            if refused is not None:
+                return f"layer {i + 1} of {len(layers)}, {c_in} -> {c_out} channels: {refused}"
+        return None
+
+    def _largest_bucket(self, size: Size) -> int:
+        frame = Frame.of(self._chain, size)
+        one = bytes_of_one(self._chain, frame, field_dtype(self.precision))
+        fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
+        return fitting[-1] if fitting else 1
+
+    def _pass(self, size: Size) -> Pass:
+        padded = Frame.of(self._chain, size).padded
+        on_gpu = self.backend == "cuda"
+        modes, device = self._chain.modes, self.device
+        stages: Stages = (
+            CudaStages(padded, modes, device=device, precision=self.precision)
+            if on_gpu
+            else TorchStages(padded, modes)
+        )
+        dtype = field_dtype(self.precision) if on_gpu else self.dtype
+        return Pass(self._chain, size, stages, device=device, field_dtype=dtype)
+
+    def _replayed(self, x: torch.Tensor) -> torch.Tensor:
+        batch, _, *size = x.shape
+        out = x.new_empty(batch, self._chain.out_channels, *size)
+        largest = self._largest_bucket(tuple(size))
+        for start in range(0, batch, largest):
+            piece = slice(start, min(start + largest, batch))
+            with self._lock:
+                self._graph(piece.stop - start, tuple(size)).run(x[piece], out[piece])
+        return out
+
+    def _graph(self, batch: int, size: Size) -> Graph:
+        bucket = self._buckets[bisect_left(self._buckets, batch)]
+        return self._graphs.get(
+            (bucket, size), lambda: Graph(self._pass(size), bucket, self.device)
+        )
+
+
+def _buckets(most: int) -> tuple[int, ...]:
+    """Powers of two below `most`, and `most`."""
+    return (*(2**i for i in range((most - 1).bit_length())), most)
 
 
 def compile_fno(
@@ -55,10 +181,61 @@ def compile_fno(
     max_graphs: int = 16,
     max_graph_bytes: int = 4 * 2**30,
 ) -> CompiledFNO:
-    """Fold, cast and move a network's weights, for one chain of stages on `device`.
+    """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.
+
+    Args:
+        description: The network (`models.fno.FNO.description()` gives one).
+        device: A CUDA device, or a CPU.
+        precision: 'fp32', 'tf32' or 'bf16', as `fourier_layer` takes it. Weights of the spectral mix and
+            spectra are float32 under all of them.
+        max_batch: The largest bucket.
+        max_graphs: How many graphs are kept, those used last.
+        max_graph_bytes: How much device memory all graphs and their buffers may hold. One graph is kept
+            even if it alone needs more.
 
     Raises:
-        ChainRefused: the network is no plain chain, or the device cannot run it.
-        ValueError: unknown precision, or numbers under 1.
+        ChainRefused: the network is no plain chain, or the device cannot run it; run the module itself.
+        ValueError: unknown precision, or a bound under 1.
+
+    Example:
+        >>> from turbofno_ops import FNODescription, FourierMap, PointwiseMap
+        >>> weight = torch.randn(8, 8, 12, 7, dtype=torch.complex64)
+        >>> network = FNODescription(
+        ...     in_channels=1,
+        ...     lifting=(PointwiseMap(torch.randn(8, 1)),),
+        ...     layers=(FourierMap(weight, torch.randn(8, 8)),) * 4,
+        ...     projection=(PointwiseMap(torch.randn(32, 8)), PointwiseMap(torch.randn(1, 32))),
+        ...     activation="gelu",
+        ... )
+        >>> compile_fno(network, device="cpu")(torch.randn(2, 1, 33, 64)).shape
+        torch.Size([2, 1, 33, 64])
     """
-    raise NotImplementedError
+    if precision not in PRECISIONS:
+        raise ValueError(f"compile_fno: precision must be one of {PRECISIONS}, got {precision!r}")
+    bounds = {"max_batch": max_batch, "max_graphs": max_graphs, "max_graph_bytes": max_graph_bytes}
+    for name, bound in bounds.items():
+        if bound < 1:
+            raise ValueError(f"compile_fno: {name} must be at least 1, got {bound}")
+    check(description)
+    target = torch.device(device)
+    if target.type == "cuda":
+        _check_gpu(description)
+        target = torch.device(
+            "cuda", torch.cuda.current_device() if target.index is None else target.index
+        )
+    elif target.type == "cpu":
+        precision = "fp32"
+    else:
+        raise ChainRefused(f"chains run on CUDA devices and CPUs, not on {target}")
+    with torch.inference_mode(False), torch.no_grad():
+        chain = fold(description, target)
+    graphs = GraphCache(max_graphs, max_graph_bytes)
+    return CompiledFNO(chain, target, precision, _buckets(max_batch), graphs)
+
+
+def _check_gpu(description: FNODescription) -> None:
+    status = native_status()
+    if not status.loaded:
+        raise ChainRefused(f"the CUDA kernels are not there: {status.detail}")
+    if description.layers[0].weight.dtype == torch.complex128:
+        raise ChainRefused("the CUDA kernels compute in float32, the network's weights are float64")

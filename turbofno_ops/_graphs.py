@@ -1,0 +1,126 @@
+"""Passes captured as CUDA graphs, and how many of them are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+
+from turbofno_ops._pass import Pass
+from turbofno_ops.description import Size
+
+# one capture at a time in a process: captures synchronize the device, which another capture forbids
+_capturing = threading.Lock()
+
+Key = tuple[int, Size]
+
+
+class Graph:
+    """One pass for batches up to `batch`, with buffers of its own; not for two callers at once.
+
+    Replays on the caller's current stream. An event orders calls from different streams, because they
+    share the buffers.
+    """
+
+    def __init__(self, forward: Pass, batch: int, device: torch.device) -> None:
+        self._pass = forward
+        self._done = torch.cuda.Event()
+        self._buffer = forward.buffer(batch)
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with _capturing:
+            # the first run loads kernels and makes handles
+            with torch.cuda.stream(stream):
+                forward.run(self._buffer)
+            self._output = self._capture(stream)
+            self._done.record(stream)
+        self.nbytes = forward.nbytes + self._buffer.nbytes + _pool_bytes(self._graph)
+
+    def _capture(self, stream: torch.cuda.Stream) -> torch.Tensor:
+        try:
+            # thread_local: other threads may allocate meanwhile
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                return self._pass.run(self._buffer)
+        except RuntimeError as error:
+            # ending a broken capture fails as well and would hide why
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
+
+    def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the network's output for x into `out`, on the current stream."""
+        stream = torch.cuda.current_stream(x.device)
+        stream.wait_event(self._done)
+        self._pass.load(x, self._buffer)
+        self._graph.replay()
+        out.copy_(self._output[: x.shape[0]].view_as(out))
+        self._done.record(stream)
+
+    def close(self) -> None:
+        """Wait for the last run and let the memory go."""
+        self._done.synchronize()
+        self._graph.reset()
+
+
+def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
+    """Bytes of the device memory that belongs to a graph alone."""
+    pool = tuple(graph.pool())
+    return sum(
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) == pool
+    )
+
+
+class GraphCache:
+    """The graphs used last, bounded in number and in bytes; the newest is kept whatever its size."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._most = most
+        self._kept: OrderedDict[Key, Graph] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all graphs that are kept."""
+        return sum(graph.nbytes for graph in self._kept.values())
+
+    def get(self, key: Key, capture: Callable[[], Graph]) -> Graph:
+        """The graph of `key`, captured if it is not there; others make room."""
+        found = self._kept.get(key)
+        if found is None:
+            self._shrink(self._most - 1, keep=0)
+            found = self._kept[key] = self._captured(capture)
+        self._kept.move_to_end(key)
+        self._shrink(self._most, keep=1)
+        return found
+
+    def _captured(self, capture: Callable[[], Graph]) -> Graph:
+        try:
+            return capture()
+        except torch.OutOfMemoryError:
+            if not self._kept:
+                raise
+        self.clear()
+        return capture()
+
+    def clear(self) -> None:
+        """Let all graphs go."""
+        self._shrink(0, keep=0)
+
+    def _shrink(self, most: int, *, keep: int) -> None:
+        closed = False
+        while len(self._kept) > keep and (len(self._kept) > most or self.nbytes > self.most_bytes):
+            _, oldest = self._kept.popitem(last=False)
+            oldest.close()
+            del oldest
+            closed = True
+        if closed:
+            # a graph's memory goes back to the device only when PyTorch's cache does
+            torch.cuda.empty_cache()
