@@ -10,7 +10,9 @@ A Fourier layer is linear before its activation, and every map of the channels c
                 is applied to the layer's output while it is on chip.
 
 Standard deviations at both ends fold into the nearest matrix. All products are made in float64 and cast
-once. Only the mean of x is subtracted as it stands: 300 K +- 1 K leaves no digits in a shorter format.
+once. Only the mean of x is subtracted as it stands, because 300 K +- 1 K leaves no digits in a shorter format;
+and where a standard deviation is far from 1, a power of two brings it there, because the kernels give all
+channels of a tile one scale.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from turbofno_ops.description import (
 
 _WIDEST_FOLDED_PROJECTION = 256
 _MOST_PROJECTED = 16
+_NEAR_ONE = 6  # powers of two
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,7 @@ class Chain:
         positions: As in FNODescription.
         padding: As in FNODescription.
         shift: Subtracted from x, [in_channels], or None.
+        scale: Powers of two that multiply what is left, [in_channels], or None.
         lifting: Maps that run in plain torch before the first layer; () if they are folded into it.
         ones: Whether the first layer takes a channel of ones after x and the positions.
         layers: Weights [modes_h, modes_w, c_in, c_out] with modes_h = 1 on grids of one axis.
@@ -63,6 +67,7 @@ class Chain:
     positions: Callable[[Size], torch.Tensor] | None
     padding: Callable[[Size], Sequence[tuple[int, int]]] | None
     shift: torch.Tensor | None
+    scale: torch.Tensor | None
     lifting: tuple[PointwiseMap, ...]
     ones: bool
     layers: tuple[Layer, ...]
@@ -86,7 +91,7 @@ class Chain:
         """Of all weights."""
         maps = (*self.layers, *self.lifting, *self.tail, self.projection)
         given = [m for m in maps if m is not None]
-        tensors = [self.shift, *(m.weight for m in given), *(m.bias for m in given)]
+        tensors = [self.shift, self.scale, *(m.weight for m in given), *(m.bias for m in given)]
         tensors += [layer.skip for layer in self.layers]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -132,8 +137,11 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
     ]
     projection = [_to(m, device, torch.float64) for m in description.projection]
     layers[-1] = replace(layers[-1], activation="none")
+    scale: torch.Tensor | None = None
     if inputs is not None:
-        lifting[0] = _of_undivided(lifting[0], inputs)
+        scale = _powers_of_two(inputs.std)
+        left = inputs.std if scale is None else inputs.std * scale
+        lifting[0] = _of_undivided(lifting[0], left)
     if outputs is not None:
         projection[-1] = _in_physical_units(projection[-1], outputs)
     ones = False
@@ -151,6 +159,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         positions=description.positions,
         padding=description.padding,
         shift=None if inputs is None else inputs.mean.to(real),
+        scale=None if scale is None else scale.to(real),
         lifting=tuple(_to(m, device, real) for m in lifting),
         ones=ones,
         layers=tuple(_to(layer, device, real) for layer in layers),
@@ -179,10 +188,16 @@ def _layer(linear: FourierMap, activation: str) -> Layer:
     return Layer(weight if weight.ndim == 4 else weight[None], linear.skip, linear.bias, activation)
 
 
-def _of_undivided(lift: PointwiseMap, inputs: Scaling) -> PointwiseMap:
+def _powers_of_two(std: torch.Tensor) -> torch.Tensor | None:
+    """What brings standard deviations to about 1, or None if all are near enough."""
+    exponents = std.log2().round()
+    return None if exponents.abs().max() <= _NEAR_ONE else (-exponents).exp2()
+
+
+def _of_undivided(lift: PointwiseMap, std: torch.Tensor) -> PointwiseMap:
     """The lifting of x that was not divided by its standard deviation; positions come after x's channels."""
     weight = lift.weight.clone()
-    weight[:, : len(inputs.std)] /= inputs.std
+    weight[:, : len(std)] /= std
     return PointwiseMap(weight, lift.bias)
 
 

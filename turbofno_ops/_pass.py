@@ -97,6 +97,8 @@ class Pass:
             into.copy_(field)
         else:
             torch.sub(field, self._chain.shift[:, None, None], out=into)
+        if self._chain.scale is not None:
+            into.mul_(self._chain.scale[:, None, None])
 
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
         """The network's output in physical units: [batch, out_channels, h, w], a view where padding was cut off."""

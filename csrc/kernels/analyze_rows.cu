@@ -1,112 +1,138 @@
-// The truncated DFT along the last axis, as one real matrix product: [rows, points] . [points, 2 modes].
+// The kept modes of the last axis: a truncated DFT of every row, one real matrix product
+//     spectra[row, :] = x[row, :] . table[points, 2 * modes]
 //
-// Where rows are few and long the sum over points is split over blocks; partial sums are added in a fixed
-// order by a second kernel, so that results do not change from run to run.
-#include "launch.h"
-#include "tile_product.cuh"
+// A warp takes kRows rows, chunk by chunk, straight from global memory into the registers that multiply them: its next
+// chunk is on the way while the present one is multiplied. Warps are independent. Few long rows are cut into splits,
+// whose sums partial_sums.cu adds.
+#include <algorithm>
+
+#include "partial_sums.h"
+#include "row_analysis.cuh"
+#include "row_quads.cuh"
 
 namespace turbofno {
 namespace {
 
 struct Arguments {
-    const float *x, *table;
-    float *out;
+    const void *x;
+    const uint4 *table;
+    float *sums; // spectra, or [splits] of them
     int64_t rows;
-    int points, columns, split_points, column_tiles, splits;
-    int64_t row_stride, mode_stride, split_stride; // of `out`, in floats
+    float table_back;
+    int points, columns, splits, split_chunks;
 };
 
-template <int ROWS, int COLUMNS> using RowsTile = Tile<ROWS, COLUMNS, 4, 1>;
+// Where a warp is: `tile` of kRows rows, `split` of these, chunk.
+struct Place {
+    int64_t tile;
+    int split, chunk;
+};
 
-template <int ROWS, int COLUMNS>
-__global__ void __launch_bounds__(RowsTile<ROWS, COLUMNS>::kThreads, RowsTile<ROWS, COLUMNS>::kBlocks)
-analyze(const Arguments a) {
-    using T = RowsTile<ROWS, COLUMNS>;
-    __shared__ typename T::Shared shared;
-    const int part = blockIdx.x % (a.column_tiles * a.splits);
-    const int column0 = part % a.column_tiles * T::BN;
-    const int split = part / a.column_tiles;
-    const int64_t row0 = int64_t(blockIdx.x / (a.column_tiles * a.splits)) * T::BM;
-    const int begin = split * a.split_points;
-    const int end = min(begin + a.split_points, a.points);
-
-    T tile;
-    const int64_t rows = min(a.rows - row0, int64_t(T::BM));
-    tile.multiply(shared,
-                  Operand{a.x + row0 * a.points, a.points, int(rows), int(row0 * a.points & 3), a.points % 4 == 0, false},
-                  Operand{a.table + column0, a.columns, a.columns - column0, 0, a.columns % 4 == 0, false}, begin, end);
-
-    float *out = a.out + split * a.split_stride;
+template <typename Field>
+__device__ __forceinline__ void load(Values &values, const Arguments &a, const Place &at) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool whole = a.points % 4 == 0;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
+    for (int half = 0; half < 2; ++half) {
+        const int64_t row = at.tile * kRows + g + 8 * half;
+        const int point = at.chunk * kChunk + 4 * t;
+        const Field *from = static_cast<const Field *>(a.x) + row * a.points + point;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int64_t row = row0 + tile.row(i) + 8 * half;
-            if (row >= a.rows) continue;
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-                const int column = column0 + tile.column(j); // even: a mode's real part, beside its imaginary part
-                if (column >= a.columns) continue;
-                const float *z = tile.sum[i][j] + 2 * half;
-                *reinterpret_cast<float2 *>(out + row * a.row_stride + column / 2 * a.mode_stride) =
-                    float2{z[0], z[1]};
+        for (int b = 0; b < kPairs; ++b) {
+            const auto quad = load_quad(from + 16 * b, row < a.rows ? a.points - point - 16 * b : 0, whole);
+            if constexpr (sizeof(Field) == 4) {
+                values[2 * b][2 * half] = quad.x, values[2 * b][2 * half + 1] = quad.y;
+                values[2 * b + 1][2 * half] = quad.z, values[2 * b + 1][2 * half + 1] = quad.w;
+            } else {
+                values[2 * b][2 * half] = __uint_as_float(quad.x << 16);
+                values[2 * b][2 * half + 1] = __uint_as_float(quad.x & 0xffff0000u);
+                values[2 * b + 1][2 * half] = __uint_as_float(quad.y << 16);
+                values[2 * b + 1][2 * half + 1] = __uint_as_float(quad.y & 0xffff0000u);
             }
         }
     }
 }
 
-__global__ void add_splits(const float *partial, float *out, int64_t count, int splits) {
-    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    float sum = 0.0f;
-    for (int s = 0; s < splits; ++s) sum += partial[s * count + i];
-    out[i] = sum;
+template <typename P> __global__ void __launch_bounds__(32 * kWarps, 2) analyze_rows(const Arguments a) {
+    extern __shared__ float4 shared[];
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    const int column_pairs = ceil_div(a.columns, 16);
+    float4 *sums = shared + warp * column_pairs * 64;
+    const int chunks = ceil_div(a.points, kChunk);
+    const int64_t tiles = ceil_div(a.rows, int64_t(kRows));
+    const int64_t stride = int64_t(gridDim.x) * warps;
+    int64_t unit = int64_t(blockIdx.x) * warps + warp;
+    if (unit >= tiles * a.splits) return;
+
+    const auto first = [&](int64_t of) {
+        const int64_t tile = of / a.splits;
+        const int split = int(of - tile * a.splits);
+        return Place{tile, split, split * a.split_chunks};
+    };
+    Place at = first(unit);
+    Values values;
+    load<typename P::Field>(values, a, at);
+    for (;;) {
+        const int left_points = a.points - at.chunk * kChunk;
+        const int pairs = min(kPairs, ceil_div(left_points, 16));
+        Left left[kPairs];
+        float back[2];
+        split_rows<P>(values, pairs, left, back);
+
+        Place next = at;
+        const bool ends = ++next.chunk == min(chunks, (at.split + 1) * a.split_chunks);
+        if (ends) next = first(unit + stride);
+        const bool goes_on = next.tile < tiles;
+        if (goes_on) load<typename P::Field>(values, a, next);
+
+        const uint4 *table = a.table + int64_t(at.chunk) * kPairs * column_pairs * kRightWords<P>;
+        add_analysis<P>(sums, at.chunk == at.split * a.split_chunks, left, back, pairs, table, column_pairs,
+                        a.table_back);
+        if (ends) {
+            const int64_t row = at.tile * kRows;
+            const int rows = int(min(int64_t(kRows), a.rows - row));
+            store_analysis(a.sums + (at.split * a.rows + row) * a.columns, a.columns, rows, a.columns, sums);
+            unit += stride;
+        }
+        if (!goes_on) return;
+        at = next;
+    }
 }
 
-template <int ROWS> void launch(int columns, unsigned blocks, cudaStream_t stream, const Arguments &a) {
-    constexpr int threads = RowsTile<ROWS, 1>::kThreads;
-    switch (columns) {
-    case 1: analyze<ROWS, 1><<<blocks, threads, 0, stream>>>(a); break;
-    case 2: analyze<ROWS, 2><<<blocks, threads, 0, stream>>>(a); break;
-    case 3: analyze<ROWS, 3><<<blocks, threads, 0, stream>>>(a); break;
-    case 4: analyze<ROWS, 4><<<blocks, threads, 0, stream>>>(a); break;
-    case 6: analyze<ROWS, 6><<<blocks, threads, 0, stream>>>(a); break;
-    default: analyze<ROWS, 8><<<blocks, threads, 0, stream>>>(a); break;
-    }
+template <typename P> turbofno_status launch(const turbofno_analysis &analysis, cudaStream_t stream) {
+    const AnalysisPlan p = plan(analysis);
+    Arguments a{};
+    a.x = analysis.x;
+    a.rows = analysis.rows;
+    a.points = analysis.points;
+    a.columns = 2 * analysis.modes;
+    a.splits = p.splits;
+    a.split_chunks = p.split_chunks;
+    a.sums = p.splits > 1 ? static_cast<float *>(analysis.workspace) : analysis.spectra;
+    a.table = row_analysis_table<P>(analysis.table, a.points, a.columns);
+    a.table_back = P::kScaled ? analysis_table_back(a.points) : 1.0f;
+    const int64_t units = ceil_div(a.rows, int64_t(kRows)) * p.splits;
+    const int blocks = resident_blocks(analyze_rows<P>, 32 * p.warps, p.shared_bytes, analysis.multiprocessors);
+    analyze_rows<P><<<unsigned(std::min<int64_t>(blocks, ceil_div(units, int64_t(p.warps)))), 32 * p.warps,
+                      p.shared_bytes, stream>>>(a);
+    const turbofno_status status = launched();
+    if (status != TURBOFNO_OK || p.splits == 1) return status;
+    return add_parts(analysis.spectra, a.sums, a.rows * a.columns, p.splits, nullptr, 1, 1, stream);
 }
 
 } // namespace
 } // namespace turbofno
 
-extern "C" turbofno_status turbofno_analyze_rows(const turbofno_layer *layer, CUstream_st *stream) {
+extern "C" turbofno_status turbofno_analyze_rows(const turbofno_analysis *analysis, CUstream_st *stream) {
     using namespace turbofno;
-    const turbofno_status status = ready(*layer);
-    if (status != TURBOFNO_OK) return status;
-    const Plan p = plan(*layer);
-    Arguments a{};
-    a.x = layer->x;
-    a.table = layer->row_analysis;
-    a.rows = layer->batch * layer->c_in * layer->h_in;
-    a.points = layer->w_in;
-    a.columns = 2 * layer->modes_w;
-    a.column_tiles = ceil_div(a.columns, 8 * p.column_fragments);
-    a.splits = p.splits;
-    a.split_points = p.split_points;
-    const int64_t count = a.rows * a.columns;
-    float *result = at(*layer, is_1d(*layer) ? p.modes : p.rows);
-    a.out = p.splits > 1 ? at(*layer, p.partial) : result;
-    a.split_stride = count;
-    // 1D: [mode][batch][channel], as the mode product reads it; 2D: a row's modes together
-    a.row_stride = is_1d(*layer) ? 2 : a.columns;
-    a.mode_stride = is_1d(*layer) ? 2 * a.rows : 2;
-
-    const int64_t blocks = ceil_div(a.rows, int64_t(64 * p.row_fragments)) * a.column_tiles * a.splits;
-    if (p.row_fragments == 2) {
-        launch<2>(p.column_fragments, unsigned(blocks), stream, a);
-    } else {
-        launch<1>(p.column_fragments, unsigned(blocks), stream, a);
+    if (turbofno_analysis_unsupported(analysis) != nullptr) return TURBOFNO_UNSUPPORTED;
+    if (analysis->x == nullptr || analysis->table == nullptr || analysis->spectra == nullptr ||
+        (analysis->workspace == nullptr && turbofno_analysis_workspace_bytes(analysis) > 0)) {
+        return TURBOFNO_NULL_POINTER;
     }
-    if (const turbofno_status s = launched(); s != TURBOFNO_OK || p.splits == 1) return s;
-    add_splits<<<unsigned(ceil_div(count, int64_t(256))), 256, 0, stream>>>(a.out, result, count, p.splits);
-    return launched();
+    switch (analysis->precision) {
+    case TURBOFNO_TF32: return launch<Tf32>(*analysis, stream);
+    case TURBOFNO_BF16: return launch<Bf16>(*analysis, stream);
+    default: return launch<Fp32>(*analysis, stream);
+    }
 }

@@ -12,18 +12,6 @@ turbofno_status launched() {
     return TURBOFNO_LAUNCH_FAILED;
 }
 
-turbofno_status ready(const turbofno_layer &layer) {
-    if (turbofno_unsupported(&layer) != nullptr) return TURBOFNO_UNSUPPORTED;
-    if (layer.x == nullptr || layer.weight == nullptr || layer.y == nullptr || layer.workspace == nullptr ||
-        layer.row_analysis == nullptr || layer.row_synthesis == nullptr) {
-        return TURBOFNO_NULL_POINTER;
-    }
-    if (!is_1d(layer) && (layer.column_analysis == nullptr || layer.column_synthesis == nullptr)) {
-        return TURBOFNO_NULL_POINTER;
-    }
-    return TURBOFNO_OK;
-}
-
 } // namespace turbofno
 
 extern "C" const char *turbofno_last_cuda_error(void) { return cudaGetErrorString(turbofno::last_error); }

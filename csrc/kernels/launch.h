@@ -1,9 +1,9 @@
-// What the kernels' host sides share: refusing what cannot run, and checking every launch.
+// What the kernels' host sides share: checking every launch.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "../plan/plan.h"
+#include "../plan/rows_plan.h"
 
 namespace turbofno {
 
@@ -12,11 +12,14 @@ template <typename T> __host__ __device__ constexpr T ceil_div(T a, T b) { retur
 // Status of the launch just made; remembers CUDA's words for turbofno_last_cuda_error.
 turbofno_status launched();
 
-// OK if the shape is served and the layer's pointers for all calls are there.
-turbofno_status ready(const turbofno_layer &layer);
-
-inline float *at(const turbofno_layer &layer, size_t offset) {
-    return reinterpret_cast<float *>(static_cast<char *>(layer.workspace) + offset);
+// Blocks of a kernel that loops over its work, all of which run at once; allows it `shared_bytes` <= kRowsSharedBytes.
+template <typename Kernel>
+int resident_blocks(Kernel *kernel, int threads, int shared_bytes, int multiprocessors) {
+    // always the same limit: other threads may be launching the kernel with other sizes
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRowsSharedBytes);
+    int blocks = 1;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, size_t(shared_bytes));
+    return (blocks > 0 ? blocks : 1) * multiprocessors;
 }
 
 } // namespace turbofno

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbofno_ops import _native, dispatch, native_status, spectral_conv
+from turbofno_ops import PRECISIONS, _cuda, _native, dispatch, native_status, spectral_conv
 from turbofno_ops.__main__ import report
 from turbofno_ops.dispatch import Choice, choose
 
 ROOT = Path(__file__).parents[2]
-PLAN = ROOT / "csrc" / "plan" / "plan.cpp"
+PLANS = sorted((ROOT / "csrc" / "plan").glob("*.cpp"))
+CHECKS = sorted((ROOT / "tests" / "csrc").glob("*_check.cpp"))
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
 
@@ -32,7 +34,8 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = tmp_path_factory.mktemp("plan") / "plan.so"
     built = run(
-        "g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", PLAN, "-o", library
+        *("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
+        *(*PLANS, "-o", library),
     )
     assert built.returncode == 0, built.stderr
     return _native.declare(ctypes.CDLL(str(library)))
@@ -47,14 +50,32 @@ def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_compiler
-def test_every_plan_fits_the_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", CHECKS, ids=lambda p: p.stem)
+def test_every_plan_fits_the_devices(check: Path, tmp_path: Path) -> None:
     program = tmp_path / "plan_check"
-    built = run(
-        "g++", "-std=c++17", "-O1", "-Wall", ROOT / "tests/csrc/plan_check.cpp", PLAN, "-o", program
-    )
+    built = run("g++", "-std=c++17", "-O1", "-Wall", check, *PLANS, "-o", program)
     assert built.returncode == 0, built.stderr
     checked = run(program)
     assert checked.returncode == 0, checked.stdout[:2000]
+
+
+def field_names(struct: str) -> list[str]:
+    """Names of a struct's fields in the header, in order."""
+    text = (ROOT / "csrc" / "api" / "turbofno.h").read_text()
+    (body,) = re.findall(r"typedef struct \{([^}]*)\} " + struct + ";", text)
+    code = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+    declarations = [declaration.split() for declaration in code.split(";") if declaration.strip()]
+    return [name.strip("*,") for words in declarations for name in words if name[-1] != "_"]
+
+
+@pytest.mark.parametrize("stage", _native.STAGES)
+def test_structures_are_those_of_the_header(stage: str) -> None:
+    types = {"const", "void", "float", "int32_t", "int64_t"}
+    declared = [name for name in field_names(f"turbofno_{stage}") if name not in types]
+    structure = _native.STAGES[stage]
+    sizes = [name for name, _ in structure._fields_][:-1]
+    assert declared[: len(sizes)] == sizes
+    assert len(declared) - len(sizes) == structure.pointers.size // ctypes.sizeof(ctypes.c_void_p)
 
 
 @needs_compiler
@@ -62,37 +83,49 @@ def test_every_plan_fits_the_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch", "channels", "size", "modes", "why"),
     [
-        (65536, (64, 64), (1024,), (16,), None),
+        (65536, (64, 64), (1, 1024), (1, 16), None),
         (1, (256, 8), (4096, 4096), (128, 64), None),
         (1, (20, 48), (421, 421), (24, 12), None),
-        (65537, (8, 8), (64,), (8,), "batch"),
-        (1, (257, 8), (64,), (8,), "channel"),
-        (1, (8, 8), (32768,), (8,), "16384 points"),
-        (1, (8, 8), (1024,), (200,), "128 modes"),
+        (65537, (8, 8), (1, 64), (1, 8), "batch"),
+        (1, (257, 8), (1, 64), (1, 8), "channel"),
+        (1, (8, 8), (1, 32768), (1, 8), "16384 points"),
+        (1, (8, 8), (1, 1024), (1, 200), "128 modes"),
         (1, (8, 8), (512, 64), (130, 12), "128 modes"),
-        (1, (8, 8), (64,), (40,), "does not hold"),
+        (1, (8, 8), (1, 64), (1, 40), "does not hold"),
     ],
 )
 def test_limits_of_the_kernels(
     batch: int,
     channels: tuple[int, int],
-    size: tuple[int, ...],
-    modes: tuple[int, ...],
+    size: tuple[int, int],
+    modes: tuple[int, int],
     why: str | None,
 ) -> None:
-    reason = _native.unsupported(batch, channels, size, size, modes)
-    if why is None:
-        assert reason is None
-    else:
-        assert reason is not None
-        assert why in reason
+    for precision in PRECISIONS:
+        reason = _cuda.stages_refusal(batch, channels, size, size, modes, precision=precision)
+        if why is None:
+            assert reason is None
+        else:
+            assert reason is not None
+            assert why in reason
+
+
+@needs_compiler
+@pytest.mark.usefixtures("served_shapes")
+def test_limits_of_a_chain() -> None:
+    shape = (1, (8, 8), (64, 64), (64, 64), (12, 7))
+    assert _cuda.stages_refusal(*shape, precision="fp32", projected=16) is None
+    refused = _cuda.stages_refusal(*shape, precision="fp32", projected=17)
+    assert refused is not None
+    assert "16 channels" in refused
 
 
 @needs_compiler
 def test_workspace_grows_with_the_batch_beyond_32_bits(plan_library: ctypes.CDLL) -> None:
-    shape = _native.layer_shape(65536, (64, 64), (1024,), (1024,), (64,))
-    spectra = 65536 * 64 * 64 * 8
-    assert plan_library.turbofno_workspace_bytes(ctypes.byref(shape)) >= 2 * spectra
+    sizes = {"batch": 65536, "c_in": 64, "c_out": 64, "h_in": 64, "h_out": 64}
+    mix = _native.STAGES["mix"](**sizes, modes_h=12, modes_w=64)
+    spectra = 65536 * 64 * 12 * 64 * 8
+    assert plan_library.turbofno_mix_workspace_bytes(ctypes.byref(mix)) >= 2 * spectra
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")

@@ -1,0 +1,47 @@
+// A kernel that may start while the one before it in the stream still runs, so that launches overlap (sm_90 and later;
+// an ordinary launch elsewhere). Each of its threads calls wait_for_previous before it reads or writes what another
+// kernel does.
+#pragma once
+
+#include "launch.h"
+
+namespace turbofno {
+
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the next kernel may take the multiprocessors that this one leaves free.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+inline bool overlaps_launches() {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
+template <typename Arguments>
+turbofno_status launch_dependent(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
+                                 cudaStream_t stream, const Arguments &arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(unsigned(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = overlaps_launches() ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, arguments);
+    return launched();
+}
+
+} // namespace turbofno

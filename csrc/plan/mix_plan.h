@@ -1,0 +1,50 @@
+// How spectral_mix is cut into blocks, and where its spectra lie in the workspace. Pure host code.
+//
+// Workspace, both complex float32 and only if there are columns to transform (2D):
+//   coefficients  Z  [modes_h][in_pitch]    a row holds [batch][c_in][modes_w]
+//   products      Z' [modes_h][out_pitch]   a row holds [batch][c_out][modes_w]
+#pragma once
+
+#include "../api/turbofno.h"
+
+namespace turbofno {
+
+// One transform along h: tiles of 16 frequencies or points (a tile has both signs), 8 terms a step.
+struct ColumnsPlan {
+    int tiles, steps;
+    int warp_tiles; // of one warp: 1, 2 or 3
+    int groups; // warps that share their columns
+    int64_t blocks;
+};
+
+struct ModesPlan {
+    int batch_fragments; // of 8 batch elements each, in a block: 1, 2 or 4
+    int modes; // modes_w of a block: 1, 2 or 4
+    int channel_tiles; // of 16 output channels each, in a block
+    int64_t batch_tiles, mode_tiles, channel_groups, blocks;
+    int threads;
+    int shared_bytes;
+};
+
+struct MixPlan {
+    bool one_row; // 1D: only the product
+    int64_t in_pitch, out_pitch; // complex numbers
+    ColumnsPlan analysis, synthesis;
+    ModesPlan modes;
+    size_t coefficients, products, bytes; // offsets in the workspace, its size
+};
+
+constexpr int kColumnWarps = 4; // of a block
+constexpr int kWarpColumns = 16; // complex columns of a warp
+constexpr int kMostModeWarps = 16; // of a block
+
+// Complex numbers from one batch element to the next in multiply_modes' shared memory: whole steps of 8 channels, and 4
+// more than a multiple of 16, so that 4 batch elements x 4 channels lie in different banks.
+constexpr int shared_channels(int channels) {
+    const int padded = (channels + 7) / 8 * 8;
+    return padded + (padded % 16 == 0 ? 4 : 12);
+}
+
+MixPlan plan_mix(const turbofno_mix &mix);
+
+} // namespace turbofno
