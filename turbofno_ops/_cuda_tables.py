@@ -92,7 +92,7 @@ def column_synthesis(points: int, modes: int, device: torch.device) -> torch.Ten
 
 @_tables.cached
 def _column_sums(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
-    """cos and sin of the frequencies 0 .. modes // 2 at the points 0 .. points // 2.
+    """cos and -sin (analysis) or sin of frequencies 0 .. modes // 2 at points 0 .. points // 2.
 
     Rows are what comes out, terms what is summed over. Float32 [tiles of 16 rows, steps of 8 terms,
     cos and sin, high and low TF32 part, 8, 4, 2, 2]: where csrc/kernels/columns.cu wants them, the last
@@ -100,12 +100,12 @@ def _column_sums(points: int, modes: int, device: torch.device, *, analysis: boo
     """
     with torch.inference_mode(False):
         at = _angles(modes // 2 + 1, points)[:, : points // 2 + 1]
-        at, scale = (at, 1 / points) if analysis else (at.T, 1.0)
+        at, scale, sign = (at, 1 / points, -1.0) if analysis else (at.T, 1.0, 1.0)
         rows, terms = at.shape
         tiles, steps = -(-rows // _TILE_ROWS), -(-terms // _STEP_TERMS)
         table = torch.zeros(2, tiles * _TILE_ROWS, steps * _STEP_TERMS, dtype=torch.float64)
         table[0, :rows, :terms] = at.cos() * scale
-        table[1, :rows, :terms] = at.sin() * scale
+        table[1, :rows, :terms] = at.sin() * (sign * scale)
         high = _tf32(table)
         parts = torch.stack([high, _tf32(table - high)], dim=1)
         parts = parts.view(2, 2, tiles, 2, 8, steps, 2, 4).permute(2, 5, 0, 1, 4, 7, 6, 3)

@@ -61,16 +61,14 @@ class CompiledFNO:
             torch.OutOfMemoryError: a graph or its buffers do not fit; a smaller batch may.
         """
         self._check(x)
+        if x.shape[0] == 0:
+            return x.new_empty(0, self._chain.out_channels, *x.shape[2:])
         # what is made here is used in later calls, whatever mode the caller is in
         with torch.inference_mode(False), torch.no_grad():
             if self.backend == "cuda":
                 with torch.cuda.device(self.device):
                     return self._replayed(x)
-            size = tuple(x.shape[2:])
-            forward = self._pass(size)
-            buffer = forward.buffer(x.shape[0])
-            forward.load(x, buffer)
-            return forward.run(buffer).reshape(x.shape[0], -1, *size)
+            return self._directly(x)
 
     def refusal(self, size: Size) -> str | None:
         """Why a grid does not run as a chain, in words, or None if it does."""
@@ -149,6 +147,13 @@ class CompiledFNO:
         )
         dtype = field_dtype(self.precision) if on_gpu else self.dtype
         return Pass(self._chain, size, stages, device=device, field_dtype=dtype)
+
+    def _directly(self, x: torch.Tensor) -> torch.Tensor:
+        size = tuple(x.shape[2:])
+        forward = self._pass(size)
+        buffer = forward.buffer(x.shape[0])
+        forward.load(x, buffer)
+        return forward.run(buffer).reshape(x.shape[0], -1, *size)
 
     def _replayed(self, x: torch.Tensor) -> torch.Tensor:
         batch, _, *size = x.shape

@@ -30,6 +30,9 @@ inline bool overlaps_launches() {
 template <typename Arguments>
 turbofno_status launch_dependent(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
                                  cudaStream_t stream, const Arguments &arguments) {
+    if (shared_bytes > 48 * 1024) { // more than a kernel gets without asking
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+    }
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -9,7 +9,7 @@ constexpr int kMostChannels = 256;
 constexpr int kMostModes = 128;
 constexpr int kMostPoints = 16384;
 constexpr int64_t kMostBatch = 65536;
-constexpr int kSharedBytes = 48 * 1024; // what every device gives without asking
+constexpr int kSharedBytes = 96 * 1024; // what every device since sm_80 gives a block that asks
 constexpr int kMostWarpTiles = 3;
 
 template <typename T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
@@ -22,48 +22,58 @@ ColumnsPlan plan_columns(int64_t columns, int from, int to, int multiprocessors)
     p.tiles = ceil_div(to / 2 + 1, 16);
     p.steps = ceil_div(from / 2 + 1, 8);
     const int64_t column_groups = ceil_div(columns, int64_t(kWarpColumns));
-    p.warp_tiles = 1;
-    for (int tiles = even_piece(p.tiles, kMostWarpTiles); tiles > 1; --tiles) {
-        if (column_groups * ceil_div(p.tiles, tiles) >= 8 * int64_t(multiprocessors)) {
-            p.warp_tiles = tiles;
-            break;
-        }
+    const int64_t wanted = 8 * int64_t(multiprocessors); // warps
+    if (p.steps <= kHeldSteps) {
+        p.groups = int(std::min<int64_t>(p.tiles, ceil_div(wanted, column_groups)));
+    } else {
+        p.warp_tiles = even_piece(p.tiles, kMostWarpTiles);
+        while (p.warp_tiles > 1 && column_groups * ceil_div(p.tiles, p.warp_tiles) < wanted) --p.warp_tiles;
+        p.groups = ceil_div(p.tiles, p.warp_tiles);
     }
-    p.groups = ceil_div(p.tiles, p.warp_tiles);
     p.blocks = ceil_div(column_groups * p.groups, int64_t(kColumnWarps));
     return p;
 }
 
-int modes_shared_bytes(const turbofno_mix &mix, const ModesPlan &p) {
-    const int batch = 8 * p.batch_fragments;
-    const int in = p.modes * shared_channels(mix.c_in), out = p.modes * 16 * p.channel_tiles + 1;
-    return 8 * batch * std::max(in, out);
+// Batch elements lie so far apart in shared memory that a read of 4 of them x 4 channels meets few banks twice, and at
+// even places wherever two modes are copied at once.
+int shared_pitch(int channels, int modes) {
+    switch (modes) {
+    case 1: return channels + (channels % 16 == 0 ? 4 : 12);
+    case 2: return 2 * channels + 8;
+    default: return 4 * channels + 2;
+    }
+}
+
+ModesPlan modes_plan(const turbofno_mix &mix, int batch_fragments, int modes, int channel_tiles) {
+    ModesPlan p{};
+    p.batch_fragments = batch_fragments;
+    p.modes = modes;
+    p.channel_tiles = channel_tiles;
+    p.batch_tiles = ceil_div(mix.batch, int64_t(8 * batch_fragments));
+    p.mode_tiles = ceil_div(mix.modes_w, modes);
+    p.channel_groups = ceil_div(mix.c_out, 16 * channel_tiles);
+    p.blocks = p.batch_tiles * p.mode_tiles * p.channel_groups * mix.modes_h;
+    p.threads = 32 * modes * channel_tiles;
+    p.shared_in = shared_pitch(ceil_div(mix.c_in, 8) * 8, modes);
+    p.shared_out = shared_pitch(16 * channel_tiles, modes);
+    p.shared_bytes = 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
+    return p;
 }
 
 ModesPlan plan_modes(const turbofno_mix &mix) {
-    ModesPlan p{};
-    const int channel_tiles = ceil_div(mix.c_out, 16);
-    p.batch_fragments = mix.batch <= 8 ? 1 : mix.batch <= 16 ? 2 : 4;
-    p.channel_tiles = even_piece(channel_tiles, 4);
-    p.modes = mix.modes_w >= 3 ? 4 : mix.modes_w;
-    const auto blocks = [&] {
-        return ceil_div(mix.batch, int64_t(8 * p.batch_fragments)) * mix.modes_h * ceil_div(mix.modes_w, p.modes) *
-               ceil_div(channel_tiles, p.channel_tiles);
+    int batch_fragments = mix.batch <= 8 ? 1 : mix.batch <= 16 ? 2 : 4;
+    int modes = mix.modes_w >= 3 ? 4 : mix.modes_w;
+    int channel_tiles = even_piece(ceil_div(mix.c_out, 16), kMostModeWarps / modes);
+    ModesPlan p = modes_plan(mix, batch_fragments, modes, channel_tiles);
+    const auto fewer = [&](int &of) {
+        of = ceil_div(of, 2);
+        p = modes_plan(mix, batch_fragments, modes, channel_tiles);
     };
-    while (p.modes > 1 && (p.modes * p.channel_tiles > 8 || blocks() < 2 * int64_t(mix.multiprocessors) ||
-                           modes_shared_bytes(mix, p) > kSharedBytes)) {
-        p.modes /= 2;
-    }
-    while (modes_shared_bytes(mix, p) > kSharedBytes) p.batch_fragments /= 2;
-    while (p.channel_tiles > 1 && blocks() < 2 * int64_t(mix.multiprocessors)) {
-        p.channel_tiles = ceil_div(p.channel_tiles, 2);
-    }
-    p.batch_tiles = ceil_div(mix.batch, int64_t(8 * p.batch_fragments));
-    p.mode_tiles = ceil_div(mix.modes_w, p.modes);
-    p.channel_groups = ceil_div(channel_tiles, p.channel_tiles);
-    p.blocks = blocks();
-    p.threads = 32 * p.modes * p.channel_tiles;
-    p.shared_bytes = modes_shared_bytes(mix, p);
+    while (p.shared_bytes > kSharedBytes) fewer(batch_fragments);
+    const auto few = [&] { return p.blocks < mix.multiprocessors; };
+    if (batch_fragments > 1 && few()) fewer(batch_fragments);
+    if (modes > 1 && few()) fewer(modes);
+    if (channel_tiles > 1 && few()) fewer(channel_tiles);
     return p;
 }
 

@@ -12,7 +12,7 @@ namespace turbofno {
 // One transform along h: tiles of 16 frequencies or points (a tile has both signs), 8 terms a step.
 struct ColumnsPlan {
     int tiles, steps;
-    int warp_tiles; // of one warp: 1, 2 or 3
+    int warp_tiles; // at once: 1, 2 or 3; 0 where a warp holds its terms and makes one tile after the other
     int groups; // warps that share their columns
     int64_t blocks;
 };
@@ -23,6 +23,7 @@ struct ModesPlan {
     int channel_tiles; // of 16 output channels each, in a block
     int64_t batch_tiles, mode_tiles, channel_groups, blocks;
     int threads;
+    int shared_in, shared_out; // complex numbers from one batch element to the next in shared memory
     int shared_bytes;
 };
 
@@ -36,14 +37,8 @@ struct MixPlan {
 
 constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
-constexpr int kMostModeWarps = 16; // of a block
-
-// Complex numbers from one batch element to the next in multiply_modes' shared memory: whole steps of 8 channels, and 4
-// more than a multiple of 16, so that 4 batch elements x 4 channels lie in different banks.
-constexpr int shared_channels(int channels) {
-    const int padded = (channels + 7) / 8 * 8;
-    return padded + (padded % 16 == 0 ? 4 : 12);
-}
+constexpr int kHeldSteps = 2; // at most, of a warp that holds its terms
+constexpr int kMostModeWarps = 8; // of a block
 
 MixPlan plan_mix(const turbofno_mix &mix);
 

@@ -18,8 +18,13 @@ static void check_columns(const turbofno::ColumnsPlan &p, int64_t columns, int f
     using namespace turbofno;
     expect(16 * p.tiles > to / 2 && 16 * (p.tiles - 1) <= to / 2, "tiles cover what comes out", s);
     expect(8 * p.steps > from / 2 && 8 * (p.steps - 1) <= from / 2, "steps cover what goes in", s);
-    expect(p.warp_tiles >= 1 && p.warp_tiles <= 3, "there is a kernel for the tiles of a warp", s);
-    expect(p.groups * p.warp_tiles >= p.tiles && (p.groups - 1) * p.warp_tiles < p.tiles, "warps cover the tiles", s);
+    if (p.warp_tiles == 0) {
+        expect(p.steps <= kHeldSteps, "a warp holds its terms", s);
+        expect(p.groups >= 1 && p.groups <= p.tiles, "each warp has a tile", s);
+    } else {
+        expect(p.warp_tiles >= 1 && p.warp_tiles <= 3, "there is a kernel for the tiles of a warp", s);
+        expect(p.groups * p.warp_tiles >= p.tiles && (p.groups - 1) * p.warp_tiles < p.tiles, "warps cover the tiles", s);
+    }
     const int64_t warps = p.blocks * kColumnWarps;
     expect(warps * kWarpColumns >= columns * p.groups, "warps cover the columns", s);
 }
@@ -37,11 +42,12 @@ static void check(const turbofno_mix &s) {
     expect(p.mode_tiles * p.modes >= s.modes_w, "tiles cover the modes", s);
     expect(p.channel_groups * p.channel_tiles * 16 >= s.c_out, "tiles cover the channels", s);
     expect(p.blocks == p.batch_tiles * p.mode_tiles * p.channel_groups * s.modes_h, "blocks of multiply_modes", s);
-    const int pitch = shared_channels(s.c_in), batch = 8 * p.batch_fragments;
-    expect(pitch % 16 == 4 && pitch >= (s.c_in + 7) / 8 * 8, "channels in shared memory", s);
-    expect(8 * p.modes * batch * pitch <= p.shared_bytes, "shared memory holds what goes in", s);
-    expect(8 * batch * (p.modes * 16 * p.channel_tiles + 1) <= p.shared_bytes, "shared memory holds what comes out", s);
-    expect(p.shared_bytes <= 48 * 1024, "shared memory of multiply_modes", s);
+    const int batch = 8 * p.batch_fragments, channels = (s.c_in + 7) / 8 * 8;
+    expect(p.shared_in >= channels * p.modes && 8 * batch * p.shared_in <= p.shared_bytes, "input in shared memory", s);
+    expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out <= p.shared_bytes,
+           "output in shared memory", s);
+    expect(p.modes == 1 || (p.shared_in % 2 == 0 && p.shared_out % 2 == 0), "pairs of modes are aligned", s);
+    expect(p.shared_bytes <= 96 * 1024, "shared memory of multiply_modes", s);
     if (plan.one_row) {
         expect(plan.bytes == 0, "no workspace in 1D", s);
         return;

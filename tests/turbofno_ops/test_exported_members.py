@@ -18,7 +18,7 @@ def test_all_can_be_imported() -> None:
 
 
 def test_docstring_examples_run() -> None:
-    for name in ("spectral_conv", "fourier_layer"):
+    for name in ("spectral_conv", "fourier_layer", "compile_fno"):
         function = getattr(turbofno_ops, name)
         tests = doctest.DocTestFinder().find(function, name, globs={"torch": torch, name: function})
         runner = doctest.DocTestRunner()

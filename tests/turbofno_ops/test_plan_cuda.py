@@ -1,0 +1,245 @@
+"""`compile_fno` on a GPU: every precision against float64, and its graphs as citizens of a CUDA program."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.checkpoint import load_model
+from models.config import FNOArchitecture, Normalization
+from models.fno import FNO
+from tests.turbofno_ops.fourier_truth import relative_l2
+from tests.turbofno_ops.random_fno import (
+    draw_architecture,
+    draw_normalization,
+    draw_size,
+    field,
+    network,
+    truth,
+)
+from turbofno_ops import PRECISIONS, ChainRefused, CompiledFNO, compile_fno, native_status
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not native_status().loaded,
+    reason="needs a GPU and the library of CUDA kernels",
+)
+
+ZOO = Path(__file__).parents[2] / "models" / "zoo"
+# relative L2 of whole networks against float64
+LIMITS = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 5e-2}
+
+PLAIN = FNOArchitecture(
+    in_channels=2,
+    out_channels=3,
+    hidden_channels=32,
+    n_layers=4,
+    modes=(12, 8),
+    positional_grid="endpoint_excluded",
+)
+NORMALIZATION = Normalization(
+    input_mean=(300.0, 0.0), input_std=(1.0, 2.0), output_mean=(1.0,) * 3, output_std=(0.5,) * 3
+)
+SIZE = (45, 64)
+
+
+@pytest.fixture(autouse=True)
+def _strict_float32() -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the next allocations get."""
+    torch.cuda.empty_cache()
+    blocks = [torch.full((count,), math.nan, device="cuda") for count in [2**17] * 6 + [2**26]]
+    torch.cuda.synchronize()
+    del blocks
+
+
+def compiled(
+    module: FNO, precision: str = "fp32", *, max_batch: int = 8, **bounds: int
+) -> CompiledFNO:
+    description = module.description()
+    return compile_fno(
+        description, device="cuda", precision=precision, max_batch=max_batch, **bounds
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> FNO:
+    return network(PLAIN, NORMALIZATION)
+
+
+@pytest.mark.parametrize("draw", range(60))
+def test_random_networks_equal_float64(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    arch = draw_architecture(rng, n_dim=1 + draw % 2)
+    module = network(arch, draw_normalization(rng, arch))
+    x = field(module, rng.choice([1, 2, 3, 5, 8, 11]), draw_size(rng, arch))
+    expected = truth(module, x)
+    # a network may amplify rounding: PyTorch in float32 shows by how much
+    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
+    for precision, limit in LIMITS.items():
+        poison()
+        result = compiled(module, precision)(x.cuda())
+        assert result.dtype == torch.float32
+        error = relative_l2(result.cpu(), expected)
+        assert error < limit * max(1.0, own / 5e-7), (arch, precision)
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_zoo_models_agree_with_float64(name: str, precision: str) -> None:
+    module = load_model(ZOO / name).module
+    x = field(module, 3, (128,) * module.arch.n_dim)
+    expected = truth(module, x)
+    chain = compiled(module, precision)
+    limit = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}[precision]
+    assert relative_l2(chain(x.cuda()).cpu(), expected) < limit
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_replays_equal_direct_runs_to_the_bit(plain: FNO, precision: str) -> None:
+    chain = compiled(plain, precision)
+    for _ in range(3):
+        x = field(plain, 8, SIZE).cuda()
+        with torch.inference_mode(False), torch.no_grad():
+            direct = chain._directly(x)
+        assert torch.equal(chain(x), direct)
+
+
+def test_every_batch_up_to_and_beyond_the_largest_bucket(plain: FNO) -> None:
+    chain = compiled(plain)
+    x = field(plain, 21, SIZE)
+    expected = truth(plain, x)
+    # a full bucket first: what it leaves behind must not show in smaller batches
+    for batch in (8, 1, 2, 3, 5, 7, 9, 21):
+        assert relative_l2(chain(x[:batch].cuda()).cpu(), expected[:batch]) < LIMITS["fp32"]
+    assert len(chain._graphs) == 4, "buckets 1, 2, 4, 8"
+
+
+def test_not_a_number_stays_in_its_batch_element_and_call(plain: FNO) -> None:
+    chain = compiled(plain)
+    x = field(plain, 4, SIZE).cuda()
+    expected = chain(x)
+    spoilt = x.clone()
+    spoilt[1, 0, 3, 3] = math.nan
+    result = chain(spoilt)
+    assert result[1].isnan().all()
+    assert torch.equal(result[[0, 2, 3]], expected[[0, 2, 3]])
+    assert torch.equal(chain(x), expected)
+
+
+def test_graphs_are_bounded_in_number_and_go_by_last_use(plain: FNO) -> None:
+    chain = compiled(plain, max_graphs=2)
+    sizes = [(32, 32), (40, 40), (48, 33)]
+    fields = [field(plain, 2, size).cuda() for size in sizes]
+    first = [chain(x) for x in fields]
+    assert [key[1] for key in chain._graphs._kept] == sizes[1:]
+    again = [chain(x) for x in reversed(fields)][::-1]
+    assert [key[1] for key in chain._graphs._kept] == sizes[1::-1]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_graphs_are_bounded_in_bytes_and_their_memory_comes_back(plain: FNO) -> None:
+    chain = compiled(plain, max_graphs=50, max_graph_bytes=40 * 2**20)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for n in range(40, 60):
+        chain(field(plain, 8, (n, n)).cuda())
+        assert chain._graphs.nbytes <= 40 * 2**20
+    assert len(chain._graphs) > 1
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved() - before
+    # tables of each grid are kept apart from graphs
+    assert chain._graphs.nbytes - 2**22 <= held <= 40 * 2**20 + 2**25
+    assert chain.device_bytes() > chain._graphs.nbytes
+    chain.clear()
+    assert chain._graphs.nbytes == 0
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before <= 2**25
+
+
+def test_grids_too_large_for_the_bound_run_in_smaller_pieces(plain: FNO) -> None:
+    chain = compiled(plain, max_graph_bytes=64 * 2**20)
+    x = field(plain, 8, (256, 256))
+    assert relative_l2(chain(x.cuda()).cpu(), truth(plain, x)) < LIMITS["fp32"]
+    assert [key[0] for key in chain._graphs._kept] < [8]
+
+
+def test_calls_on_different_streams_do_not_disturb_each_other(plain: FNO) -> None:
+    chain = compiled(plain)
+    fields = [field(plain, 8, SIZE).cuda() for _ in range(6)]
+    expected = [chain(x) for x in fields]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in fields]
+    for _ in range(20):
+        results = []
+        for stream, x in zip(streams, fields, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(chain(x))
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_threads_may_call_and_capture_at_once(plain: FNO) -> None:
+    chain = compiled(plain, max_graphs=3)
+    given = [field(plain, 1 + i, (30 + i, 40)).cuda() for i in range(4)]
+    expected = [chain(x) for x in given]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(8):
+                if not torch.equal(chain(given[i]), expected[i]):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_result_is_the_callers_own(plain: FNO) -> None:
+    chain = compiled(plain)
+    first = chain(field(plain, 4, SIZE).cuda())
+    kept = first.clone()
+    with torch.inference_mode():
+        chain(field(plain, 4, SIZE).cuda())
+    assert torch.equal(first, kept)
+
+
+def test_out_of_memory_is_said_and_survived(plain: FNO) -> None:
+    chain = compiled(plain, max_batch=64, max_graph_bytes=2**40)
+    x = field(plain, 4, SIZE).cuda()
+    expected = chain(x)
+    large = torch.zeros(64, 2, 512, 512, device="cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**30) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            chain(large)
+        assert torch.equal(chain(x), expected)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    chain.clear()
+    assert torch.equal(chain(x), expected)
+
+
+def test_what_the_kernels_refuse_is_said_in_words(plain: FNO) -> None:
+    wide = PLAIN.model_copy(update={"hidden_channels": 300})
+    refused = compiled(network(wide)).refusal(SIZE)
+    assert refused is not None
+    assert "channel" in refused
+    with pytest.raises(ChainRefused, match="float64"):
+        compiled(network(PLAIN).double())
