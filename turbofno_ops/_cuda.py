@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,17 @@ from turbofno_ops._stages import Layer, Projection, two_axes
 from turbofno_ops.description import PRECISIONS
 
 _ALIGNMENT = 16
+_ops = torch.ops.turbofno
+
+
+def _run(op: Callable[..., Any], *args: object) -> Any:
+    """Call a stage. Its library is behind a C interface, which passes words on, but no type of error."""
+    try:
+        return op(*args)
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error).splitlines()[0]) from None
+        raise
 
 
 def field_dtype(precision: str) -> torch.dtype:
@@ -55,17 +67,17 @@ class CudaStages:
             )
 
     def analyze(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.turbofno.analyze_rows(x, self._analysis, self._modes_w, self._precision)
+        return _run(_ops.analyze_rows, x, self._analysis, self._modes_w, self._precision)
 
     def mix(self, spectra: torch.Tensor, layer: Layer) -> torch.Tensor:
-        return torch.ops.turbofno.spectral_mix(
-            spectra, layer.weight, *self._columns, self._size[0], self._precision
-        )
+        columns, h_out = self._columns, self._size[0]
+        return _run(_ops.spectral_mix, spectra, layer.weight, *columns, h_out, self._precision)
 
     def rows(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ops.turbofno.fourier_rows(
+        return _run(
+            _ops.fourier_rows,
             *self._summands(spectra, x, layer),
             None if last else self._analysis,
             0 if last else self._modes_w,
@@ -77,7 +89,8 @@ class CudaStages:
     def project(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
     ) -> torch.Tensor:
-        return torch.ops.turbofno.project_rows(
+        return _run(
+            _ops.project_rows,
             *self._summands(spectra, x, layer),
             projection.weight,
             projection.bias,

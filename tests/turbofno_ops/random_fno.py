@@ -72,7 +72,7 @@ def field(module: FNO, batch: int, size: tuple[int, ...]) -> torch.Tensor:
     if not module.normalized:
         return x
     shape = (-1, *[1] * len(size))
-    return x * module.input_std.view(shape) + module.input_mean.view(shape)
+    return x * module.input_std.cpu().view(shape) + module.input_mean.cpu().view(shape)
 
 
 def truth(module: FNO, x: torch.Tensor) -> torch.Tensor:
