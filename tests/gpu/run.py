@@ -42,7 +42,7 @@ def parts() -> list[Part]:
     python, here = sys.executable, ROOT / "tests" / "gpu"
     tool = sanitizer() or "compute-sanitizer"
     watched = ["--error-exitcode", "1", python, str(here / "sanitizer_shapes.py")]
-    tests = [f"tests/{folder}" for folder in ("turbofno_ops", "models", "service")]
+    tests = [f"tests/{folder}" for folder in ("turbofno_ops", "service/runtime")]
     return [
         Part("tests", [python, "-m", "pytest", "-q", "-rs", *tests]),
         Part(

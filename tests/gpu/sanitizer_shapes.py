@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from turbofno_ops import PRECISIONS, fourier_layer
+from turbofno_ops import PRECISIONS, fourier_layer, native_status
 from turbofno_ops._channels import mode_major
 from turbofno_ops._cuda import CudaStages, field_dtype
 from turbofno_ops._stages import Layer, Projection, two_axes
@@ -76,7 +76,9 @@ def error(
 
 
 def main() -> None:
-    """Exits 1 if a result is wrong."""
+    """Exits 1 if a result is wrong or the kernels are not there."""
+    if not native_status().loaded:
+        raise SystemExit(native_status().detail)
     wrong = 0
     for shape in SHAPES:
         for precision in PRECISIONS:
