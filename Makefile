@@ -31,11 +31,12 @@ bench: $(DEV_READY)
 
 # With a CUDA PyTorch in the environment and nvcc on the PATH, `make install` has built the kernels.
 test-gpu: $(DEV_READY)
-	$(BIN)/python -m turbofno_ops
-	$(BIN)/python -m pytest tests/turbofno_ops
+	$(BIN)/python tests/gpu/run.py
 
 bench-gpu: $(DEV_READY)
-	$(BIN)/python -m benchmarks.gpu --kernels
+	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.gpu.picture
+	$(BIN)/python -m benchmarks.tables
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -44,7 +45,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # No build isolation: an isolated build would download a second PyTorch only to read its headers.
-$(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt
+$(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*)
 	@echo "setting up $(VENV); the first time this downloads PyTorch and takes some minutes"
 	$(PIP) torch
 	$(PIP) scikit-build-core cmake ninja

@@ -1,0 +1,72 @@
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap]`, all three if none is named."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu import heatmap, layers, models
+from benchmarks.gpu.device import Machine, copy_bandwidth, described, machine, require_gpu
+from benchmarks.timing import RESULTS
+
+PARTS = ("layers", "models", "heatmap")
+
+
+def _rows(
+    part: str, bandwidth: float, arguments: argparse.Namespace
+) -> Iterator[dict[str, object]]:
+    compiled, seconds = not arguments.no_compile, arguments.seconds
+    if part == "layers":
+        for layer in layers.LAYERS:
+            yield from layers.measure(layer, bandwidth, compiled=compiled, seconds=seconds)
+            torch.cuda.empty_cache()
+    elif part == "models":
+        for case in models.cases():
+            yield from models.measure(case, compiled=compiled, seconds=seconds / 2)
+            torch.cuda.empty_cache()
+    else:
+        for layer in heatmap.LAYERS:
+            yield heatmap.measure(layer, seconds=seconds / 10)
+            torch.cuda.empty_cache()
+
+
+def _keep(part: str, rows: Iterator[dict[str, object]], where: Machine) -> None:
+    """Print every row as it comes; write the file once all are right."""
+    lines = []
+    for row in described(rows, where):
+        lines.append(json.dumps(row) + "\n")
+        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values())
+        print("  ".join(shown))
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"gpu_{part}.jsonl"
+    file.write_text("".join(lines))
+    print(f"written to {file.relative_to(RESULTS.parents[1])}")
+
+
+def main() -> None:
+    """Measure the parts that are asked for; exits non-zero if there is no GPU or a result is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--seconds", type=float, default=0.4, help="device time for each layer")
+    parser.add_argument("--commit", help="to write beside the figures where git does not know it")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no part {sorted(unknown)}; there are {', '.join(PARTS)}")
+    require_gpu()
+    torch.manual_seed(torch.seed() % 2**31)
+    # the peer's convolutions shall be the fastest that cuDNN has
+    torch.backends.cudnn.benchmark = True
+    where = machine(arguments.commit)
+    bandwidth = copy_bandwidth()
+    print(f"{where.gpu}, copy {bandwidth / 1e12:.2f} TB/s, torch {where.torch}, {where.commit}")
+    with torch.inference_mode():
+        for part in arguments.parts or PARTS:
+            _keep(part, _rows(part, bandwidth, arguments), where)
+
+
+if __name__ == "__main__":
+    main()

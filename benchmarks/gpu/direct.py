@@ -1,0 +1,212 @@
+"""A Fourier layer through cuFFT and cuBLAS called directly: the conventional pipeline without PyTorch's overhead.
+
+x -> cuFFT R2C -> kept corners, mode by mode -> cuBLAS Cgemm, one matrix a mode -> zeros and corners -> cuFFT C2R
+  -> += skip . x by cuBLAS Sgemm -> GELU in place
+
+All in float32, modes below Nyquist. Plans and buffers are made once; a call is capturable in a CUDA graph. What can be
+folded is: the inverse's 1/N into the weights, the bias into the zeroth mode, the addition of the skip into its product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_CUFFT_R2C = 0x2A
+_CUFFT_C2R = 0x2C
+_CUBLAS_OP_N = 0
+
+Corner = tuple[slice, ...]
+
+
+def corners(modes: Sequence[int]) -> list[tuple[Corner, Corner]]:
+    """Where the kept modes lie: pairs of (index into a full half spectrum, index into the kept modes)."""
+    *others, last = modes
+    columns = slice(0, last)
+    if not others:
+        return [((columns,), (columns,))]
+    (count,) = others
+    low, high = (count + 1) // 2, count // 2
+    pairs: list[tuple[Corner, Corner]] = [
+        ((slice(0, low), columns), (slice(0, low), columns)),
+    ]
+    if high:
+        pairs.append(((slice(-high, None), columns), (slice(low, None), columns)))
+    return pairs
+
+
+def gather(spectrum: torch.Tensor, kept: torch.Tensor) -> None:
+    """Copy the kept corners of [batch, channels, *full] into [*modes, batch, channels]."""
+    for whole, part in corners(kept.shape[:-2]):
+        kept[part].copy_(spectrum[:, :, *whole].movedim((0, 1), (-2, -1)))
+
+
+def scatter(kept: torch.Tensor, spectrum: torch.Tensor) -> None:
+    """Zero [batch, channels, *full] and copy [*modes, batch, channels] into its corners."""
+    spectrum.zero_()
+    for whole, part in corners(kept.shape[:-2]):
+        spectrum[:, :, *whole].copy_(kept[part].movedim((-2, -1), (0, 1)))
+
+
+def folded_weight(weight: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """[c_in, c_out, *modes] as [*modes, c_in, c_out], with the inverse's 1/N and half of the zeroth column."""
+    axes = range(2, weight.ndim)
+    by_mode = (weight / math.prod(size)).permute(*axes, 0, 1).contiguous()
+    by_mode.select(weight.ndim - 3, 0).mul_(0.5)
+    return by_mode
+
+
+def mirror(size: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where the frequencies -k of the zeroth column lie, for k in order."""
+    h = math.prod(size[:-1])
+    return -torch.arange(h, device=device) % h
+
+
+def complete(spectrum: torch.Tensor, mirrored: torch.Tensor, bias: torch.Tensor) -> None:
+    """Add to the zeroth column its mirror image, so that it belongs to a real field, and a bias a channel.
+
+    What cuFFT's inverse makes of a column that is not Hermitian depends on the size. The column of a mixed spectrum is
+    not; torch.fft.irfftn takes its Hermitian part, which is half of the column and half of its mirror image.
+    """
+    column = spectrum[..., 0].view(*spectrum.shape[:2], -1)
+    column += column[..., mirrored].conj_physical_()
+    torch.view_as_real(column)[:, :, 0, 0] += bias
+
+
+class DirectLayer:
+    """gelu(spectral_conv(x, weight) + skip . x + bias) for one shape of x, float32, on the current device."""
+
+    def __init__(
+        self,
+        shape: torch.Size,
+        weight: torch.Tensor,
+        skip: torch.Tensor,
+        bias: torch.Tensor,
+    ) -> None:
+        batch, c_in, *size = shape
+        c_out, modes = weight.shape[1], weight.shape[2:]
+        half = (*size[:-1], size[-1] // 2 + 1)
+        if modes[-1] > (size[-1] + 1) // 2:
+            raise ValueError(f"modes {tuple(modes)} reach the Nyquist column of grid {size}")
+        self.weight = folded_weight(weight, size)
+        self.mirrored = mirror(size, weight.device)
+        self.skip, self.bias = skip.contiguous(), bias
+        self.spectrum = weight.new_empty(batch, c_in, *half)
+        self.kept = weight.new_empty(*modes, batch, c_in)
+        self.mixed = weight.new_empty(*modes, batch, c_out)
+        self.mixed_spectrum = weight.new_empty(batch, c_out, *half)
+        self.forward_plan = _plan(size, batch * c_in, _CUFFT_R2C)
+        self.inverse_plan = _plan(size, batch * c_out, _CUFFT_C2R)
+        weakref.finalize(self, _destroy, self.forward_plan, self.inverse_plan)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """A new field [batch, c_out, *size]."""
+        y = x.new_empty(x.shape[0], self.weight.shape[-1], *x.shape[2:])
+        _execute("cufftExecR2C", self.forward_plan, x, self.spectrum)
+        gather(self.spectrum, self.kept)
+        self._mix()
+        scatter(self.mixed, self.mixed_spectrum)
+        complete(self.mixed_spectrum, self.mirrored, self.bias)
+        _execute("cufftExecC2R", self.inverse_plan, self.mixed_spectrum, y)
+        self._add_skip(x, y)
+        return torch.ops.aten.gelu_(y)
+
+    def _mix(self) -> None:
+        # row-major [batch, c] is cuBLAS's [c, batch]: mixed^T = weight^T kept^T
+        batch, c_in = self.kept.shape[-2:]
+        c_out = self.mixed.shape[-1]
+        one, zero = (ctypes.c_float * 2)(1, 0), (ctypes.c_float * 2)(0, 0)
+        _gemm(
+            *("cublasCgemmStridedBatched", c_out, batch, c_in, one),
+            *((self.weight, c_out, c_in * c_out), (self.kept, c_in, batch * c_in), zero),
+            *((self.mixed, c_out, batch * c_out), math.prod(self.kept.shape[:-2])),
+        )
+
+    def _add_skip(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        points = math.prod(x.shape[2:])
+        c_in, c_out = x.shape[1], y.shape[1]
+        one = ctypes.c_float(1)
+        _gemm(
+            *("cublasSgemmStridedBatched", points, c_out, c_in, one),
+            *((x, points, c_in * points), (self.skip, c_in, 0), one),
+            *((y, points, c_out * points), x.shape[0]),
+        )
+
+
+Matrices = tuple[torch.Tensor, int, int]
+"""Data, leading dimension, elements from one matrix to the next."""
+
+
+def _gemm(
+    name: str,
+    m: int,
+    n: int,
+    k: int,
+    alpha: ctypes._CData,
+    a: Matrices,
+    b: Matrices,
+    beta: ctypes._CData,
+    c: Matrices,
+    count: int,
+) -> None:
+    # PyTorch's handle: it is set to the current stream and has a workspace that graphs may capture
+    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
+    operands = [
+        value
+        for data, leading, stride in (a, b, c)
+        for value in (
+            ctypes.c_void_p(data.data_ptr()),
+            ctypes.c_int(leading),
+            ctypes.c_longlong(stride),
+        )
+    ]
+    status = getattr(_library("cublas"), name)(
+        *(handle, _CUBLAS_OP_N, _CUBLAS_OP_N, m, n, k, ctypes.byref(alpha)),
+        *(*operands[:6], ctypes.byref(beta), *operands[6:], count),
+    )
+    _check(name, status)
+
+
+def _plan(size: Sequence[int], count: int, kind: int) -> int:
+    """A plan of `count` contiguous transforms."""
+    handle = ctypes.c_int()
+    axes = (ctypes.c_int * len(size))(*size)
+    status = _library("cufft").cufftPlanMany(
+        *(ctypes.byref(handle), len(size), axes, None, 1, 0, None, 1, 0, kind, count)
+    )
+    _check("cufftPlanMany", status)
+    return handle.value
+
+
+def _execute(name: str, plan: int, source: torch.Tensor, target: torch.Tensor) -> None:
+    cufft = _library("cufft")
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    _check("cufftSetStream", cufft.cufftSetStream(plan, stream))
+    pointers = (ctypes.c_void_p(t.data_ptr()) for t in (source, target))
+    _check(name, getattr(cufft, name)(plan, *pointers))
+
+
+def _destroy(*plans: int) -> None:
+    for plan in plans:
+        _library("cufft").cufftDestroy(plan)
+
+
+def _check(name: str, status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"{name} failed with status {status}")
+
+
+@cache
+def _library(name: str) -> ctypes.CDLL:
+    """lib{name}.so.* as PyTorch has loaded it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith(f"lib{name}.so"):
+            return ctypes.CDLL(path)
+    raise RuntimeError(f"PyTorch has not loaded lib{name}.so")

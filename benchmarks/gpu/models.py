@@ -1,0 +1,127 @@
+"""Whole models: ours through `compile_fno` at each precision, the same network in PyTorch eager, in a graph, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.device import (
+    Call,
+    each,
+    ends,
+    in_graph,
+    milliseconds,
+    relative_l2,
+    rotating,
+    strict_float32,
+)
+from benchmarks.gpu.layers import checked_error
+from benchmarks.gpu.published import published
+from models.checkpoint import load_model
+from models.config import FNOArchitecture
+from models.fno import FNO
+from turbofno_ops import PRECISIONS, compile_fno
+
+ZOO = Path(__file__).parents[2] / "models" / "zoo"
+BATCHES = (1, 8, 32, 128)
+_LARGEST_ERROR = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-1}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and the grid that it runs on."""
+
+    name: str
+    model: FNO
+    size: tuple[int, ...]
+
+
+def _random(size: tuple[int, ...], hidden: int, modes: tuple[int, ...]) -> Case:
+    arch = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=hidden, n_layers=4, modes=modes
+    )
+    grid, kept = "x".join(map(str, size)), "x".join(map(str, modes))
+    return Case(f"{len(size)}D C{hidden} {grid} m{kept}", FNO(arch), size)
+
+
+def cases() -> Iterator[Case]:
+    """Three 4-layer networks with random weights, then the zoo on its training grids; on the CPU."""
+    yield _random((64, 64), 32, (24, 12))
+    yield _random((128, 128), 64, (24, 12))
+    yield _random((1024,), 64, (16,))
+    for folder in sorted(ZOO.iterdir()):
+        loaded = load_model(folder)
+        yield Case(loaded.config.name, loaded.module, loaded.config.grid.training)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something that runs the model: its name, backend, precision in words, error and how to run it."""
+
+    name: str
+    backend: str
+    precision: str
+    error: float
+    run: Callable[[], object]
+
+
+def _own(
+    case: Case, model: FNO, fields: list[torch.Tensor], expected: torch.Tensor
+) -> Iterator[Candidate]:
+    batch = len(fields[0])
+    for precision in PRECISIONS:
+        call = compile_fno(model.description(), device="cuda", precision=precision, max_batch=batch)
+        error = checked_error(
+            f"{case.name} B{batch} {precision}",
+            relative_l2(call(fields[0]), expected),
+            _LARGEST_ERROR[precision],
+        )
+        yield Candidate("turbofno", "cuda", precision, error, each(call, fields))
+
+
+def _others(
+    model: FNO, fields: list[torch.Tensor], expected: torch.Tensor, *, compiled: bool
+) -> Iterator[Candidate]:
+    default: Call = published(model)
+    strict = strict_float32(default)
+    convolves = "fp32, 1x1 convolutions TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
+    for call, precision in ((default, convolves), (strict, "fp32")):
+        error = relative_l2(call(fields[0]), expected)
+        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
+            yield Candidate(f"eager, {name}", "torch.fft", precision, error, run)
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(default, dynamic=False)
+        error = relative_l2(call(fields[0]), expected)
+        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
+            yield Candidate(f"torch.compile, {name}", "torch.fft", convolves, error, run)
+
+
+def measure(case: Case, *, compiled: bool, seconds: float) -> Iterator[dict[str, object]]:
+    """The rows of one model at every batch. Raises RuntimeError if our result is wrong."""
+    in_float64: Call = published(case.model).double()
+    model = case.model.eval().requires_grad_(False).cuda()
+    for batch in BATCHES:
+        # few fields: a whole model passes far more through the cache than its input
+        fields = rotating((batch, case.model.arch.in_channels, *case.size), most=4)
+        expected = in_float64(ends(fields[0]).cpu().double())
+        candidates = [
+            *_own(case, model, fields, expected),
+            *_others(model, fields, expected, compiled=compiled),
+        ]
+        times = milliseconds([c.run for c in candidates], seconds=seconds)
+        for c, taken in zip(candidates, times, strict=True):
+            ms = taken / len(fields)
+            yield {
+                "model": case.name,
+                "batch": batch,
+                "what": c.name,
+                "backend": c.backend,
+                "precision": c.precision,
+                "ms": ms,
+                "fields/s": batch / ms * 1e3,
+                "relative L2 error": c.error,
+            }

@@ -1,0 +1,86 @@
+"""Draw the map over batch and channels from its result file; needs no GPU: `python -m benchmarks.gpu.picture`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.tables import DOCUMENT, PICTURE, read
+from benchmarks.timing import RESULTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LogNorm
+    from matplotlib.image import AxesImage
+
+Row = dict[str, Any]
+
+
+def speed_ups(
+    rows: list[Row],
+) -> tuple[list[int], list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    """Batches, channels, and the speed-up [channels, batches] of one grid; NaN where nothing was measured."""
+    batches = sorted({row["batch"] for row in rows})
+    channels = sorted({row["channels"] for row in rows})
+    table = np.full((len(channels), len(batches)), np.nan)
+    for row in rows:
+        table[channels.index(row["channels"]), batches.index(row["batch"])] = row["speed-up"]
+    return batches, channels, table
+
+
+def _panel(axes: Axes, rows: list[Row], scale: LogNorm) -> AxesImage:
+    batches, channels, table = speed_ups(rows)
+    # red is faster and blue slower, as in the paper; both are told apart by the colour-blind
+    image = axes.imshow(table, origin="lower", cmap="RdBu_r", norm=scale, aspect="auto")
+    if np.nanmin(table) < 1 < np.nanmax(table):
+        axes.contour(table, levels=[1.0], colors="black", linewidths=2)
+    for (i, j), value in np.ndenumerate(table):
+        if np.isfinite(value):
+            dark = abs(float(scale(value)) - 0.5) > 0.3
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color="w" if dark else "k")
+    grid, modes = ("x".join(map(str, rows[0][key])) for key in ("grid", "modes"))
+    axes.set_title(f"{len(rows[0]['grid'])}D, {grid} points, {modes} modes")
+    axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+    axes.set_yticks(range(len(channels)), [str(count) for count in channels])
+    axes.set_xlabel("batch")
+    axes.set_ylabel("hidden channels")
+    return image
+
+
+def draw(rows: list[Row], file: Path) -> None:
+    """A panel for each grid in the rows; one-fold is white, and a black line where it is crossed."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    grids = list(dict.fromkeys(tuple(row["grid"]) for row in rows))
+    largest = max(max(row["speed-up"], 1 / row["speed-up"]) for row in rows)
+    scale = LogNorm(vmin=1 / max(largest, 1.1), vmax=max(largest, 1.1))
+    figure = Figure(figsize=(7 * len(grids), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(grids), squeeze=False)[0]
+    for axes, grid in zip(panels, grids, strict=True):
+        image = _panel(axes, [row for row in rows if tuple(row["grid"]) == grid], scale)
+    bar = figure.colorbar(image, ax=list(panels), label="times as fast as PyTorch eager")
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if 1 / largest <= t <= largest]
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.minorticks_off()
+    one = rows[0]
+    figure.suptitle("Fourier layer in float32: turbofno over PyTorch eager, higher is better")
+    figure.supxlabel(
+        f"{one['gpu']}, PyTorch {one['torch']}, CUDA {one['cuda']}, commit {one['commit']}; medians, each side at its "
+        f"better of calls and CUDA graph; PyTorch's 1x1 convolution in {one['1x1 convolution of eager']}",
+        fontsize="small",
+    )
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    """Draw what was measured last."""
+    file = DOCUMENT.parent / PICTURE
+    draw(read(RESULTS / "gpu_heatmap.jsonl"), file)
+    print(f"written to {file.relative_to(DOCUMENT.parents[1])}")
+
+
+if __name__ == "__main__":
+    main()

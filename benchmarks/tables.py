@@ -1,0 +1,257 @@
+"""docs/benchmarks.md from the committed results, so that it says nothing they do not: `python -m benchmarks.tables`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import RESULTS
+from turbofno_ops import PRECISIONS
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PICTURE = "gpu_heatmap.png"
+_PEER_ERRORS = ("eager", "torch.compile")
+
+Row = dict[str, Any]
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A table; numbers to three digits, None as an empty cell."""
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines] + [""]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if value and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def read(file: Path) -> list[Row]:
+    """The lines of a result file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}x"
+
+
+def _measured_on(row: Row) -> list[str]:
+    where = f"One {row['gpu']}, PyTorch {row['torch']}, CUDA {row['cuda']}, commit {row['commit']}"
+    return [f"{where}, {row['at'][:10]}.", ""]
+
+
+def _by(rows: list[Row], *keys: str) -> list[list[Row]]:
+    return [list(group) for _, group in groupby(rows, key=lambda row: [row[k] for k in keys])]
+
+
+def _find(rows: list[Row], what: str, precision: str | None = None) -> Row | None:
+    """The fastest row whose `what` begins so, of the precision if one is given; None if there is none."""
+    found = [
+        row
+        for row in rows
+        if row["what"].startswith(what) and precision in (None, row["precision"])
+    ]
+    return min(found, key=lambda row: row["ms"], default=None)
+
+
+def _ratio(slow: Row | None, fast: Row | None) -> str | None:
+    return None if slow is None or fast is None else _times(slow["ms"] / fast["ms"])
+
+
+def _of(row: Row | None, key: str) -> Any:
+    return None if row is None else row[key]
+
+
+def _floors(row: Row | None) -> str | None:
+    if row is None:
+        return None
+    return f"{_cell(row['ms'])} ({_times(row['ms'] / row['floor ms'])})"
+
+
+def gpu_layers(rows: list[Row]) -> list[str]:
+    """Fourier layers on a GPU: times against the floor, speed-ups, errors."""
+    layers = _by(rows, "layer")
+    times, gains, errors = [], [], []
+    for of in layers:
+        chained, alone = (
+            _find(of, "turbofno in a chain", "fp32"),
+            _find(of, "turbofno alone", "fp32"),
+        )
+        eager, compiled = _find(of, "eager"), _find(of, "torch.compile")
+        direct, label = _find(of, "cuFFT+cuBLAS"), of[0]["layer"]
+        times.append(
+            [
+                *(label, of[0]["floor ms"], _floors(chained), _floors(alone)),
+                *(_floors(_find(of, "turbofno in a chain", p)) for p in ("tf32", "bf16")),
+                *(_floors(_find(of, "turbofno alone", "bf16")), _floors(eager)),
+                *(_floors(compiled), _floors(direct)),
+            ]
+        )
+        gains.append(
+            [
+                *(label, _ratio(_find(of, "eager, call"), chained), _ratio(eager, chained)),
+                *(_ratio(compiled, chained), _ratio(direct, chained)),
+                *(_ratio(eager, alone), _ratio(direct, alone)),
+                _ratio(chained, _find(of, "turbofno in a chain", "bf16")),
+            ]
+        )
+        own = (_of(_find(of, "turbofno alone", p), "relative L2 error") for p in PRECISIONS)
+        strict = _of(_find(of, "eager", "fp32"), "relative L2 error")
+        errors.append([label, *own, *_peer_errors(of), strict, _of(direct, "relative L2 error")])
+    return [
+        "## Fourier layers on a GPU",
+        "",
+        *_measured_on(rows[0]),
+        "Spectral convolution, 1x1 skip, bias, GELU. ms of a layer and, in brackets, times the floor: the field read once",
+        "and written once at the copy bandwidth of the same run, at bf16 half of that. PyTorch at its best of calls and",
+        'CUDA graph. "In a chain" is one of eight such layers back to back, as a compiled model runs them; "alone" is one',
+        "layer by itself.",
+        "",
+        *markdown(
+            [
+                *(
+                    "layer",
+                    "floor",
+                    "in a chain, fp32",
+                    "alone, fp32",
+                    "chain, tf32",
+                    "chain, bf16",
+                ),
+                *("alone, bf16", "PyTorch eager", "torch.compile", "cuFFT+cuBLAS"),
+            ],
+            times,
+        ),
+        "How many times faster at fp32:",
+        "",
+        *markdown(
+            [
+                *("layer", "chain: eager by calls", "chain: eager", "chain: torch.compile"),
+                *("chain: cuFFT+cuBLAS", "alone: eager", "alone: cuFFT+cuBLAS", "bf16 over fp32"),
+            ],
+            gains,
+        ),
+        'Relative L2 error against float64. PyTorch runs the 1x1 convolution in TF32 by default; "strict" is without. At some',
+        "sizes cuFFT's inverse reads the imaginary part of the zeroth modes, which a real field has none of and a mixed",
+        "spectrum does: hence PyTorch's errors of a percent. Ours and cuFFT+cuBLAS take the real part.",
+        "",
+        *markdown(["layer", *PRECISIONS, *_PEER_ERRORS, "eager strict", "cuFFT+cuBLAS"], errors),
+    ]
+
+
+def _peer_errors(rows: list[Row]) -> list[Any]:
+    default = [row for row in rows if row["precision"] != "fp32"]
+    return [_of(_find(default, name), "relative L2 error") for name in _PEER_ERRORS]
+
+
+def gpu_models(rows: list[Row]) -> list[str]:
+    """Whole models on a GPU: fields a second, speed-ups, errors."""
+    speeds, errors = [], []
+    for of in _by(rows, "model", "batch"):
+        own = [_find(of, "turbofno", precision) for precision in PRECISIONS]
+        eager, graph = _find(of, "eager, call"), _find(of, "eager, graph")
+        compiled, best = _find(of, "torch.compile, call"), _find(of, "torch.compile")
+        label = [of[0]["model"], of[0]["batch"]]
+        speeds.append(
+            [
+                *label,
+                *(_of(row, "fields/s") for row in (*own, eager, graph, compiled, best)),
+                *(_ratio(row, own[0]) for row in (eager, graph, compiled, best)),
+            ]
+        )
+        strict = _of(_find(of, "eager", "fp32"), "relative L2 error")
+        errors.append(
+            [*label, *(_of(row, "relative L2 error") for row in own), *_peer_errors(of), strict]
+        )
+    peers = ("eager", "eager, graph", "torch.compile", "torch.compile, best of call and graph")
+    return [
+        "## Whole models on a GPU",
+        "",
+        *_measured_on(rows[0]),
+        "Fields a second, and how many times faster ours is at fp32. Ours by calls of `compile_fno`'s result.",
+        "",
+        *markdown(
+            ["model", "batch", *PRECISIONS, *peers, *(f"x {peer}" for peer in peers)], speeds
+        ),
+        "Relative L2 error against float64:",
+        "",
+        *markdown(["model", "batch", *PRECISIONS, *_PEER_ERRORS, "eager strict"], errors),
+    ]
+
+
+def gpu_heatmap(rows: list[Row]) -> list[str]:
+    """The picture over batch and channels."""
+    slowest = min(rows, key=lambda row: row["speed-up"])
+    fastest = max(rows, key=lambda row: row["speed-up"])
+    ends = " ".join(
+        f"{name}: {_times(row['speed-up'])} at {row['layer']}."
+        for name, row in (("Least", slowest), ("Most", fastest))
+    )
+    return [
+        "## Over batch and channels",
+        "",
+        *_measured_on(rows[0]),
+        f"![Speed-up of our float32 layer over PyTorch eager, over batch and hidden channels]({PICTURE})",
+        "",
+        f"One `fourier_layer` against PyTorch eager, each at its better of calls and CUDA graph. {ends}",
+        "",
+    ]
+
+
+_CPU_TITLES = {
+    "ops": "Spectral convolution on a CPU",
+    "models": "Whole models on a CPU",
+    "service": "The service",
+}
+
+
+def _cpu(name: str, lines: list[Row]) -> list[str]:
+    """A file whose first line is the environment and whose rows are flat."""
+    where, *rows = lines
+    machine = f"{where['processor']}, {where['threads']} threads, PyTorch {where['torch']}"
+    return [
+        f"## {_CPU_TITLES[name]}",
+        "",
+        f"{machine}, commit {where['commit']}, {where['at'][:10]}; `python -m benchmarks.{name}`.",
+        "",
+        *markdown(list(rows[0]), (list(row.values()) for row in rows)),
+    ]
+
+
+def document(results: Path = RESULTS) -> str:
+    """The whole page, of the result files that are there."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `python -m benchmarks.tables` from `benchmarks/results/`: change neither by hand. `make bench` and, with a",
+        "GPU, `make bench-gpu` measure anew. Every figure is a median of alternating runs.",
+        "",
+    ]
+    for name, section in (
+        ("gpu_layers", gpu_layers),
+        ("gpu_models", gpu_models),
+        ("gpu_heatmap", gpu_heatmap),
+    ):
+        if (file := results / f"{name}.jsonl").is_file():
+            lines += section(read(file))
+    for name in _CPU_TITLES:
+        if (file := results / f"{name}.jsonl").is_file():
+            lines += _cpu(name, read(file))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    DOCUMENT.write_text(document())
+    print(f"written to {DOCUMENT.relative_to(DOCUMENT.parents[1])}")
+
+
+if __name__ == "__main__":
+    main()

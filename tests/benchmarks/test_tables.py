@@ -1,0 +1,142 @@
+"""The page of results says what the result files say, and the picture is drawn from them without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu.device import floor_ms
+from benchmarks.gpu.picture import draw, speed_ups
+from benchmarks.tables import DOCUMENT, document, markdown
+
+WHERE = {"gpu": "GPU", "torch": "2.11", "cuda": "13.0", "commit": "abc", "at": "2026-11-21T00:00"}
+
+
+def write(file: Path, rows: list[dict[str, object]]) -> None:
+    file.write_text("".join(json.dumps({**row, **WHERE}) + "\n" for row in rows))
+
+
+def layer_row(what: str, precision: str, ms: float, error: float) -> dict[str, object]:
+    return {
+        "layer": "2D B1",
+        "what": what,
+        "backend": "b",
+        "precision": precision,
+        "ms": ms,
+        "floor ms": 0.05 if precision == "bf16" else 0.1,
+        "relative L2 error": error,
+    }
+
+
+def cells(page: str, header: str) -> dict[str, str]:
+    """The first data row of the table whose header line contains `header`, by column."""
+    lines = page.splitlines()
+    at = next(i for i, line in enumerate(lines) if header in line)
+    names, values = ([c.strip() for c in lines[j].strip("|").split("|")] for j in (at, at + 2))
+    return dict(zip(names, values, strict=True))
+
+
+def test_the_committed_page_is_made_of_the_committed_results() -> None:
+    assert DOCUMENT.read_text() == document(), "run `python -m benchmarks.tables`"
+
+
+def test_layers_are_compared_with_the_peers_best(tmp_path: Path) -> None:
+    rows = [
+        layer_row("turbofno alone, call", "fp32", 0.5, 1e-7),
+        layer_row("turbofno alone, graph", "fp32", 0.4, 1e-7),
+        layer_row("turbofno in a chain", "fp32", 0.2, 1e-7),
+        layer_row("turbofno alone, graph", "bf16", 0.25, 3e-3),
+        layer_row("turbofno in a chain", "bf16", 0.1, 3e-3),
+        layer_row("eager, call", "fp32, 1x1 convolution TF32", 3.0, 1e-3),
+        layer_row("eager, graph", "fp32, 1x1 convolution TF32", 1.0, 1e-3),
+        layer_row("eager, graph", "fp32", 1.5, 2e-7),
+        layer_row("cuFFT+cuBLAS, graph", "fp32", 0.8, 3e-7),
+    ]
+    write(tmp_path / "gpu_layers.jsonl", rows)
+    page = document(tmp_path)
+    times = cells(page, "in a chain, fp32")
+    assert times["in a chain, fp32"] == "0.2 (2x)"
+    assert times["alone, fp32"] == "0.4 (4x)"
+    assert times["chain, bf16"] == "0.1 (2x)"
+    assert times["PyTorch eager"] == "1 (10x)"
+    assert times["torch.compile"] == ""
+    gains = cells(page, "chain: eager by calls")
+    assert gains["chain: eager by calls"] == "15x"
+    assert gains["chain: eager"] == "5x"
+    assert gains["alone: cuFFT+cuBLAS"] == "2x"
+    assert gains["bf16 over fp32"] == "2x"
+    errors = cells(page, "eager strict")
+    assert errors["eager"] == "0.001"
+    assert errors["eager strict"] == "2.0e-07"
+
+
+def test_models_are_fields_a_second(tmp_path: Path) -> None:
+    def row(what: str, precision: str, ms: float) -> dict[str, object]:
+        return {
+            "model": "m",
+            "batch": 8,
+            "what": what,
+            "precision": precision,
+            "ms": ms,
+            "fields/s": 8 / ms * 1e3,
+            "relative L2 error": 1e-7,
+        }
+
+    rows = [
+        row("turbofno", "fp32", 1.0),
+        row("eager, call", "fp32, 1x1 convolutions TF32", 16.0),
+        row("eager, graph", "fp32, 1x1 convolutions TF32", 8.0),
+    ]
+    write(tmp_path / "gpu_models.jsonl", rows)
+    found = cells(document(tmp_path), "x eager")
+    assert found["fp32"] == "8000"
+    assert found["x eager"] == "16x"
+    assert found["x eager, graph"] == "8x"
+    assert found["x torch.compile"] == ""
+
+
+def heatmap_rows() -> list[dict[str, object]]:
+    return [
+        {
+            "layer": f"B{batch} C{channels}",
+            "batch": batch,
+            "channels": channels,
+            "grid": grid,
+            "modes": modes,
+            "speed-up": batch / channels,
+            "1x1 convolution of eager": "TF32",
+            **WHERE,
+        }
+        for grid, modes in (([128, 128], [24, 12]), ([1024], [16]))
+        for batch in (4, 16, 64)
+        for channels in (8, 32)
+        if (batch, channels) != (4, 32)
+    ]
+
+
+def test_speed_ups_lie_where_they_belong() -> None:
+    batches, channels, table = speed_ups(heatmap_rows())
+    assert (batches, channels) == ([4, 16, 64], [8, 32])
+    np.testing.assert_array_equal(table, [[0.5, 2, 8], [np.nan, 0.5, 2]])
+
+
+def test_picture_is_drawn(tmp_path: Path) -> None:
+    draw(heatmap_rows(), tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    write(tmp_path / "gpu_heatmap.jsonl", heatmap_rows())
+    assert "Least: 0.5x at B4 C8. Most: 8x at B64 C8." in document(tmp_path)
+
+
+def test_numbers_in_a_table() -> None:
+    row = markdown(["a"] * 6, [[1234.5, 3.14159, 2.5e-7, 0.0, None, "x"]])[2]
+    assert row == "| 1234 | 3.14 | 2.5e-07 | 0 |  | x |"
+
+
+def test_floor_reads_once_and_writes_once() -> None:
+    values = 32 * 64 * 128 * 128
+    assert floor_ms(values, 4, 4e12) == pytest.approx(0.0671, rel=1e-3)
+    assert floor_ms(values, 2, 4e12) == pytest.approx(0.0671 / 2, rel=1e-3)
+    assert floor_ms(0, 4, 4e12, weight_bytes=4 * 10**9) == pytest.approx(1.0)

@@ -1,0 +1,65 @@
+"""The zoo's held-out errors on the GPU against its model cards, to three digits (tests/gpu/run.py).
+
+The fp32 models run as the service runs them, through `compile_fno`, on the samples that the cards were made with. The
+other precisions are printed beside them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from models.checkpoint import LoadedModel, load_model
+from models.config import Metric
+from models.evaluate import evaluate
+from models.problems import Problem, problem_named
+from turbofno_ops import PRECISIONS, compile_fno
+
+ZOO = Path(__file__).parents[2] / "models" / "zoo"
+
+
+def equal_to_three_digits(measured: float, recorded: float) -> bool:
+    """Whether two numbers differ by at most half a unit of the recorded one's third digit."""
+    unit = 10.0 ** (math.floor(math.log10(recorded)) - 2)
+    return abs(measured - recorded) <= unit / 2
+
+
+def measured(model: LoadedModel, problem: Problem, precision: str) -> tuple[Metric, ...]:
+    """The card's metrics, by the model's chain of kernels."""
+    chain = compile_fno(model.module.description(), device="cuda", precision=precision)
+    samples = max(metric.n_samples for metric in model.config.evaluation)
+    compiled = replace(model, module=chain)
+    return evaluate(compiled, problem, samples=samples, device="cuda").metrics
+
+
+def main() -> None:
+    """Exits 1 if an error at fp32 is not the card's."""
+    wrong = 0
+    for folder in sorted(ZOO.iterdir()):
+        model = load_model(folder, device="cuda")
+        problem = problem_named(model.config.name)
+        # the solver takes longer than the model: once for all precisions
+        problem = replace(problem, simulate=cache(problem.simulate))
+        found = {precision: measured(model, problem, precision) for precision in PRECISIONS}
+        for i, recorded in enumerate(model.config.evaluation):
+            values = {precision: metrics[i].value for precision, metrics in found.items()}
+            same = equal_to_three_digits(values["fp32"], recorded.value)
+            wrong += not same
+            grid = "x".join(map(str, recorded.grid))
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            verdict = "as on the card" if same else "NOT AS ON THE CARD"
+            print(
+                f"{model.config.name}, {recorded.name}, {grid}: {shown}; card {recorded.value:.4g}: {verdict}",
+                flush=True,
+            )
+        torch.cuda.empty_cache()
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
