@@ -11,7 +11,8 @@ import torch
 from turbofno_ops._pass import Pass
 from turbofno_ops.description import Size
 
-# one capture at a time in a process: captures synchronize the device, which another capture forbids
+# one capture at a time in a process: it begins with waiting for the device, which another one forbids, as it
+# forbids giving memory back
 _capturing = threading.Lock()
 
 Key = tuple[int, Size]
@@ -125,4 +126,5 @@ class GraphCache:
             closed = True
         if closed:
             # a graph's memory goes back to the device only when PyTorch's cache does
-            torch.cuda.empty_cache()
+            with _capturing:
+                torch.cuda.empty_cache()

@@ -189,25 +189,31 @@ def test_calls_on_different_streams_do_not_disturb_each_other(plain: FNO) -> Non
         assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
-def test_threads_may_call_and_capture_at_once(plain: FNO) -> None:
-    chain = compiled(plain, max_graphs=3)
-    given = [field(plain, 1 + i, (30 + i, 40)).cuda() for i in range(4)]
-    expected = [chain(x) for x in given]
+def test_threads_may_call_capture_and_throw_away_at_once(plain: FNO) -> None:
+    # two networks, each with room for fewer graphs than its callers need
+    chains = [compiled(plain, max_graphs=2), compiled(plain, "tf32", max_graphs=2)] * 2
+    given = [field(plain, 1 + i, (30 + i, 40)).cuda() for i in range(len(chains))]
+    others = [field(plain, 8, (64 - i, 33)).cuda() for i in range(len(chains))]
+    expected = [chain(x) for chain, x in zip(chains, given, strict=True)]
     torch.cuda.synchronize()
     wrong: list[int] = []
+    finished: list[int] = []
 
     def work(i: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(8):
-                if not torch.equal(chain(given[i]), expected[i]):
+            for _ in range(6):
+                chains[i](others[i])
+                if not torch.equal(chains[i](given[i]), expected[i]):
                     wrong.append(i)
+        finished.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(chains))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert sorted(finished) == list(range(len(chains)))
 
 
 def test_result_is_the_callers_own(plain: FNO) -> None:
