@@ -130,56 +130,52 @@ __device__ __forceinline__ void stage_left(uint4 *to, float (&back)[2], const fl
     back[1] = scale[1].back;
 }
 
-// sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead.
-template <typename P, int STEPS, bool FULL, bool FIRST, typename Operand>
+// sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead. HALF: only for
+// the chunk's first half.
+template <typename P, int STEPS, bool HALF, bool FIRST, typename Operand>
 __device__ __forceinline__ void add_part(Values &sums, const float (&start)[2], const uint4 *left_words, int step,
-                                         int pairs, const Operand &operand, float back0, float back1) {
+                                         const Operand &operand, float back0, float back1) {
     Left left[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) load_left<P>(left[s], left_words + (step + s) * kLeftWords<P>);
 #pragma unroll
-    for (int b = 0; b < kPairs; ++b) {
-        if (FIRST) {
+    for (int b = 0; b < kPairs; b += 2) {
+        float part[4][4] = {};
+        if (!HALF || b == 0) {
+            Right right[2][STEPS];
 #pragma unroll
-            for (int e = 0; e < 8; ++e) sums[2 * b + e / 4][e % 4] = start[e % 4 / 2];
-        }
-        if (!FULL && b >= pairs) continue;
-        Right right[STEPS];
-#pragma unroll
-        for (int s = 0; s < STEPS; ++s) operand(right[s], step + s, b);
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            float(&sum)[4] = sums[2 * b + c];
-            if constexpr (P::kScaled) {
-                float part[4] = {};
-                chain<P>(part, left, right, c);
-                sum[0] = fmaf(part[0], back0, sum[0]), sum[1] = fmaf(part[1], back0, sum[1]);
-                sum[2] = fmaf(part[2], back1, sum[2]), sum[3] = fmaf(part[3], back1, sum[3]);
-            } else {
-                chain<P>(sum, left, right, c);
+            for (int s = 0; s < STEPS; ++s) {
+                operand(right[0][s], step + s, b);
+                operand(right[1][s], step + s, b + 1);
             }
+            chain<P>(part, left, right);
+        }
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+            float &sum = sums[2 * b + e / 4][e % 4];
+            sum = fmaf(part[e / 4][e % 4], e % 4 < 2 ? back0 : back1, FIRST ? start[e % 4 / 2] : sum);
         }
     }
 }
 
-// sums = start + left . operand over `steps` times 16 terms and the first `pairs` times 16 points, or sums += it.
-template <typename P, bool FULL, bool FIRST, typename Operand>
+// sums = start + left . operand over `steps` times 16 terms, or sums += it.
+template <typename P, bool HALF, bool FIRST, typename Operand>
 __device__ __forceinline__ void add_product(Values &sums, const float (&start)[2], const uint4 *left, int steps,
-                                            int pairs, const Operand &operand, float back0, float back1) {
+                                            const Operand &operand, float back0, float back1) {
     constexpr int kSteps = kPart / 16;
     int step = 0;
     if (FIRST) {
         if (steps == 1) {
-            add_part<P, 1, FULL, true>(sums, start, left, 0, pairs, operand, back0, back1);
+            add_part<P, 1, HALF, true>(sums, start, left, 0, operand, back0, back1);
             return;
         }
-        add_part<P, kSteps, FULL, true>(sums, start, left, 0, pairs, operand, back0, back1);
+        add_part<P, kSteps, HALF, true>(sums, start, left, 0, operand, back0, back1);
         step = kSteps;
     }
     for (; step + kSteps <= steps; step += kSteps) {
-        add_part<P, kSteps, FULL, false>(sums, start, left, step, pairs, operand, back0, back1);
+        add_part<P, kSteps, HALF, false>(sums, start, left, step, operand, back0, back1);
     }
-    for (; step < steps; ++step) add_part<P, 1, FULL, false>(sums, start, left, step, pairs, operand, back0, back1);
+    if (step < steps) add_part<P, 1, HALF, false>(sums, start, left, step, operand, back0, back1);
 }
 
 // A lane's share of a slab from input channel `first` on, whose channels 16 w .. 16 w + 15 are warp w's: a quad of every
@@ -192,13 +188,13 @@ __device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQ
     const int channel = first + lane / 16, point = at.chunk * kChunk + lane % 16 * 4, left = a.w - point;
     const Field *from = static_cast<const Field *>(a.x) + row_of(at, a.c_in, channel, a.h) * a.w + point;
     const int64_t stride = 2 * int64_t(a.h) * a.w;
-    if (WHOLE && first + kRows <= a.c_in) {
+    if (WHOLE && first + kRows <= a.c_in && a.w - at.chunk * kChunk >= kChunk) {
 #pragma unroll
-        for (int i = 0; i < kQuads; ++i, from += stride) quads[i] = load_quad(from, left, true);
+        for (int i = 0; i < kQuads; ++i, from += stride) quads[i] = load_quad<true>(from, 4);
     } else {
 #pragma unroll
         for (int i = 0; i < kQuads; ++i, from += stride) {
-            quads[i] = load_quad(from, channel + 2 * i < a.c_in ? left : 0, WHOLE);
+            quads[i] = load_quad<WHOLE>(from, channel + 2 * i < a.c_in ? left : 0);
         }
     }
 }
@@ -224,10 +220,11 @@ template <typename P, typename Quad>
 __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads)[kQuads], int slab) {
     Scale scale{1.0f, 1.0f};
     if constexpr (P::kScaled) {
-        float magnitude = 0.0f;
+        float magnitude[2] = {0.0f, 0.0f}; // two, that they need not wait for each other
 #pragma unroll
-        for (const Quad &quad : quads) magnitude = largest_of(magnitude, quad);
-        const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(magnitude));
+        for (int i = 0; i < kQuads; ++i) magnitude[i % 2] = largest_of(magnitude[i % 2], quads[i]);
+        const float most = largest(magnitude[0], magnitude[1]);
+        const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
         if (team.thread % 32 == 0) team.maxima[team.member] = bits;
         team.wait(); // also: the tile before has been multiplied
         const unsigned others = team.maxima[min(team.thread % 32, team.threads / 32 - 1)];
@@ -252,22 +249,19 @@ __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads
     return scale.back;
 }
 
-// y or, with a projection, the warp's share of it.
-template <typename P>
+template <bool WHOLE, typename Field>
 __device__ __forceinline__ void store_chunk(const Values &values, const Arguments &a, const Team &team,
-                                            const Place &at, int pairs) {
-    using Field = typename P::Field;
+                                            const Place &at) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int point = at.chunk * kChunk + 4 * t;
+    const int o = team.first_channel + g, point = at.chunk * kChunk + 4 * t, left = a.w - point;
+    Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, o, a.h) * a.w + point;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int o = team.first_channel + g + 8 * half;
-        if (o >= a.c_out) continue;
-        Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, o, a.h) * a.w + point;
+    for (int half = 0; half < 2; ++half, y += 8 * int64_t(a.h) * a.w) {
+        const int there = o + 8 * half < a.c_out ? left : 0;
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             const float *low = values[2 * i] + 2 * half, *high = values[2 * i + 1] + 2 * half;
-            if (i < pairs) store_quad(y + 16 * i, {low[0], low[1], high[0], high[1]}, a.w - point - 16 * i, a.w);
+            store_quad<WHOLE>(y + 16 * i, {low[0], low[1], high[0], high[1]}, there - 16 * i);
         }
     }
 }
@@ -331,8 +325,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     extern __shared__ uint4 shared[];
     const RowsPlan &plan = a.plan;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-    const int skip_steps = ceil_div(a.c_in, 16), steps = ceil_div(a.columns, 16);
-    const int column_pairs = ceil_div(a.next_columns, 16);
+    const int skip_steps = sixteens(a.c_in), steps = sixteens(a.columns), column_pairs = sixteens(a.next_columns);
     const int chunks = ceil_div(a.w, kChunk), slot_words = (steps + column_pairs) * (kPairs * kRightWords<P>);
 
     Team team;
@@ -373,6 +366,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     Place at = place(a, unit, team.group);
     if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, at, 0);
 
+    clear_analysis(team.sums, column_pairs);
+
     uint4 *slots = shared + plan.tables;
     const bool streams = SHARED && plan.slots < chunks;
     int slot = 0;
@@ -398,14 +393,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     for (;;) {
         unit += gridDim.x;
         const bool last = unit >= units;
+        const Place after = last ? at : place(a, unit, team.group);
         const int begin = at.chunk, end = min(chunks, begin + plan.split_chunks);
         float back[2];
         stage_left<P, true>(team.spectra, back, a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns,
                             int64_t(a.h) * a.columns, a.c_out - team.first_channel, a.columns);
-        back[0] *= kSynthesisBack, back[1] *= kSynthesisBack;
+        if constexpr (P::kScaled) back[0] *= kSynthesisBack, back[1] *= kSynthesisBack;
         for (; at.chunk < end; ++at.chunk) {
-            const int pairs = min(kPairs, ceil_div(a.w - at.chunk * kChunk, 16));
-            const bool full = pairs == kPairs;
+            const bool half = a.w - at.chunk * kChunk <= kChunk / 2;
             const uint4 *table = slots + (streams ? slot : at.chunk) * slot_words;
             const uint4 *next_table = table + steps * (kPairs * kRightWords<P>);
             if (streams) {
@@ -413,46 +408,40 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 __syncthreads(); // this chunk's tables are there, and those of the chunk before have been read
                 slot ^= 1;
                 if (at.chunk + 1 < end || !last) {
-                    fetch_tables<P>(slots + slot * slot_words, a, at.chunk + 1 < end ? at.chunk + 1 : place(a, unit, 0).chunk);
+                    fetch_tables<P>(slots + slot * slot_words, a, at.chunk + 1 < end ? at.chunk + 1 : after.chunk);
                 }
                 commit_copies();
             } else if (!SHARED) {
                 table = a.table + int64_t(at.chunk) * steps * (kPairs * kRightWords<P>);
                 next_table = a.next_table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
             }
-            // the next slab is sent for before the sums take up registers
-            float slab_back = 0.0f;
-            const auto stage_and_load = [&](int channel) {
-                slab_back = stage_slab<P>(team, quads, plan.slab);
-                if (channel + plan.slab < a.c_in) {
-                    load_slab<WHOLE, Field>(quads, a, team, at, channel + plan.slab);
-                } else if (at.chunk + 1 < end) {
-                    load_slab<WHOLE, Field>(quads, a, team, {at.b, at.h, at.split, at.chunk + 1}, 0);
-                } else if (!last) {
-                    load_slab<WHOLE, Field>(quads, a, team, place(a, unit, team.group), 0);
-                }
-            };
-            if (a.c_in > 0) stage_and_load(0);
+            float slab_back = a.c_in > 0 ? stage_slab<P>(team, quads, plan.slab) : 0.0f;
             Values values;
             const auto from_table = [&](Right &right, int step, int pair) {
                 load_right<P, SHARED>(right, table + (step * kPairs + pair) * kRightWords<P>);
             };
-            if (full) {
-                add_product<P, true, true>(values, bias, team.spectra, steps, pairs, from_table, back[0], back[1]);
+            if (half) {
+                add_product<P, true, true>(values, bias, team.spectra, steps, from_table, back[0], back[1]);
             } else {
-                add_product<P, false, true>(values, bias, team.spectra, steps, pairs, from_table, back[0], back[1]);
+                add_product<P, false, true>(values, bias, team.spectra, steps, from_table, back[0], back[1]);
             }
             for (int channel = 0; channel < a.c_in; channel += plan.slab) {
-                if (channel > 0) stage_and_load(channel);
+                if (channel > 0) {
+                    load_slab<WHOLE, Field>(quads, a, team, at, channel);
+                    slab_back = stage_slab<P>(team, quads, plan.slab);
+                }
                 const uint4 *left = team.skip + channel / 16 * kLeftWords<P>;
-                const int slab_steps = ceil_div(min(plan.slab, a.c_in - channel), 16);
+                const int slab_steps = sixteens(min(plan.slab, a.c_in - channel));
                 const float back0 = slab_back * skip_back[0], back1 = slab_back * skip_back[1];
-                if (full) {
-                    add_product<P, true, false>(values, bias, left, slab_steps, pairs, from_tile, back0, back1);
+                if (half) {
+                    add_product<P, true, false>(values, bias, left, slab_steps, from_tile, back0, back1);
                 } else {
-                    add_product<P, false, false>(values, bias, left, slab_steps, pairs, from_tile, back0, back1);
+                    add_product<P, false, false>(values, bias, left, slab_steps, from_tile, back0, back1);
                 }
             }
+            // the next x is sent for once the products' operands no longer take up registers
+            const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
+            if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, next, 0);
             activate<P>(values, a.activation);
             if (a.projected > 0) {
                 float *sums = reinterpret_cast<float *>(own + plan.sums);
@@ -462,22 +451,19 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 team.wait();
                 continue;
             }
-            store_chunk<P>(values, a, team, at, pairs);
+            store_chunk<WHOLE, Field>(values, a, team, at);
             if (a.next_columns > 0) {
-                Left left[kPairs];
-                float row_back[2];
-                split_rows<P>(values, left, row_back);
-                add_analysis<P, SHARED>(team.sums, at.chunk == begin, left, row_back, pairs, next_table, column_pairs,
-                                        a.next_back);
+                add_analysis<P, SHARED>(team.sums, values, next_table, column_pairs, a.next_back, half);
             }
         }
         if (a.next_columns > 0) {
             const int64_t row = at.split * int64_t(a.rows) * a.c_out + row_of(at, a.c_out, team.first_channel, a.h);
             store_analysis(a.next_sums + row * a.next_columns, int64_t(a.h) * a.next_columns,
                            a.c_out - team.first_channel, a.next_columns, team.sums);
+            clear_analysis(team.sums, column_pairs);
         }
         if (last) return;
-        at = place(a, unit, team.group);
+        at = after;
     }
 }
 

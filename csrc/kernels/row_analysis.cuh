@@ -46,12 +46,12 @@ __device__ __forceinline__ void split_rows(const Values &values, Left (&left)[kP
     if constexpr (P::kScaled) {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            float magnitude = 0.0f;
+            float magnitude[2] = {0.0f, 0.0f}; // two, that they need not wait for each other
 #pragma unroll
             for (int j = 0; j < 2 * kPairs; ++j) {
-                magnitude = largest(largest(magnitude, values[j][2 * row]), values[j][2 * row + 1]);
+                magnitude[j % 2] = largest(largest(magnitude[j % 2], values[j][2 * row]), values[j][2 * row + 1]);
             }
-            scale[row] = scale_of(largest_of_row(magnitude));
+            scale[row] = scale_of(largest_of_row(largest(magnitude[0], magnitude[1])));
         }
     }
 #pragma unroll
@@ -66,47 +66,61 @@ __device__ __forceinline__ void split_rows(const Values &values, Left (&left)[kP
     back[1] = scale[1].back;
 }
 
-// sums += left . table over one chunk of points; `table` starts at the chunk. The first chunk overwrites. The table has
-// zeros where the row has no points.
-template <typename P, bool SHARED>
-__device__ __forceinline__ void add_analysis(float4 *sums, bool first, const Left (&left)[kPairs],
-                                             const float (&back)[2], int pairs, const uint4 *table, int column_pairs,
-                                             float table_back) {
+// sums += left . table over one chunk of points; `table` starts at the chunk, and has zeros where the row has no points.
+// HALF: only the chunk's first half has points.
+template <typename P, bool SHARED, bool HALF>
+__device__ __forceinline__ void add_analysis(float4 *sums, const Left (&left)[kPairs], float back0, float back1,
+                                             const uint4 *table, int column_pairs) {
     const int lane = threadIdx.x % 32;
-    const float back0 = back[0] * table_back, back1 = back[1] * table_back;
-    for (int n = 0; n < column_pairs; ++n, table += kPairs * kRightWords<P>) {
+    for (int n = 0; n < column_pairs; ++n, table += kPairs * kRightWords<P>, sums += 64) {
         float part[2][2][4] = {}; // of points, columns
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (2 * i >= pairs) continue;
+        for (int i = 0; i < (HALF ? 1 : 2); ++i) {
             const Left two[2] = {left[2 * i], left[2 * i + 1]};
-            Right right[2];
-            load_right<P, SHARED>(right[0], table + 2 * i * kRightWords<P>);
-            load_right<P, SHARED>(right[1], table + (2 * i + 1) * kRightWords<P>);
-#pragma unroll
-            for (int c = 0; c < 2; ++c) chain<P>(part[i][c], two, right, c);
+            Right right[1][2];
+            load_right<P, SHARED>(right[0][0], table + 2 * i * kRightWords<P>);
+            load_right<P, SHARED>(right[0][1], table + (2 * i + 1) * kRightWords<P>);
+            chain<P>(part[i], two, right);
         }
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            float4 *sum = sums + (2 * n + c) * 32 + lane;
-            float4 v = first ? float4{} : *sum;
+            float4 v = sums[32 * c + lane];
             v.x = fmaf(part[0][c][0] + part[1][c][0], back0, v.x);
             v.y = fmaf(part[0][c][1] + part[1][c][1], back0, v.y);
             v.z = fmaf(part[0][c][2] + part[1][c][2], back1, v.z);
             v.w = fmaf(part[0][c][3] + part[1][c][3], back1, v.w);
-            *sum = v;
+            sums[32 * c + lane] = v;
         }
     }
+}
+
+template <typename P, bool SHARED>
+__device__ __forceinline__ void add_analysis(float4 *sums, const Values &values, const uint4 *table, int column_pairs,
+                                             float table_back, bool half) {
+    Left left[kPairs];
+    float back[2];
+    split_rows<P>(values, left, back);
+    back[0] *= table_back, back[1] *= table_back;
+    if (half) {
+        add_analysis<P, SHARED, true>(sums, left, back[0], back[1], table, column_pairs);
+    } else {
+        add_analysis<P, SHARED, false>(sums, left, back[0], back[1], table, column_pairs);
+    }
+}
+
+__device__ __forceinline__ void clear_analysis(float4 *sums, int column_pairs) {
+    for (int i = threadIdx.x % 32; i < 64 * column_pairs; i += 32) sums[i] = {};
 }
 
 // Row g to `to` + g * stride, row g + 8 likewise, of the `rows` rows there are; columns = 2 * modes floats of each.
 __device__ __forceinline__ void store_analysis(float *to, int64_t stride, int rows, int columns, const float4 *sums) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int n = 0; 8 * n + 2 * t < columns; ++n) {
-        const float4 v = sums[n * 32 + lane];
-        float *at = to + g * stride + 8 * n + 2 * t;
-        if (g < rows) *reinterpret_cast<float2 *>(at) = {v.x, v.y};
-        if (g + 8 < rows) *reinterpret_cast<float2 *>(at + 8 * stride) = {v.z, v.w};
+    float *low = to + g * stride + 2 * t, *high = low + 8 * stride;
+    sums += lane;
+    for (int left = columns - 2 * t; left > 0; left -= 8, low += 8, high += 8, sums += 32) {
+        const float4 v = *sums;
+        if (g < rows) *reinterpret_cast<float2 *>(low) = {v.x, v.y};
+        if (g + 8 < rows) *reinterpret_cast<float2 *>(high) = {v.z, v.w};
     }
 }
 
