@@ -130,55 +130,61 @@ __device__ __forceinline__ void stage_left(uint4 *to, float (&back)[2], const fl
     back[1] = scale[1].back;
 }
 
+using Rows = float[kTiles][2]; // something for a lane's rows g and g + 8 of each tile
+
 // sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead. HALF: only for
-// the chunk's first half.
+// the chunk's first half. `left` of the next tile lies `tile_words` further.
 template <typename P, int STEPS, bool HALF, bool FIRST, typename Operand>
-__device__ __forceinline__ void add_part(Values &sums, const float (&start)[2], const uint4 *left_words, int step,
-                                         const Operand &operand, float back0, float back1) {
-    Left left[STEPS];
+__device__ __forceinline__ void add_part(Values &sums, const Rows &start, const uint4 *left_words, int tile_words,
+                                         int step, const Operand &operand, const Rows &back) {
+    Left left[kTiles][STEPS];
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) load_left<P>(left[s], left_words + (step + s) * kLeftWords<P>);
+    for (int s = 0; s < kTiles * STEPS; ++s) {
+        load_left<P>(left[s / STEPS][s % STEPS],
+                     left_words + s / STEPS * tile_words + (step + s % STEPS) * kLeftWords<P>);
+    }
 #pragma unroll
-    for (int b = 0; b < kPairs; b += 2) {
-        float part[4][4] = {};
-        if (!HALF || b == 0) {
-            Right right[2][STEPS];
+    for (int b = 0; b < kPairs; ++b) {
+        float part[kTiles][2][4] = {};
+        if (!HALF || b < kPairs / 2) {
+            Right right[STEPS];
 #pragma unroll
-            for (int s = 0; s < STEPS; ++s) {
-                operand(right[0][s], step + s, b);
-                operand(right[1][s], step + s, b + 1);
-            }
+            for (int s = 0; s < STEPS; ++s) operand(right[s], step + s, b);
             chain<P>(part, left, right);
         }
 #pragma unroll
-        for (int e = 0; e < 16; ++e) {
-            float &sum = sums[2 * b + e / 4][e % 4];
-            sum = fmaf(part[e / 4][e % 4], e % 4 < 2 ? back0 : back1, FIRST ? start[e % 4 / 2] : sum);
+        for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                float &sum = sums[m][2 * b + e / 4][e % 4];
+                const int half = e % 4 / 2;
+                sum = fmaf(part[m][e / 4][e % 4], back[m][half], FIRST ? start[m][half] : sum);
+            }
         }
     }
 }
 
 // sums = start + left . operand over `steps` times 16 terms, or sums += it.
 template <typename P, bool HALF, bool FIRST, typename Operand>
-__device__ __forceinline__ void add_product(Values &sums, const float (&start)[2], const uint4 *left, int steps,
-                                            const Operand &operand, float back0, float back1) {
+__device__ __forceinline__ void add_product(Values &sums, const Rows &start, const uint4 *left, int tile_words,
+                                            int steps, const Operand &operand, const Rows &back) {
     constexpr int kSteps = kPart / 16;
     int step = 0;
     if (FIRST) {
         if (steps == 1) {
-            add_part<P, 1, HALF, true>(sums, start, left, 0, operand, back0, back1);
+            add_part<P, 1, HALF, true>(sums, start, left, tile_words, 0, operand, back);
             return;
         }
-        add_part<P, kSteps, HALF, true>(sums, start, left, 0, operand, back0, back1);
+        add_part<P, kSteps, HALF, true>(sums, start, left, tile_words, 0, operand, back);
         step = kSteps;
     }
     for (; step + kSteps <= steps; step += kSteps) {
-        add_part<P, kSteps, HALF, false>(sums, start, left, step, operand, back0, back1);
+        add_part<P, kSteps, HALF, false>(sums, start, left, tile_words, step, operand, back);
     }
-    if (step < steps) add_part<P, 1, HALF, false>(sums, start, left, step, operand, back0, back1);
+    if (step < steps) add_part<P, 1, HALF, false>(sums, start, left, tile_words, step, operand, back);
 }
 
-// A lane's share of a slab from input channel `first` on, whose channels 16 w .. 16 w + 15 are warp w's: a quad of every
+// A lane's share of a slab from input channel `first` on, whose channels kRows w .. kRows w + kRows - 1 are warp w's: a quad of every
 // second channel. Zeros for what is not there.
 template <bool WHOLE, typename Field>
 __device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQuads], const Arguments &a,
@@ -255,13 +261,15 @@ __device__ __forceinline__ void store_chunk(const Values &values, const Argument
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int o = team.first_channel + g, point = at.chunk * kChunk + 4 * t, left = a.w - point;
     Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, o, a.h) * a.w + point;
+    const int64_t stride = 8 * int64_t(a.h) * a.w;
 #pragma unroll
-    for (int half = 0; half < 2; ++half, y += 8 * int64_t(a.h) * a.w) {
-        const int there = o + 8 * half < a.c_out ? left : 0;
+    for (int part = 0; part < 2 * kTiles; ++part, y += stride) { // rows g and g + 8 of each tile
+        const TileValues &from = values[part / 2];
+        const int there = o + 8 * part < a.c_out ? left : 0, e = part % 2 * 2;
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            const float *low = values[2 * i] + 2 * half, *high = values[2 * i + 1] + 2 * half;
-            store_quad<WHOLE>(y + 16 * i, {low[0], low[1], high[0], high[1]}, there - 16 * i);
+            const float4 quad{from[2 * i][e], from[2 * i][e + 1], from[2 * i + 1][e], from[2 * i + 1][e + 1]};
+            store_quad<WHOLE>(y + 16 * i, quad, there - 16 * i);
         }
     }
 }
@@ -283,11 +291,14 @@ __device__ __forceinline__ void project(float *sums, const Values &values, const
     const int o = team.first_channel + g;
     for (int q = 0; q < a.projected; ++q) {
         const float *row = a.projection + q * a.c_out;
-        const float factor[2] = {o < a.c_out ? __ldg(row + o) : 0.0f, o + 8 < a.c_out ? __ldg(row + o + 8) : 0.0f};
-        float v[4 * kPairs];
+        float v[4 * kPairs] = {};
 #pragma unroll
-        for (int i = 0; i < 4 * kPairs; ++i) {
-            v[i] = fmaf(factor[0], values[i / 2][i % 2], factor[1] * values[i / 2][i % 2 + 2]);
+        for (int part = 0; part < 2 * kTiles; ++part) {
+            const float factor = o + 8 * part < a.c_out ? __ldg(row + o + 8 * part) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4 * kPairs; ++i) {
+                v[i] = fmaf(factor, values[part / 2][i / 2][part % 2 * 2 + i % 2], v[i]);
+            }
         }
         const int fragment = fold<8>(v, lane & 16) * 4 + fold<4>(v, lane & 8) * 2 + fold<2>(v, lane & 4);
         const int point = fragment / 2 * 16 + 4 * t + fragment % 2 * 2;
@@ -336,28 +347,30 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     team.first_channel = (blockIdx.y * plan.warps + team.member) * kRows;
     uint4 *own = shared + plan.first_group + team.group * plan.group_words;
     team.tile = own;
-    team.spectra = own + plan.spectra + team.member * steps * kLeftWords<P>;
-    team.sums = reinterpret_cast<float4 *>(own + plan.sums) + team.member * column_pairs * 64;
+    team.spectra = own + plan.spectra + team.member * kTiles * steps * kLeftWords<P>;
+    team.sums = reinterpret_cast<float4 *>(own + plan.sums) + team.member * kTiles * column_pairs * 64;
     team.maxima = reinterpret_cast<unsigned *>(own + plan.maxima);
-    team.skip = shared + team.member * skip_steps * kLeftWords<P>;
+    team.skip = shared + team.member * kTiles * skip_steps * kLeftWords<P>;
     float *skip_scales = reinterpret_cast<float *>(shared + plan.skip_scales);
 
     if (a.c_in > 0) {
-        if (team.group == 0) {
+        for (int m = team.group; m < kTiles; m += plan.groups) {
+            const int channel = team.first_channel + 16 * m;
             float back[2];
-            stage_left<P, false>(shared + team.member * skip_steps * kLeftWords<P>, back,
-                          a.skip + int64_t(team.first_channel) * a.c_in, a.c_in, a.c_out - team.first_channel, a.c_in);
-            skip_scales[kRows * team.member + g] = back[0];
-            skip_scales[kRows * team.member + g + 8] = back[1];
+            stage_left<P, false>(shared + (team.member * kTiles + m) * skip_steps * kLeftWords<P>, back,
+                                 a.skip + int64_t(channel) * a.c_in, a.c_in, a.c_out - channel, a.c_in);
+            float *scales = skip_scales + kRows * team.member + 16 * m;
+            scales[g] = back[0];
+            scales[g + 8] = back[1];
         }
         __syncthreads();
     }
-    float skip_back[2], bias[2];
+    Rows skip_back, bias;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int o = team.first_channel + g + 8 * half;
-        bias[half] = a.bias != nullptr && o < a.c_out ? a.bias[o] : 0.0f;
-        skip_back[half] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * half] : 0.0f;
+    for (int part = 0; part < 2 * kTiles; ++part) {
+        const int o = team.first_channel + g + 8 * part;
+        bias[part / 2][part % 2] = a.bias != nullptr && o < a.c_out ? a.bias[o] : 0.0f;
+        skip_back[part / 2][part % 2] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * part] : 0.0f;
     }
 
     const int units = ceil_div(a.rows, plan.groups) * plan.splits;
@@ -395,10 +408,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
         const bool last = unit >= units;
         const Place after = last ? at : place(a, unit, team.group);
         const int begin = at.chunk, end = min(chunks, begin + plan.split_chunks);
-        float back[2];
-        stage_left<P, true>(team.spectra, back, a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns,
-                            int64_t(a.h) * a.columns, a.c_out - team.first_channel, a.columns);
-        if constexpr (P::kScaled) back[0] *= kSynthesisBack, back[1] *= kSynthesisBack;
+        Rows back;
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+            const int channel = team.first_channel + 16 * m;
+            stage_left<P, true>(team.spectra + m * steps * kLeftWords<P>, back[m],
+                                a.spectra + row_of(at, a.c_out, channel, a.h) * a.columns, int64_t(a.h) * a.columns,
+                                a.c_out - channel, a.columns);
+            if constexpr (P::kScaled) back[m][0] *= kSynthesisBack, back[m][1] *= kSynthesisBack;
+        }
         for (; at.chunk < end; ++at.chunk) {
             const bool half = a.w - at.chunk * kChunk <= kChunk / 2;
             const uint4 *table = slots + (streams ? slot : at.chunk) * slot_words;
@@ -421,9 +439,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 load_right<P, SHARED>(right, table + (step * kPairs + pair) * kRightWords<P>);
             };
             if (half) {
-                add_product<P, true, true>(values, bias, team.spectra, steps, from_table, back[0], back[1]);
+                add_product<P, true, true>(values, bias, team.spectra, steps * kLeftWords<P>, steps, from_table, back);
             } else {
-                add_product<P, false, true>(values, bias, team.spectra, steps, from_table, back[0], back[1]);
+                add_product<P, false, true>(values, bias, team.spectra, steps * kLeftWords<P>, steps, from_table, back);
             }
             for (int channel = 0; channel < a.c_in; channel += plan.slab) {
                 if (channel > 0) {
@@ -432,11 +450,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 }
                 const uint4 *left = team.skip + channel / 16 * kLeftWords<P>;
                 const int slab_steps = sixteens(min(plan.slab, a.c_in - channel));
-                const float back0 = slab_back * skip_back[0], back1 = slab_back * skip_back[1];
+                const int tile_words = skip_steps * kLeftWords<P>;
+                Rows scale;
+#pragma unroll
+                for (int i = 0; i < 2 * kTiles; ++i) scale[i / 2][i % 2] = slab_back * skip_back[i / 2][i % 2];
                 if (half) {
-                    add_product<P, true, false>(values, bias, left, slab_steps, from_tile, back0, back1);
+                    add_product<P, true, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 } else {
-                    add_product<P, false, false>(values, bias, left, slab_steps, from_tile, back0, back1);
+                    add_product<P, false, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 }
             }
             // the next x is sent for once the products' operands no longer take up registers
@@ -453,7 +474,18 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
             }
             store_chunk<WHOLE, Field>(values, a, team, at);
             if (a.next_columns > 0) {
-                add_analysis<P, SHARED>(team.sums, values, next_table, column_pairs, a.next_back, half);
+                Left left[kTiles][kPairs];
+                Rows scale;
+#pragma unroll
+                for (int m = 0; m < kTiles; ++m) {
+                    split_rows<P>(values[m], left[m], scale[m]);
+                    scale[m][0] *= a.next_back, scale[m][1] *= a.next_back;
+                }
+                if (half) {
+                    add_analysis<P, SHARED, true>(team.sums, left, scale, next_table, column_pairs);
+                } else {
+                    add_analysis<P, SHARED, false>(team.sums, left, scale, next_table, column_pairs);
+                }
             }
         }
         if (a.next_columns > 0) {
@@ -469,7 +501,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
 
 template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_t stream) {
     Arguments a{};
-    a.plan = plan(r);
+    int device = 0, shared_bytes = kRowsSharedBytes;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    a.plan = plan(r, shared_bytes);
     const RowsPlan &p = a.plan;
     float *parts = static_cast<float *>(r.workspace);
     a.x = r.x, a.skip = r.skip, a.bias = r.bias, a.spectra = r.spectra, a.y = r.y;
@@ -490,7 +525,7 @@ template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_
     const auto kernel = whole ? (shared ? fourier_rows<P, true, true> : fourier_rows<P, true, false>)
                               : (shared ? fourier_rows<P, false, true> : fourier_rows<P, false, false>);
     const int threads = 32 * p.warps * p.groups;
-    const int resident = resident_blocks(kernel, threads, p.shared_bytes, r.multiprocessors);
+    const int resident = resident_blocks(kernel, threads, p.shared_bytes, shared_bytes, r.multiprocessors);
     const int units = ceil_div(a.rows, p.groups) * p.splits;
     const int blocks = std::min(units, ceil_div(resident, p.channel_tiles));
     kernel<<<dim3(blocks, p.channel_tiles), threads, p.shared_bytes, stream>>>(a);

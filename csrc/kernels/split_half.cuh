@@ -104,24 +104,30 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a
     }
 }
 
-// sums += left . right over 16 STEPS terms and 16 PAIRS columns, small products first; the columns' sums are independent,
-// so they take turns.
-template <typename P, int STEPS, int PAIRS>
-__device__ __forceinline__ void chain(float (&sums)[2 * PAIRS][4], const Left (&left)[STEPS],
-                                      const Right (&right)[PAIRS][STEPS]) {
+// sums += left . right over 16 STEPS terms, for 16 TILES rows and 16 columns, small products first. The sums are
+// independent, so they take turns.
+template <typename P, int STEPS, int TILES>
+__device__ __forceinline__ void chain(float (&sums)[TILES][2][4], const Left (&left)[TILES][STEPS],
+                                      const Right (&right)[STEPS]) {
     if constexpr (P::kSplit) {
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
 #pragma unroll
-            for (int j = 0; j < 2 * PAIRS; ++j) multiply_add<P>(sums[j], left[s].low, right[j / 2][s].high[j % 2]);
+            for (int j = 0; j < 2 * TILES; ++j) {
+                multiply_add<P>(sums[j / 2][j % 2], left[j / 2][s].low, right[s].high[j % 2]);
+            }
 #pragma unroll
-            for (int j = 0; j < 2 * PAIRS; ++j) multiply_add<P>(sums[j], left[s].high, right[j / 2][s].low[j % 2]);
+            for (int j = 0; j < 2 * TILES; ++j) {
+                multiply_add<P>(sums[j / 2][j % 2], left[j / 2][s].high, right[s].low[j % 2]);
+            }
         }
     }
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
 #pragma unroll
-        for (int j = 0; j < 2 * PAIRS; ++j) multiply_add<P>(sums[j], left[s].high, right[j / 2][s].high[j % 2]);
+        for (int j = 0; j < 2 * TILES; ++j) {
+            multiply_add<P>(sums[j / 2][j % 2], left[j / 2][s].high, right[s].high[j % 2]);
+        }
     }
 }
 
