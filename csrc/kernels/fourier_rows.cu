@@ -86,51 +86,79 @@ template <bool EVEN> __device__ __forceinline__ float2 load_two(const float *row
     return {k < terms ? __ldg(row + k) : 0.0f, k + 1 < terms ? __ldg(row + k + 1) : 0.0f};
 }
 
-// 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are.
-template <typename P, bool EVEN>
-__device__ __forceinline__ void stage_left(uint4 *to, float (&back)[2], const float *from, int64_t stride, int rows,
-                                           int terms) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int there[2] = {g < rows ? terms : 0, g + 8 < rows ? terms : 0};
-    const float *row[2] = {from + g * stride, from + (g + 8) * stride};
+// 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are. Loads of the first
+// 32 terms are for the caller to send, so that those of several tiles are on their way together.
+template <typename P, bool EVEN> struct LeftStage {
+    const float *row[2];
+    int there[2];
     float2 v[2][4];
-    const auto load = [&](int k0) {
+
+    __device__ __forceinline__ LeftStage(const float *from, int64_t stride, int rows, int terms) {
+        const int g = threadIdx.x % 32 / 4;
+        row[0] = from + g * stride;
+        row[1] = row[0] + 8 * stride;
+        there[0] = g < rows ? terms : 0;
+        there[1] = g + 8 < rows ? terms : 0;
+        load(0);
+    }
+
+    __device__ __forceinline__ void load(int k0) {
+        k0 += threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            v[i / 4][i % 4] = load_two<EVEN>(row[i % 2], k0 + 2 * t + i / 2 * 8, there[i % 2]);
+        for (int i = 0; i < 8; ++i) v[i / 4][i % 4] = load_two<EVEN>(row[i % 2], k0 + i / 2 * 8, there[i % 2]);
+    }
+
+    __device__ __forceinline__ void store(uint4 *to, float (&back)[2], int terms) {
+        Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+        if constexpr (P::kScaled) {
+            float magnitude[2] = {0.0f, 0.0f};
+            for (int k0 = 0; k0 < terms; k0 += 32) {
+                if (k0 > 0) load(k0);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    magnitude[i % 2] = largest(largest(magnitude[i % 2], v[i / 4][i % 4].x), v[i / 4][i % 4].y);
+                }
+            }
+            scale[0] = scale_of(largest_of_row(magnitude[0]));
+            scale[1] = scale_of(largest_of_row(magnitude[1]));
         }
-    };
-    Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if constexpr (P::kScaled) {
-        float magnitude[2] = {0.0f, 0.0f};
         for (int k0 = 0; k0 < terms; k0 += 32) {
-            load(k0);
+            if (terms > 32) load(k0);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                magnitude[i % 2] = largest(largest(magnitude[i % 2], v[i / 4][i % 4].x), v[i / 4][i % 4].y);
+            for (int step = 0; step < 2; ++step) {
+                if (k0 + 16 * step >= terms) break;
+                Left left;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    split<P>(v[step][i].x, v[step][i].y, scale[i % 2].to, left.high[i], left.low[i]);
+                }
+                store_left<P>(to + (k0 / 16 + step) * kLeftWords<P>, left);
             }
         }
-        scale[0] = scale_of(largest_of_row(magnitude[0]));
-        scale[1] = scale_of(largest_of_row(magnitude[1]));
+        back[0] = scale[0].back;
+        back[1] = scale[1].back;
     }
-    for (int k0 = 0; k0 < terms; k0 += 32) {
-        if (!P::kScaled || terms > 32) load(k0); // else it is still there
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            if (k0 + 16 * step >= terms) break;
-            Left left;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                split<P>(v[step][i].x, v[step][i].y, scale[i % 2].to, left.high[i], left.low[i]);
-            }
-            store_left<P>(to + (k0 / 16 + step) * kLeftWords<P>, left);
-        }
-    }
-    back[0] = scale[0].back;
-    back[1] = scale[1].back;
-}
+};
 
 using Rows = float[kTiles][2]; // something for a lane's rows g and g + 8 of each tile
+
+// The warp's rows of R'.
+template <typename P>
+__device__ __forceinline__ void stage_spectra(const Team &team, const Arguments &a, const Place &at, int steps,
+                                              Rows &back) {
+    const int channels = a.c_out - team.first_channel;
+    const int64_t stride = int64_t(a.h) * a.columns;
+    const float *from = a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns;
+    uint4 *to = team.spectra;
+    LeftStage<P, true> low(from, stride, channels, a.columns);
+    LeftStage<P, true> high(from + 16 * stride, stride, channels - 16, a.columns);
+    low.store(to, back[0], a.columns);
+    high.store(to + steps * kLeftWords<P>, back[1], a.columns);
+    if constexpr (P::kScaled) {
+#pragma unroll
+        for (int i = 0; i < 2 * kTiles; ++i) back[i / 2][i % 2] *= kSynthesisBack;
+    }
+}
 
 // sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead. HALF: only for
 // the chunk's first half. `left` of the next tile lies `tile_words` further.
@@ -357,8 +385,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
         for (int m = team.group; m < kTiles; m += plan.groups) {
             const int channel = team.first_channel + 16 * m;
             float back[2];
-            stage_left<P, false>(shared + (team.member * kTiles + m) * skip_steps * kLeftWords<P>, back,
-                                 a.skip + int64_t(channel) * a.c_in, a.c_in, a.c_out - channel, a.c_in);
+            LeftStage<P, false> stage(a.skip + int64_t(channel) * a.c_in, a.c_in, a.c_out - channel, a.c_in);
+            stage.store(shared + (team.member * kTiles + m) * skip_steps * kLeftWords<P>, back, a.c_in);
             float *scales = skip_scales + kRows * team.member + 16 * m;
             scales[g] = back[0];
             scales[g + 8] = back[1];
@@ -409,14 +437,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
         const Place after = last ? at : place(a, unit, team.group);
         const int begin = at.chunk, end = min(chunks, begin + plan.split_chunks);
         Rows back;
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-            const int channel = team.first_channel + 16 * m;
-            stage_left<P, true>(team.spectra + m * steps * kLeftWords<P>, back[m],
-                                a.spectra + row_of(at, a.c_out, channel, a.h) * a.columns, int64_t(a.h) * a.columns,
-                                a.c_out - channel, a.columns);
-            if constexpr (P::kScaled) back[m][0] *= kSynthesisBack, back[m][1] *= kSynthesisBack;
-        }
+        stage_spectra<P>(team, a, at, steps, back);
         for (; at.chunk < end; ++at.chunk) {
             const bool half = a.w - at.chunk * kChunk <= kChunk / 2;
             const uint4 *table = slots + (streams ? slot : at.chunk) * slot_words;
