@@ -48,9 +48,12 @@ __device__ __forceinline__ float sigmoid_times(float v, float u) {
 
 template <typename Values, typename F> __device__ __forceinline__ void apply(Values &values, const F &f) {
 #pragma unroll
-    for (auto &fragment : values) {
+    for (auto &tile : values) {
 #pragma unroll
-        for (float &v : fragment) v = f(v);
+        for (auto &fragment : tile) {
+#pragma unroll
+            for (float &v : fragment) v = f(v);
+        }
     }
 }
 

@@ -28,36 +28,36 @@ struct Place {
     int split, chunk;
 };
 
-template <typename Field>
+template <bool WHOLE, typename Field>
 __device__ __forceinline__ void load(Values &values, const Arguments &a, const Place &at) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool whole = a.points % 4 == 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int64_t row = at.tile * kRows + g + 8 * half;
+    for (int part = 0; part < 2 * kTiles; ++part) { // rows g and g + 8 of each tile
+        const int64_t row = at.tile * kRows + g + 8 * part;
         const int point = at.chunk * kChunk + 4 * t;
         const Field *from = static_cast<const Field *>(a.x) + row * a.points + point;
+        TileValues &to = values[part / 2];
+        const int i = part % 2 * 2;
 #pragma unroll
         for (int b = 0; b < kPairs; ++b) {
-            const auto quad = load_quad(from + 16 * b, row < a.rows ? a.points - point - 16 * b : 0, whole);
+            const auto quad = load_quad<WHOLE>(from + 16 * b, row < a.rows ? a.points - point - 16 * b : 0);
             if constexpr (sizeof(Field) == 4) {
-                values[2 * b][2 * half] = quad.x, values[2 * b][2 * half + 1] = quad.y;
-                values[2 * b + 1][2 * half] = quad.z, values[2 * b + 1][2 * half + 1] = quad.w;
+                to[2 * b][i] = quad.x, to[2 * b][i + 1] = quad.y;
+                to[2 * b + 1][i] = quad.z, to[2 * b + 1][i + 1] = quad.w;
             } else {
-                values[2 * b][2 * half] = __uint_as_float(quad.x << 16);
-                values[2 * b][2 * half + 1] = __uint_as_float(quad.x & 0xffff0000u);
-                values[2 * b + 1][2 * half] = __uint_as_float(quad.y << 16);
-                values[2 * b + 1][2 * half + 1] = __uint_as_float(quad.y & 0xffff0000u);
+                to[2 * b][i] = __uint_as_float(quad.x << 16), to[2 * b][i + 1] = __uint_as_float(quad.x & 0xffff0000u);
+                to[2 * b + 1][i] = __uint_as_float(quad.y << 16);
+                to[2 * b + 1][i + 1] = __uint_as_float(quad.y & 0xffff0000u);
             }
         }
     }
 }
 
-template <typename P> __global__ void __launch_bounds__(32 * kAnalysisWarps, kAnalysisResident) analyze_rows(const Arguments a) {
+template <typename P, bool WHOLE> __global__ void __launch_bounds__(32 * kAnalysisWarps, kWarps / kAnalysisWarps) analyze_rows(const Arguments a) {
     extern __shared__ float4 shared[];
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const int column_pairs = ceil_div(a.columns, 16);
-    float4 *sums = shared + warp * column_pairs * 64;
+    float4 *sums = shared + warp * kTiles * column_pairs * 64;
     const int chunks = ceil_div(a.points, kChunk);
     const int64_t tiles = ceil_div(a.rows, int64_t(kRows));
     const int64_t stride = int64_t(gridDim.x) * warps;
@@ -71,27 +71,29 @@ template <typename P> __global__ void __launch_bounds__(32 * kAnalysisWarps, kAn
     };
     Place at = first(unit);
     Values values;
-    load<typename P::Field>(values, a, at);
+    load<WHOLE, typename P::Field>(values, a, at);
+    clear_analysis(sums, column_pairs);
     for (;;) {
-        const int left_points = a.points - at.chunk * kChunk;
-        const int pairs = min(kPairs, ceil_div(left_points, 16));
-        Left left[kPairs];
-        float back[2];
-        split_rows<P>(values, left, back);
-
         Place next = at;
         const bool ends = ++next.chunk == min(chunks, (at.split + 1) * a.split_chunks);
         if (ends) next = first(unit + stride);
         const bool goes_on = next.tile < tiles;
-        if (goes_on) load<typename P::Field>(values, a, next);
+        Left left[kTiles][kPairs];
+        float back[kTiles][2];
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+            split_rows<P>(values[m], left[m], back[m]);
+            back[m][0] *= a.table_back, back[m][1] *= a.table_back;
+        }
+        if (goes_on) load<WHOLE, typename P::Field>(values, a, next);
 
         const uint4 *table = a.table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
-        add_analysis<P, false>(sums, at.chunk == at.split * a.split_chunks, left, back, pairs, table, column_pairs,
-                        a.table_back);
+        add_analysis<P, false, false>(sums, left, back, table, column_pairs);
         if (ends) {
             const int64_t row = at.tile * kRows;
             const int rows = int(min(int64_t(kRows), a.rows - row));
             store_analysis(a.sums + (at.split * a.rows + row) * a.columns, a.columns, rows, a.columns, sums);
+            clear_analysis(sums, column_pairs);
             unit += stride;
         }
         if (!goes_on) return;
@@ -112,9 +114,10 @@ template <typename P> turbofno_status launch(const turbofno_analysis &analysis, 
     a.table = row_analysis_table<P>(analysis.table, a.points, a.columns);
     a.table_back = P::kScaled ? analysis_table_back(a.points) : 1.0f;
     const int64_t units = ceil_div(a.rows, int64_t(kRows)) * p.splits;
-    const int blocks = resident_blocks(analyze_rows<P>, 32 * p.warps, p.shared_bytes, analysis.multiprocessors);
-    analyze_rows<P><<<unsigned(std::min<int64_t>(blocks, ceil_div(units, int64_t(p.warps)))), 32 * p.warps,
-                      p.shared_bytes, stream>>>(a);
+    const auto kernel = a.points % 4 == 0 ? analyze_rows<P, true> : analyze_rows<P, false>;
+    const int blocks = resident_blocks(kernel, 32 * p.warps, p.shared_bytes, kRowsSharedBytes, analysis.multiprocessors);
+    kernel<<<unsigned(std::min<int64_t>(blocks, ceil_div(units, int64_t(p.warps)))), 32 * p.warps, p.shared_bytes,
+             stream>>>(a);
     const turbofno_status status = launched();
     if (status != TURBOFNO_OK || p.splits == 1) return status;
     return add_parts(analysis.spectra, a.sums, a.rows * a.columns, p.splits, nullptr, 1, 1, stream);

@@ -86,103 +86,133 @@ template <bool EVEN> __device__ __forceinline__ float2 load_two(const float *row
     return {k < terms ? __ldg(row + k) : 0.0f, k + 1 < terms ? __ldg(row + k + 1) : 0.0f};
 }
 
-// 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are.
-template <typename P, bool EVEN>
-__device__ __forceinline__ void stage_left(uint4 *to, float (&back)[2], const float *from, int64_t stride, int rows,
-                                           int terms) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int there[2] = {g < rows ? terms : 0, g + 8 < rows ? terms : 0};
-    const float *row[2] = {from + g * stride, from + (g + 8) * stride};
+// 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are. Loads of the first
+// 32 terms are for the caller to send, so that those of several tiles are on their way together.
+template <typename P, bool EVEN> struct LeftStage {
+    const float *row[2];
+    int there[2];
     float2 v[2][4];
-    const auto load = [&](int k0) {
+
+    __device__ __forceinline__ LeftStage(const float *from, int64_t stride, int rows, int terms) {
+        const int g = threadIdx.x % 32 / 4;
+        row[0] = from + g * stride;
+        row[1] = row[0] + 8 * stride;
+        there[0] = g < rows ? terms : 0;
+        there[1] = g + 8 < rows ? terms : 0;
+        load(0);
+    }
+
+    __device__ __forceinline__ void load(int k0) {
+        k0 += threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            v[i / 4][i % 4] = load_two<EVEN>(row[i % 2], k0 + 2 * t + i / 2 * 8, there[i % 2]);
+        for (int i = 0; i < 8; ++i) v[i / 4][i % 4] = load_two<EVEN>(row[i % 2], k0 + i / 2 * 8, there[i % 2]);
+    }
+
+    __device__ __forceinline__ void store(uint4 *to, float (&back)[2], int terms) {
+        Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+        if constexpr (P::kScaled) {
+            float magnitude[2] = {0.0f, 0.0f};
+            for (int k0 = 0; k0 < terms; k0 += 32) {
+                if (k0 > 0) load(k0);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    magnitude[i % 2] = largest(largest(magnitude[i % 2], v[i / 4][i % 4].x), v[i / 4][i % 4].y);
+                }
+            }
+            scale[0] = scale_of(largest_of_row(magnitude[0]));
+            scale[1] = scale_of(largest_of_row(magnitude[1]));
         }
-    };
-    Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if constexpr (P::kScaled) {
-        float magnitude[2] = {0.0f, 0.0f};
         for (int k0 = 0; k0 < terms; k0 += 32) {
-            load(k0);
+            if (terms > 32) load(k0);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                magnitude[i % 2] = largest(largest(magnitude[i % 2], v[i / 4][i % 4].x), v[i / 4][i % 4].y);
+            for (int step = 0; step < 2; ++step) {
+                if (k0 + 16 * step >= terms) break;
+                Left left;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    split<P>(v[step][i].x, v[step][i].y, scale[i % 2].to, left.high[i], left.low[i]);
+                }
+                store_left<P>(to + (k0 / 16 + step) * kLeftWords<P>, left);
             }
         }
-        scale[0] = scale_of(largest_of_row(magnitude[0]));
-        scale[1] = scale_of(largest_of_row(magnitude[1]));
+        back[0] = scale[0].back;
+        back[1] = scale[1].back;
     }
-    for (int k0 = 0; k0 < terms; k0 += 32) {
-        if (!P::kScaled || terms > 32) load(k0); // else it is still there
+};
+
+using Rows = float[kTiles][2]; // something for a lane's rows g and g + 8 of each tile
+
+// The warp's rows of R'.
+template <typename P>
+__device__ __forceinline__ void stage_spectra(const Team &team, const Arguments &a, const Place &at, int steps,
+                                              Rows &back) {
+    const int channels = a.c_out - team.first_channel;
+    const int64_t stride = int64_t(a.h) * a.columns;
+    const float *from = a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns;
+    uint4 *to = team.spectra;
+    LeftStage<P, true> low(from, stride, channels, a.columns);
+    LeftStage<P, true> high(from + 16 * stride, stride, channels - 16, a.columns);
+    low.store(to, back[0], a.columns);
+    high.store(to + steps * kLeftWords<P>, back[1], a.columns);
+    if constexpr (P::kScaled) {
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            if (k0 + 16 * step >= terms) break;
-            Left left;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                split<P>(v[step][i].x, v[step][i].y, scale[i % 2].to, left.high[i], left.low[i]);
-            }
-            store_left<P>(to + (k0 / 16 + step) * kLeftWords<P>, left);
-        }
+        for (int i = 0; i < 2 * kTiles; ++i) back[i / 2][i % 2] *= kSynthesisBack;
     }
-    back[0] = scale[0].back;
-    back[1] = scale[1].back;
 }
 
-// sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead.
-template <typename P, int STEPS, bool FULL, bool FIRST, typename Operand>
-__device__ __forceinline__ void add_part(Values &sums, const float (&start)[2], const uint4 *left_words, int step,
-                                         int pairs, const Operand &operand, float back0, float back1) {
-    Left left[STEPS];
+// sums += left . operand, 16 STEPS terms from `step` on; FIRST: sums = left . operand + start instead. HALF: only for
+// the chunk's first half. `left` of the next tile lies `tile_words` further.
+template <typename P, int STEPS, bool HALF, bool FIRST, typename Operand>
+__device__ __forceinline__ void add_part(Values &sums, const Rows &start, const uint4 *left_words, int tile_words,
+                                         int step, const Operand &operand, const Rows &back) {
+    Left left[kTiles][STEPS];
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) load_left<P>(left[s], left_words + (step + s) * kLeftWords<P>);
+    for (int s = 0; s < kTiles * STEPS; ++s) {
+        load_left<P>(left[s / STEPS][s % STEPS],
+                     left_words + s / STEPS * tile_words + (step + s % STEPS) * kLeftWords<P>);
+    }
 #pragma unroll
     for (int b = 0; b < kPairs; ++b) {
-        if (FIRST) {
+        float part[kTiles][2][4] = {};
+        if (!HALF || b < kPairs / 2) {
+            Right right[STEPS];
 #pragma unroll
-            for (int e = 0; e < 8; ++e) sums[2 * b + e / 4][e % 4] = start[e % 4 / 2];
+            for (int s = 0; s < STEPS; ++s) operand(right[s], step + s, b);
+            chain<P>(part, left, right);
         }
-        if (!FULL && b >= pairs) continue;
-        Right right[STEPS];
 #pragma unroll
-        for (int s = 0; s < STEPS; ++s) operand(right[s], step + s, b);
+        for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            float(&sum)[4] = sums[2 * b + c];
-            if constexpr (P::kScaled) {
-                float part[4] = {};
-                chain<P>(part, left, right, c);
-                sum[0] = fmaf(part[0], back0, sum[0]), sum[1] = fmaf(part[1], back0, sum[1]);
-                sum[2] = fmaf(part[2], back1, sum[2]), sum[3] = fmaf(part[3], back1, sum[3]);
-            } else {
-                chain<P>(sum, left, right, c);
+            for (int e = 0; e < 8; ++e) {
+                float &sum = sums[m][2 * b + e / 4][e % 4];
+                const int half = e % 4 / 2;
+                sum = fmaf(part[m][e / 4][e % 4], back[m][half], FIRST ? start[m][half] : sum);
             }
         }
     }
 }
 
-// sums = start + left . operand over `steps` times 16 terms and the first `pairs` times 16 points, or sums += it.
-template <typename P, bool FULL, bool FIRST, typename Operand>
-__device__ __forceinline__ void add_product(Values &sums, const float (&start)[2], const uint4 *left, int steps,
-                                            int pairs, const Operand &operand, float back0, float back1) {
+// sums = start + left . operand over `steps` times 16 terms, or sums += it.
+template <typename P, bool HALF, bool FIRST, typename Operand>
+__device__ __forceinline__ void add_product(Values &sums, const Rows &start, const uint4 *left, int tile_words,
+                                            int steps, const Operand &operand, const Rows &back) {
     constexpr int kSteps = kPart / 16;
     int step = 0;
     if (FIRST) {
         if (steps == 1) {
-            add_part<P, 1, FULL, true>(sums, start, left, 0, pairs, operand, back0, back1);
+            add_part<P, 1, HALF, true>(sums, start, left, tile_words, 0, operand, back);
             return;
         }
-        add_part<P, kSteps, FULL, true>(sums, start, left, 0, pairs, operand, back0, back1);
+        add_part<P, kSteps, HALF, true>(sums, start, left, tile_words, 0, operand, back);
         step = kSteps;
     }
     for (; step + kSteps <= steps; step += kSteps) {
-        add_part<P, kSteps, FULL, false>(sums, start, left, step, pairs, operand, back0, back1);
+        add_part<P, kSteps, HALF, false>(sums, start, left, tile_words, step, operand, back);
     }
-    for (; step < steps; ++step) add_part<P, 1, FULL, false>(sums, start, left, step, pairs, operand, back0, back1);
+    if (step < steps) add_part<P, 1, HALF, false>(sums, start, left, tile_words, step, operand, back);
 }
 
-// A lane's share of a slab from input channel `first` on, whose channels 16 w .. 16 w + 15 are warp w's: a quad of every
+// A lane's share of a slab from input channel `first` on, whose channels kRows w .. kRows w + kRows - 1 are warp w's: a quad of every
 // second channel. Zeros for what is not there.
 template <bool WHOLE, typename Field>
 __device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQuads], const Arguments &a,
@@ -192,13 +222,13 @@ __device__ __forceinline__ void load_slab(typename Quad<Field>::type (&quads)[kQ
     const int channel = first + lane / 16, point = at.chunk * kChunk + lane % 16 * 4, left = a.w - point;
     const Field *from = static_cast<const Field *>(a.x) + row_of(at, a.c_in, channel, a.h) * a.w + point;
     const int64_t stride = 2 * int64_t(a.h) * a.w;
-    if (WHOLE && first + kRows <= a.c_in) {
+    if (WHOLE && first + kRows <= a.c_in && a.w - at.chunk * kChunk >= kChunk) {
 #pragma unroll
-        for (int i = 0; i < kQuads; ++i, from += stride) quads[i] = load_quad(from, left, true);
+        for (int i = 0; i < kQuads; ++i, from += stride) quads[i] = load_quad<true>(from, 4);
     } else {
 #pragma unroll
         for (int i = 0; i < kQuads; ++i, from += stride) {
-            quads[i] = load_quad(from, channel + 2 * i < a.c_in ? left : 0, WHOLE);
+            quads[i] = load_quad<WHOLE>(from, channel + 2 * i < a.c_in ? left : 0);
         }
     }
 }
@@ -224,10 +254,11 @@ template <typename P, typename Quad>
 __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads)[kQuads], int slab) {
     Scale scale{1.0f, 1.0f};
     if constexpr (P::kScaled) {
-        float magnitude = 0.0f;
+        float magnitude[2] = {0.0f, 0.0f}; // two, that they need not wait for each other
 #pragma unroll
-        for (const Quad &quad : quads) magnitude = largest_of(magnitude, quad);
-        const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(magnitude));
+        for (int i = 0; i < kQuads; ++i) magnitude[i % 2] = largest_of(magnitude[i % 2], quads[i]);
+        const float most = largest(magnitude[0], magnitude[1]);
+        const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
         if (team.thread % 32 == 0) team.maxima[team.member] = bits;
         team.wait(); // also: the tile before has been multiplied
         const unsigned others = team.maxima[min(team.thread % 32, team.threads / 32 - 1)];
@@ -252,22 +283,21 @@ __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads
     return scale.back;
 }
 
-// y or, with a projection, the warp's share of it.
-template <typename P>
+template <bool WHOLE, typename Field>
 __device__ __forceinline__ void store_chunk(const Values &values, const Arguments &a, const Team &team,
-                                            const Place &at, int pairs) {
-    using Field = typename P::Field;
+                                            const Place &at) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int point = at.chunk * kChunk + 4 * t;
+    const int o = team.first_channel + g, point = at.chunk * kChunk + 4 * t, left = a.w - point;
+    Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, o, a.h) * a.w + point;
+    const int64_t stride = 8 * int64_t(a.h) * a.w;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int o = team.first_channel + g + 8 * half;
-        if (o >= a.c_out) continue;
-        Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, o, a.h) * a.w + point;
+    for (int part = 0; part < 2 * kTiles; ++part, y += stride) { // rows g and g + 8 of each tile
+        const TileValues &from = values[part / 2];
+        const int there = o + 8 * part < a.c_out ? left : 0, e = part % 2 * 2;
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            const float *low = values[2 * i] + 2 * half, *high = values[2 * i + 1] + 2 * half;
-            if (i < pairs) store_quad(y + 16 * i, {low[0], low[1], high[0], high[1]}, a.w - point - 16 * i, a.w);
+            const float4 quad{from[2 * i][e], from[2 * i][e + 1], from[2 * i + 1][e], from[2 * i + 1][e + 1]};
+            store_quad<WHOLE>(y + 16 * i, quad, there - 16 * i);
         }
     }
 }
@@ -289,11 +319,14 @@ __device__ __forceinline__ void project(float *sums, const Values &values, const
     const int o = team.first_channel + g;
     for (int q = 0; q < a.projected; ++q) {
         const float *row = a.projection + q * a.c_out;
-        const float factor[2] = {o < a.c_out ? __ldg(row + o) : 0.0f, o + 8 < a.c_out ? __ldg(row + o + 8) : 0.0f};
-        float v[4 * kPairs];
+        float v[4 * kPairs] = {};
 #pragma unroll
-        for (int i = 0; i < 4 * kPairs; ++i) {
-            v[i] = fmaf(factor[0], values[i / 2][i % 2], factor[1] * values[i / 2][i % 2 + 2]);
+        for (int part = 0; part < 2 * kTiles; ++part) {
+            const float factor = o + 8 * part < a.c_out ? __ldg(row + o + 8 * part) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4 * kPairs; ++i) {
+                v[i] = fmaf(factor, values[part / 2][i / 2][part % 2 * 2 + i % 2], v[i]);
+            }
         }
         const int fragment = fold<8>(v, lane & 16) * 4 + fold<4>(v, lane & 8) * 2 + fold<2>(v, lane & 4);
         const int point = fragment / 2 * 16 + 4 * t + fragment % 2 * 2;
@@ -331,8 +364,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     extern __shared__ uint4 shared[];
     const RowsPlan &plan = a.plan;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-    const int skip_steps = ceil_div(a.c_in, 16), steps = ceil_div(a.columns, 16);
-    const int column_pairs = ceil_div(a.next_columns, 16);
+    const int skip_steps = sixteens(a.c_in), steps = sixteens(a.columns), column_pairs = sixteens(a.next_columns);
     const int chunks = ceil_div(a.w, kChunk), slot_words = (steps + column_pairs) * (kPairs * kRightWords<P>);
 
     Team team;
@@ -343,28 +375,30 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     team.first_channel = (blockIdx.y * plan.warps + team.member) * kRows;
     uint4 *own = shared + plan.first_group + team.group * plan.group_words;
     team.tile = own;
-    team.spectra = own + plan.spectra + team.member * steps * kLeftWords<P>;
-    team.sums = reinterpret_cast<float4 *>(own + plan.sums) + team.member * column_pairs * 64;
+    team.spectra = own + plan.spectra + team.member * kTiles * steps * kLeftWords<P>;
+    team.sums = reinterpret_cast<float4 *>(own + plan.sums) + team.member * kTiles * column_pairs * 64;
     team.maxima = reinterpret_cast<unsigned *>(own + plan.maxima);
-    team.skip = shared + team.member * skip_steps * kLeftWords<P>;
+    team.skip = shared + team.member * kTiles * skip_steps * kLeftWords<P>;
     float *skip_scales = reinterpret_cast<float *>(shared + plan.skip_scales);
 
     if (a.c_in > 0) {
-        if (team.group == 0) {
+        for (int m = team.group; m < kTiles; m += plan.groups) {
+            const int channel = team.first_channel + 16 * m;
             float back[2];
-            stage_left<P, false>(shared + team.member * skip_steps * kLeftWords<P>, back,
-                          a.skip + int64_t(team.first_channel) * a.c_in, a.c_in, a.c_out - team.first_channel, a.c_in);
-            skip_scales[kRows * team.member + g] = back[0];
-            skip_scales[kRows * team.member + g + 8] = back[1];
+            LeftStage<P, false> stage(a.skip + int64_t(channel) * a.c_in, a.c_in, a.c_out - channel, a.c_in);
+            stage.store(shared + (team.member * kTiles + m) * skip_steps * kLeftWords<P>, back, a.c_in);
+            float *scales = skip_scales + kRows * team.member + 16 * m;
+            scales[g] = back[0];
+            scales[g + 8] = back[1];
         }
         __syncthreads();
     }
-    float skip_back[2], bias[2];
+    Rows skip_back, bias;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int o = team.first_channel + g + 8 * half;
-        bias[half] = a.bias != nullptr && o < a.c_out ? a.bias[o] : 0.0f;
-        skip_back[half] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * half] : 0.0f;
+    for (int part = 0; part < 2 * kTiles; ++part) {
+        const int o = team.first_channel + g + 8 * part;
+        bias[part / 2][part % 2] = a.bias != nullptr && o < a.c_out ? a.bias[o] : 0.0f;
+        skip_back[part / 2][part % 2] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * part] : 0.0f;
     }
 
     const int units = ceil_div(a.rows, plan.groups) * plan.splits;
@@ -372,6 +406,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     typename Quad<Field>::type quads[kQuads];
     Place at = place(a, unit, team.group);
     if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, at, 0);
+
+    clear_analysis(team.sums, column_pairs);
 
     uint4 *slots = shared + plan.tables;
     const bool streams = SHARED && plan.slots < chunks;
@@ -398,14 +434,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     for (;;) {
         unit += gridDim.x;
         const bool last = unit >= units;
+        const Place after = last ? at : place(a, unit, team.group);
         const int begin = at.chunk, end = min(chunks, begin + plan.split_chunks);
-        float back[2];
-        stage_left<P, true>(team.spectra, back, a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns,
-                            int64_t(a.h) * a.columns, a.c_out - team.first_channel, a.columns);
-        back[0] *= kSynthesisBack, back[1] *= kSynthesisBack;
+        Rows back;
+        stage_spectra<P>(team, a, at, steps, back);
         for (; at.chunk < end; ++at.chunk) {
-            const int pairs = min(kPairs, ceil_div(a.w - at.chunk * kChunk, 16));
-            const bool full = pairs == kPairs;
+            const bool half = a.w - at.chunk * kChunk <= kChunk / 2;
             const uint4 *table = slots + (streams ? slot : at.chunk) * slot_words;
             const uint4 *next_table = table + steps * (kPairs * kRightWords<P>);
             if (streams) {
@@ -413,46 +447,43 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 __syncthreads(); // this chunk's tables are there, and those of the chunk before have been read
                 slot ^= 1;
                 if (at.chunk + 1 < end || !last) {
-                    fetch_tables<P>(slots + slot * slot_words, a, at.chunk + 1 < end ? at.chunk + 1 : place(a, unit, 0).chunk);
+                    fetch_tables<P>(slots + slot * slot_words, a, at.chunk + 1 < end ? at.chunk + 1 : after.chunk);
                 }
                 commit_copies();
             } else if (!SHARED) {
                 table = a.table + int64_t(at.chunk) * steps * (kPairs * kRightWords<P>);
                 next_table = a.next_table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
             }
-            // the next slab is sent for before the sums take up registers
-            float slab_back = 0.0f;
-            const auto stage_and_load = [&](int channel) {
-                slab_back = stage_slab<P>(team, quads, plan.slab);
-                if (channel + plan.slab < a.c_in) {
-                    load_slab<WHOLE, Field>(quads, a, team, at, channel + plan.slab);
-                } else if (at.chunk + 1 < end) {
-                    load_slab<WHOLE, Field>(quads, a, team, {at.b, at.h, at.split, at.chunk + 1}, 0);
-                } else if (!last) {
-                    load_slab<WHOLE, Field>(quads, a, team, place(a, unit, team.group), 0);
-                }
-            };
-            if (a.c_in > 0) stage_and_load(0);
+            float slab_back = a.c_in > 0 ? stage_slab<P>(team, quads, plan.slab) : 0.0f;
             Values values;
             const auto from_table = [&](Right &right, int step, int pair) {
                 load_right<P, SHARED>(right, table + (step * kPairs + pair) * kRightWords<P>);
             };
-            if (full) {
-                add_product<P, true, true>(values, bias, team.spectra, steps, pairs, from_table, back[0], back[1]);
+            if (half) {
+                add_product<P, true, true>(values, bias, team.spectra, steps * kLeftWords<P>, steps, from_table, back);
             } else {
-                add_product<P, false, true>(values, bias, team.spectra, steps, pairs, from_table, back[0], back[1]);
+                add_product<P, false, true>(values, bias, team.spectra, steps * kLeftWords<P>, steps, from_table, back);
             }
             for (int channel = 0; channel < a.c_in; channel += plan.slab) {
-                if (channel > 0) stage_and_load(channel);
+                if (channel > 0) {
+                    load_slab<WHOLE, Field>(quads, a, team, at, channel);
+                    slab_back = stage_slab<P>(team, quads, plan.slab);
+                }
                 const uint4 *left = team.skip + channel / 16 * kLeftWords<P>;
-                const int slab_steps = ceil_div(min(plan.slab, a.c_in - channel), 16);
-                const float back0 = slab_back * skip_back[0], back1 = slab_back * skip_back[1];
-                if (full) {
-                    add_product<P, true, false>(values, bias, left, slab_steps, pairs, from_tile, back0, back1);
+                const int slab_steps = sixteens(min(plan.slab, a.c_in - channel));
+                const int tile_words = skip_steps * kLeftWords<P>;
+                Rows scale;
+#pragma unroll
+                for (int i = 0; i < 2 * kTiles; ++i) scale[i / 2][i % 2] = slab_back * skip_back[i / 2][i % 2];
+                if (half) {
+                    add_product<P, true, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 } else {
-                    add_product<P, false, false>(values, bias, left, slab_steps, pairs, from_tile, back0, back1);
+                    add_product<P, false, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 }
             }
+            // the next x is sent for once the products' operands no longer take up registers
+            const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
+            if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, next, 0);
             activate<P>(values, a.activation);
             if (a.projected > 0) {
                 float *sums = reinterpret_cast<float *>(own + plan.sums);
@@ -462,28 +493,39 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 team.wait();
                 continue;
             }
-            store_chunk<P>(values, a, team, at, pairs);
+            store_chunk<WHOLE, Field>(values, a, team, at);
             if (a.next_columns > 0) {
-                Left left[kPairs];
-                float row_back[2];
-                split_rows<P>(values, left, row_back);
-                add_analysis<P, SHARED>(team.sums, at.chunk == begin, left, row_back, pairs, next_table, column_pairs,
-                                        a.next_back);
+                Left left[kTiles][kPairs];
+                Rows scale;
+#pragma unroll
+                for (int m = 0; m < kTiles; ++m) {
+                    split_rows<P>(values[m], left[m], scale[m]);
+                    scale[m][0] *= a.next_back, scale[m][1] *= a.next_back;
+                }
+                if (half) {
+                    add_analysis<P, SHARED, true>(team.sums, left, scale, next_table, column_pairs);
+                } else {
+                    add_analysis<P, SHARED, false>(team.sums, left, scale, next_table, column_pairs);
+                }
             }
         }
         if (a.next_columns > 0) {
             const int64_t row = at.split * int64_t(a.rows) * a.c_out + row_of(at, a.c_out, team.first_channel, a.h);
             store_analysis(a.next_sums + row * a.next_columns, int64_t(a.h) * a.next_columns,
                            a.c_out - team.first_channel, a.next_columns, team.sums);
+            clear_analysis(team.sums, column_pairs);
         }
         if (last) return;
-        at = place(a, unit, team.group);
+        at = after;
     }
 }
 
 template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_t stream) {
     Arguments a{};
-    a.plan = plan(r);
+    int device = 0, shared_bytes = kRowsSharedBytes;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    a.plan = plan(r, shared_bytes);
     const RowsPlan &p = a.plan;
     float *parts = static_cast<float *>(r.workspace);
     a.x = r.x, a.skip = r.skip, a.bias = r.bias, a.spectra = r.spectra, a.y = r.y;
@@ -504,7 +546,7 @@ template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_
     const auto kernel = whole ? (shared ? fourier_rows<P, true, true> : fourier_rows<P, true, false>)
                               : (shared ? fourier_rows<P, false, true> : fourier_rows<P, false, false>);
     const int threads = 32 * p.warps * p.groups;
-    const int resident = resident_blocks(kernel, threads, p.shared_bytes, r.multiprocessors);
+    const int resident = resident_blocks(kernel, threads, p.shared_bytes, shared_bytes, r.multiprocessors);
     const int units = ceil_div(a.rows, p.groups) * p.splits;
     const int blocks = std::min(units, ceil_div(resident, p.channel_tiles));
     kernel<<<dim3(blocks, p.channel_tiles), threads, p.shared_bytes, stream>>>(a);

@@ -12,11 +12,11 @@ template <typename T> __host__ __device__ constexpr T ceil_div(T a, T b) { retur
 // Status of the launch just made; remembers CUDA's words for turbofno_last_cuda_error.
 turbofno_status launched();
 
-// Blocks of a kernel that loops over its work, all of which run at once; allows it `shared_bytes` <= kRowsSharedBytes.
+// Blocks of a kernel that loops over its work, all of which run at once. `most_shared_bytes` is what the kernel is ever
+// launched with here: always the same, for other threads may be launching it with other sizes.
 template <typename Kernel>
-int resident_blocks(Kernel *kernel, int threads, int shared_bytes, int multiprocessors) {
-    // always the same limit: other threads may be launching the kernel with other sizes
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRowsSharedBytes);
+int resident_blocks(Kernel *kernel, int threads, int shared_bytes, int most_shared_bytes, int multiprocessors) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared_bytes);
     int blocks = 1;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, size_t(shared_bytes));
     return (blocks > 0 ? blocks : 1) * multiprocessors;

@@ -1,8 +1,8 @@
-// The analysis of 16 rows whose points a warp holds in registers: kept modes of the rows' truncated DFT.
+// The analysis of kRows rows whose points a warp holds in registers: kept modes of the rows' truncated DFT.
 //
 // The layout of a sum of matrix products is also that of a left operand (split_half.cuh), so a field just computed is
 // multiplied by the table [points][columns] (column 2m: cosine of mode m, 2m + 1: minus sine) where it is. Sums over
-// the row's chunks wait in shared memory, lane by lane: 16-byte words [column pair][2][lane].
+// the row's chunks wait in shared memory, lane by lane: 16-byte words [tile][column pair][2][lane].
 #pragma once
 
 #include "../plan/rows_plan.h"
@@ -12,7 +12,8 @@
 namespace turbofno {
 
 constexpr int kPairs = kChunk / 16; // pairs of fragments of a chunk
-using Values = float[2 * kPairs][4]; // a warp's kRows x kChunk values
+using TileValues = float[2 * kPairs][4]; // 16 rows x kChunk points
+using Values = TileValues[kTiles]; // of a warp
 
 // A table of row_analysis holds the words of fp32 and tf32, then those of bf16.
 template <typename P> const uint4 *row_analysis_table(const void *table, int points, int columns) {
@@ -41,17 +42,17 @@ __device__ __forceinline__ float largest_of_row(float value) {
 
 // Every row has its own scale.
 template <typename P>
-__device__ __forceinline__ void split_rows(const Values &values, Left (&left)[kPairs], float (&back)[2]) {
+__device__ __forceinline__ void split_rows(const TileValues &values, Left (&left)[kPairs], float (&back)[2]) {
     Scale scale[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (P::kScaled) {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            float magnitude = 0.0f;
+            float magnitude[2] = {0.0f, 0.0f}; // two, that they need not wait for each other
 #pragma unroll
             for (int j = 0; j < 2 * kPairs; ++j) {
-                magnitude = largest(largest(magnitude, values[j][2 * row]), values[j][2 * row + 1]);
+                magnitude[j % 2] = largest(largest(magnitude[j % 2], values[j][2 * row]), values[j][2 * row + 1]);
             }
-            scale[row] = scale_of(largest_of_row(magnitude));
+            scale[row] = scale_of(largest_of_row(largest(magnitude[0], magnitude[1])));
         }
     }
 #pragma unroll
@@ -66,47 +67,54 @@ __device__ __forceinline__ void split_rows(const Values &values, Left (&left)[kP
     back[1] = scale[1].back;
 }
 
-// sums += left . table over one chunk of points; `table` starts at the chunk. The first chunk overwrites. The table has
-// zeros where the row has no points.
-template <typename P, bool SHARED>
-__device__ __forceinline__ void add_analysis(float4 *sums, bool first, const Left (&left)[kPairs],
-                                             const float (&back)[2], int pairs, const uint4 *table, int column_pairs,
-                                             float table_back) {
-    const int lane = threadIdx.x % 32;
-    const float back0 = back[0] * table_back, back1 = back[1] * table_back;
-    for (int n = 0; n < column_pairs; ++n, table += kPairs * kRightWords<P>) {
-        float part[2][2][4] = {}; // of points, columns
+// sums += left . table over one chunk of points; `table` starts at the chunk, and has zeros where the row has no points.
+// HALF: only the chunk's first half has points.
+template <typename P, bool SHARED, bool HALF>
+__device__ __forceinline__ void add_analysis(float4 *sums, const Left (&left)[kTiles][kPairs],
+                                             const float (&back)[kTiles][2], const uint4 *table, int column_pairs) {
+    sums += threadIdx.x % 32;
+    for (int n = 0; n < column_pairs; ++n, table += kPairs * kRightWords<P>, sums += 64) {
+        float4 sum[kTiles][2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (2 * i >= pairs) continue;
-            const Left two[2] = {left[2 * i], left[2 * i + 1]};
+        for (int j = 0; j < 2 * kTiles; ++j) sum[j / 2][j % 2] = sums[j / 2 * column_pairs * 64 + j % 2 * 32];
+#pragma unroll
+        for (int i = 0; i < (HALF ? 2 : kPairs); i += 2) {
+            Left two[kTiles][2];
+#pragma unroll
+            for (int m = 0; m < kTiles; ++m) two[m][0] = left[m][i], two[m][1] = left[m][i + 1];
             Right right[2];
-            load_right<P, SHARED>(right[0], table + 2 * i * kRightWords<P>);
-            load_right<P, SHARED>(right[1], table + (2 * i + 1) * kRightWords<P>);
+            load_right<P, SHARED>(right[0], table + i * kRightWords<P>);
+            load_right<P, SHARED>(right[1], table + (i + 1) * kRightWords<P>);
+            float part[kTiles][2][4] = {};
+            chain<P>(part, two, right);
 #pragma unroll
-            for (int c = 0; c < 2; ++c) chain<P>(part[i][c], two, right, c);
+            for (int j = 0; j < 2 * kTiles; ++j) {
+                const float *v = part[j / 2][j % 2], *by = back[j / 2];
+                float4 &to = sum[j / 2][j % 2];
+                to = {fmaf(v[0], by[0], to.x), fmaf(v[1], by[0], to.y), fmaf(v[2], by[1], to.z), fmaf(v[3], by[1], to.w)};
+            }
         }
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            float4 *sum = sums + (2 * n + c) * 32 + lane;
-            float4 v = first ? float4{} : *sum;
-            v.x = fmaf(part[0][c][0] + part[1][c][0], back0, v.x);
-            v.y = fmaf(part[0][c][1] + part[1][c][1], back0, v.y);
-            v.z = fmaf(part[0][c][2] + part[1][c][2], back1, v.z);
-            v.w = fmaf(part[0][c][3] + part[1][c][3], back1, v.w);
-            *sum = v;
-        }
+        for (int j = 0; j < 2 * kTiles; ++j) sums[j / 2 * column_pairs * 64 + j % 2 * 32] = sum[j / 2][j % 2];
     }
 }
 
-// Row g to `to` + g * stride, row g + 8 likewise, of the `rows` rows there are; columns = 2 * modes floats of each.
+__device__ __forceinline__ void clear_analysis(float4 *sums, int column_pairs) {
+    for (int i = threadIdx.x % 32; i < 64 * kTiles * column_pairs; i += 32) sums[i] = {};
+}
+
+// The first `rows` of a warp's rows to `to`, `stride` apart; columns = 2 * modes floats of each.
 __device__ __forceinline__ void store_analysis(float *to, int64_t stride, int rows, int columns, const float4 *sums) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int n = 0; 8 * n + 2 * t < columns; ++n) {
-        const float4 v = sums[n * 32 + lane];
-        float *at = to + g * stride + 8 * n + 2 * t;
-        if (g < rows) *reinterpret_cast<float2 *>(at) = {v.x, v.y};
-        if (g + 8 < rows) *reinterpret_cast<float2 *>(at + 8 * stride) = {v.z, v.w};
+    to += g * stride + 2 * t;
+    sums += lane;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m, to += 16 * stride, sums += sixteens(columns) * 64, rows -= 16) {
+        for (int column = 0; column + 2 * t < columns; column += 8) {
+            const float4 v = sums[column * 4];
+            if (g < rows) *reinterpret_cast<float2 *>(to + column) = {v.x, v.y};
+            if (g + 8 < rows) *reinterpret_cast<float2 *>(to + 8 * stride + column) = {v.z, v.w};
+        }
     }
 }
 

@@ -25,27 +25,24 @@ __device__ __forceinline__ uint2 load_stream(const uint2 *from) {
     return v;
 }
 
-// Quad of the points from `from` on, `left` of which there are (zeros after them). `whole`: rows have a multiple of four
+// Quad of the points from `from` on, `left` of which there are (zeros after them). WHOLE: rows have a multiple of four
 // points.
-__device__ __forceinline__ float4 load_quad(const float *from, int left, bool whole) {
-    if (whole) return left > 0 ? load_stream(reinterpret_cast<const float4 *>(from)) : float4{};
+template <bool WHOLE> __device__ __forceinline__ float4 load_quad(const float *from, int left) {
+    if constexpr (WHOLE) return left > 0 ? load_stream(reinterpret_cast<const float4 *>(from)) : float4{};
     return {left > 0 ? __ldg(from) : 0.0f, left > 1 ? __ldg(from + 1) : 0.0f, left > 2 ? __ldg(from + 2) : 0.0f,
             left > 3 ? __ldg(from + 3) : 0.0f};
 }
 
-__device__ __forceinline__ uint2 load_quad(const __nv_bfloat16 *from, int left, bool whole) {
-    if (whole) return left > 0 ? load_stream(reinterpret_cast<const uint2 *>(from)) : uint2{};
+template <bool WHOLE> __device__ __forceinline__ uint2 load_quad(const __nv_bfloat16 *from, int left) {
+    if constexpr (WHOLE) return left > 0 ? load_stream(reinterpret_cast<const uint2 *>(from)) : uint2{};
     const auto *bits = reinterpret_cast<const unsigned short *>(from);
     const auto at = [&](int i) -> unsigned { return left > i ? __ldg(bits + i) : 0; };
     return {at(0) | at(1) << 16, at(2) | at(3) << 16};
 }
 
-__device__ __forceinline__ void store_quad(float *to, float4 v, int left, int points) {
-    if (points % 4 == 0) {
+template <bool WHOLE> __device__ __forceinline__ void store_quad(float *to, float4 v, int left) {
+    if constexpr (WHOLE) {
         if (left > 0) *reinterpret_cast<float4 *>(to) = v;
-    } else if (points % 2 == 0) {
-        if (left > 0) *reinterpret_cast<float2 *>(to) = {v.x, v.y};
-        if (left > 2) *reinterpret_cast<float2 *>(to + 2) = {v.z, v.w};
     } else {
         if (left > 0) to[0] = v.x;
         if (left > 1) to[1] = v.y;
@@ -54,13 +51,10 @@ __device__ __forceinline__ void store_quad(float *to, float4 v, int left, int po
     }
 }
 
-__device__ __forceinline__ void store_quad(__nv_bfloat16 *to, float4 v, int left, int points) {
+template <bool WHOLE> __device__ __forceinline__ void store_quad(__nv_bfloat16 *to, float4 v, int left) {
     __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
-    if (points % 4 == 0) {
+    if constexpr (WHOLE) {
         if (left > 0) *reinterpret_cast<uint2 *>(to) = *reinterpret_cast<uint2 *>(pair);
-    } else if (points % 2 == 0) {
-        if (left > 0) *reinterpret_cast<__nv_bfloat162 *>(to) = pair[0];
-        if (left > 2) *reinterpret_cast<__nv_bfloat162 *>(to + 2) = pair[1];
     } else {
         if (left > 0) to[0] = pair[0].x;
         if (left > 1) to[1] = pair[0].y;

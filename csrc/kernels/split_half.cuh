@@ -22,6 +22,8 @@ namespace turbofno {
 
 constexpr int kPart = 32;
 
+__host__ __device__ constexpr int sixteens(int terms) { return int(unsigned(terms + 15) / 16u); }
+
 struct Fp32 {
     using Field = float;
     static constexpr bool kSplit = true, kScaled = true;
@@ -102,19 +104,31 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a
     }
 }
 
-// sum += left . right over 16 STEPS terms, small products first.
-template <typename P, int STEPS>
-__device__ __forceinline__ void chain(float (&sum)[4], const Left (&left)[STEPS], const Right (&right)[STEPS],
-                                      int column) {
+// sums += left . right over 16 STEPS terms, for 16 TILES rows and 16 columns, small products first. The sums are
+// independent, so they take turns.
+template <typename P, int STEPS, int TILES>
+__device__ __forceinline__ void chain(float (&sums)[TILES][2][4], const Left (&left)[TILES][STEPS],
+                                      const Right (&right)[STEPS]) {
     if constexpr (P::kSplit) {
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
-            multiply_add<P>(sum, left[s].low, right[s].high[column]);
-            multiply_add<P>(sum, left[s].high, right[s].low[column]);
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; ++j) {
+                multiply_add<P>(sums[j / 2][j % 2], left[j / 2][s].low, right[s].high[j % 2]);
+            }
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; ++j) {
+                multiply_add<P>(sums[j / 2][j % 2], left[j / 2][s].high, right[s].low[j % 2]);
+            }
         }
     }
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) multiply_add<P>(sum, left[s].high, right[s].high[column]);
+    for (int s = 0; s < STEPS; ++s) {
+#pragma unroll
+        for (int j = 0; j < 2 * TILES; ++j) {
+            multiply_add<P>(sums[j / 2][j % 2], left[j / 2][s].high, right[s].high[j % 2]);
+        }
+    }
 }
 
 // Left operands wait in shared memory lane by lane: 16-byte words [step][high, low][lane].

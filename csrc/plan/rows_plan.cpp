@@ -37,43 +37,29 @@ void split_row(int64_t units, int64_t workers, int points, int &splits, int &spl
 
 void lay_out(const turbofno_rows &r, RowsPlan &p) {
     const int planes = r.precision == TURBOFNO_FP32 ? 2 : 1;
-    p.slab = std::min(kRows * p.warps, 16 * steps(r.c_in));
-    p.skip_scales = p.warps * steps(r.c_in) * planes * kLaneWords;
+    const int tiles = p.warps * kTiles;
+    p.slab = kRows * std::min(p.warps, ceil_div(r.c_in, kRows));
+    p.skip_scales = tiles * steps(r.c_in) * planes * kLaneWords;
     p.tables = p.skip_scales + kRows * p.warps / 4;
     const int table_words = (steps(2 * r.modes) + steps(2 * r.next_modes)) * (kChunk / 16) * kLaneWords;
     p.first_group = p.tables + p.slots * table_words * (r.precision == TURBOFNO_BF16 ? 1 : 2);
     p.spectra = planes * p.slab * kTilePitch * 2 / 16;
-    p.sums = p.spectra + p.warps * steps(2 * r.modes) * planes * kLaneWords;
-    const int next = p.warps * steps(2 * r.next_modes) * 2 * kLaneWords;
+    p.sums = p.spectra + tiles * steps(2 * r.modes) * planes * kLaneWords;
+    const int next = tiles * steps(2 * r.next_modes) * 2 * kLaneWords;
     const int projected = p.warps * r.projected * kChunk / 4;
     p.maxima = p.sums + std::max(next, projected);
     p.group_words = p.maxima + ceil_div(p.warps, 4);
     p.shared_bytes = 16 * (p.first_group + p.groups * p.group_words);
 }
 
-} // namespace
-
-AnalysisPlan plan(const turbofno_analysis &a) {
-    AnalysisPlan p{};
-    const int warp_bytes = steps(2 * a.modes) * 2 * kLaneWords * 16;
-    const int64_t tiles = ceil_div(a.rows, int64_t(kRows));
-    const int64_t workers = int64_t(std::max(a.multiprocessors, 1)) * kAnalysisResident * kAnalysisWarps;
-    split_row(tiles, workers, a.points, p.splits, p.split_chunks);
-    p.warps = kAnalysisWarps;
-    if (tiles * p.splits < workers) p.warps = std::min(p.warps, 2); // spread over the multiprocessors
-    p.shared_bytes = p.warps * warp_bytes;
-    if (p.splits > 1) p.workspace_bytes = sizeof(float) * size_t(p.splits) * size_t(a.rows) * 2 * a.modes;
-    return p;
-}
-
 // The most warps a multiprocessor holds with `slots` chunks of the tables, in as small blocks as will do that.
-int fill(const turbofno_rows &r, RowsPlan &p, int slots) {
+int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes) {
     const int64_t rows = r.batch * r.h;
     int most = 0, best = 1;
     p.slots = slots;
     for (p.groups = 1; p.groups * p.warps <= kWarps && p.groups <= rows; ++p.groups) {
         lay_out(r, p);
-        const int blocks = std::min(kWarps / (p.groups * p.warps), kRowsSharedBytes / p.shared_bytes);
+        const int blocks = std::min(kWarps / (p.groups * p.warps), shared_bytes / p.shared_bytes);
         if (blocks * p.groups * p.warps > most) {
             most = blocks * p.groups * p.warps;
             best = p.groups;
@@ -86,18 +72,38 @@ int fill(const turbofno_rows &r, RowsPlan &p, int slots) {
     return most;
 }
 
-RowsPlan plan(const turbofno_rows &r) {
+// Tables in shared memory, of whole rows or two chunks, unless that leaves room for less than half of the warps.
+int fill(const turbofno_rows &r, RowsPlan &p, int shared_bytes) {
+    for (int slots : {ceil_div(r.w, kChunk), 2}) {
+        const int warps = fill(r, p, slots, shared_bytes);
+        if (2 * warps >= kWarps || (warps > 0 && p.groups * r.multiprocessors >= r.batch * r.h)) return warps;
+    }
+    return fill(r, p, 0, shared_bytes);
+}
+
+} // namespace
+
+AnalysisPlan plan(const turbofno_analysis &a) {
+    AnalysisPlan p{};
+    const int64_t tiles = ceil_div(a.rows, int64_t(kRows));
+    const int64_t workers = int64_t(std::max(a.multiprocessors, 1)) * kWarps;
+    split_row(tiles, workers, a.points, p.splits, p.split_chunks);
+    p.warps = tiles * p.splits < workers ? 1 : kAnalysisWarps; // few: spread over the multiprocessors
+    p.shared_bytes = p.warps * kTiles * steps(2 * a.modes) * 2 * kLaneWords * 16;
+    if (p.splits > 1) p.workspace_bytes = sizeof(float) * size_t(p.splits) * size_t(a.rows) * 2 * a.modes;
+    return p;
+}
+
+RowsPlan plan(const turbofno_rows &r, int shared_bytes) {
     RowsPlan p{};
     p.channel_tiles = ceil_div(r.c_out, kRows * kGroupWarps);
     p.warps = ceil_div(r.c_out, kRows * p.channel_tiles);
-    const int chunks = ceil_div(r.w, kChunk);
-    const int64_t rows = r.batch * r.h;
-    // tables in shared memory unless that leaves room for less than half of the warps
-    while (fill(r, p, chunks) < kWarps * 2 / 3 && fill(r, p, 2) < kWarps / 2 && fill(r, p, 0) == 0) --p.warps;
+    while (fill(r, p, kRowsSharedBytes) < kWarps / 2 && p.warps > 1) --p.warps;
     p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
-    const int64_t tiles = rows * p.channel_tiles;
+    fill(r, p, shared_bytes);
+    const int64_t rows = r.batch * r.h;
     const int64_t workers = int64_t(std::max(r.multiprocessors, 1)) * (kWarps / p.warps);
-    split_row(tiles, workers, r.w, p.splits, p.split_chunks);
+    split_row(rows * p.channel_tiles, workers, r.w, p.splits, p.split_chunks);
     if (r.next_modes > 0 && p.splits > 1) {
         p.workspace_bytes = sizeof(float) * size_t(p.splits) * size_t(rows) * size_t(r.c_out) * 2 * r.next_modes;
     }

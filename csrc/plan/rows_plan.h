@@ -6,12 +6,13 @@
 namespace turbofno {
 
 constexpr int kChunk = 64; // points that a warp computes at once
-constexpr int kRows = 16; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
-constexpr int kWarps = 12; // of a multiprocessor in fourier_rows, for registers; blocks have as many or fewer
-constexpr int kGroupWarps = 4; // of a group, at most
-constexpr int kAnalysisWarps = 4, kAnalysisResident = 4; // of a block of analyze_rows; such blocks on a multiprocessor
+constexpr int kTiles = 2; // of 16 rows, that a warp multiplies by the same right operands
+constexpr int kRows = 16 * kTiles; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
+constexpr int kWarps = 8; // of a multiprocessor, for registers
+constexpr int kGroupWarps = 4; // of a group in fourier_rows, at most
+constexpr int kAnalysisWarps = 4; // of a block of analyze_rows
 constexpr int kTilePitch = kChunk + 8; // halves between the channels of x in shared memory, see load_matrices
-constexpr int kRowsSharedBytes = 160 * 1024; // of a multiprocessor, and of a block, on A100 and Hopper
+constexpr int kRowsSharedBytes = 160 * 1024; // what a block may have on A100 and Hopper
 constexpr int kMostProjected = 16;
 
 struct AnalysisPlan {
@@ -37,6 +38,6 @@ struct RowsPlan {
 };
 
 AnalysisPlan plan(const turbofno_analysis &analysis);
-RowsPlan plan(const turbofno_rows &rows);
+RowsPlan plan(const turbofno_rows &rows, int shared_bytes = kRowsSharedBytes); // that a block may have
 
 } // namespace turbofno
