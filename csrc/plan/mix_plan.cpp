@@ -70,9 +70,8 @@ ModesPlan plan_modes(const turbofno_mix &mix) {
         p = modes_plan(mix, batch_fragments, modes, channel_tiles);
     };
     while (p.shared_bytes > kSharedBytes) fewer(batch_fragments);
-    const auto few = [&] { return p.blocks < mix.multiprocessors; };
+    const auto few = [&] { return p.blocks < 2 * int64_t(mix.multiprocessors); };
     if (batch_fragments > 1 && few()) fewer(batch_fragments);
-    if (modes > 1 && few()) fewer(modes);
     if (channel_tiles > 1 && few()) fewer(channel_tiles);
     return p;
 }
