@@ -13,7 +13,8 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// From here on the next kernel may take the multiprocessors that this one leaves free.
+// Once all blocks have come here the next kernel's may start. Not before the end is near: they would crowd on the few
+// multiprocessors that this kernel leaves free.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
