@@ -3,6 +3,7 @@
 // kernel does.
 #pragma once
 
+#include "../plan/mix_plan.h"
 #include "launch.h"
 
 namespace turbofno {
@@ -32,7 +33,8 @@ template <typename Arguments>
 turbofno_status launch_dependent(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
                                  cudaStream_t stream, const Arguments &arguments) {
     if (shared_bytes > 48 * 1024) { // more than a kernel gets without asking
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+        // always the same number: another thread may be about to launch this kernel with more
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
     }
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -9,7 +9,6 @@ constexpr int kMostChannels = 256;
 constexpr int kMostModes = 128;
 constexpr int kMostPoints = 16384;
 constexpr int64_t kMostBatch = 65536;
-constexpr int kSharedBytes = 96 * 1024; // what every device since sm_80 gives a block that asks
 constexpr int kMostWarpTiles = 3;
 
 template <typename T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
@@ -68,7 +67,7 @@ ModesPlan plan_modes(const turbofno_mix &mix) {
         p = modes_plan(mix, batch_fragments, modes, channel_tiles);
         const bool busy = batch_fragments < 4 || p.blocks >= 4 * int64_t(mix.multiprocessors);
         const bool full = mix.batch > 4 * batch_fragments; // more than half of the batch tile is there
-        if (full && busy && p.shared_bytes <= kSharedBytes) break;
+        if (full && busy && p.shared_bytes <= kMostSharedBytes) break;
     }
     return p;
 }

@@ -35,6 +35,7 @@ struct MixPlan {
     size_t coefficients, products, bytes; // offsets in the workspace, its size
 };
 
+constexpr int kMostSharedBytes = 96 * 1024; // what every device since sm_80 gives a block that asks
 constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
 constexpr int kHeldSteps = 2; // at most, of a warp that holds its terms

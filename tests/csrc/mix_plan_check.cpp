@@ -49,7 +49,7 @@ static void check(const turbofno_mix &s) {
     expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out + weights <= p.shared_bytes,
            "output in shared memory", s);
     expect(p.modes == 1 || (p.shared_in % 2 == 0 && p.shared_out % 2 == 0), "pairs of modes are aligned", s);
-    expect(p.shared_bytes <= 96 * 1024, "shared memory of multiply_modes", s);
+    expect(p.shared_bytes <= kMostSharedBytes, "shared memory of multiply_modes", s);
     if (plan.one_row) {
         expect(plan.bytes == 0, "no workspace in 1D", s);
         return;
