@@ -7,10 +7,11 @@
 //     S[i] = sum over j of sin(i j) (in[j] - in[-j])      in[j] or in[-j] is zero where it does not exist
 //     out[i] = C[i] + i S[i], out[-i] = C[i] - i S[i]     (from points to modes the table has -sin)
 //
-// a quarter of the products of the full sum. C and S are real matrix products on tensor cores: left the tables of cosines
-// and sines, right the columns. A warp takes 16 complex columns and copies their terms to shared memory in lines of 128
-// bytes. The tables are stored as the tensor cores want them (turbofno_ops/_cuda_tables.py):
-// [tile of 16 rows][step of 8 terms][cos, sin][high, low][lane][4]; a block's warps share them in shared memory.
+// a quarter of the products of the full sum. C and S are real matrix products on tensor cores: left the tables of
+// cosines and sines, right the columns. A warp takes 16 complex columns and copies their terms to shared memory in
+// lines of 128 bytes: with 8 lanes on 4 lines, look-ups in L2 were the limit. The tables are stored as the tensor cores
+// want them (turbofno_ops/_cuda_tables.py), [tile of 16 rows][step of 8 terms][cos, sin][high, low][lane][4]; the warps
+// of a block share them in shared memory.
 //
 // Two kernels. `sum_columns` streams any number of terms past the sums of 16 to 48 rows. `expand_columns` holds at most
 // 16 terms (30 modes on their way back to points), split once, and makes one tile of rows after the other.
@@ -53,8 +54,8 @@ __device__ bool has_negative(int i, int size) { return i >= 1 && i <= size / 2; 
 
 // EVEN, here and below: an even number of modes_w, so two neighbouring columns are 16 aligned bytes.
 //
-// A step's terms in shared memory: in[j] and in[-j] of j = 0 .. 3, then of 4 .. 7, each of these [j % 4][columns / 2], the
-// pairs of columns rearranged so that neither the copies nor the reads of a warp meet a bank twice.
+// A step's terms in shared memory: in[j] and in[-j] of j = 0 .. 3, then of 4 .. 7, each of these [j % 4][columns / 2],
+// the pairs of columns rearranged so that neither the copies nor the reads of a warp meet a bank twice.
 using Step = float4[2][2][32];
 
 __device__ int slot(int j, int pair) { return j * 8 + (pair ^ (2 * j)); }
@@ -140,7 +141,7 @@ __device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *tab
     const uint32_t high[4] = {h.x, h.y, h.z, h.w}, low[4] = {l.x, l.y, l.z, l.w};
     float part[4][4] = {};
 #pragma unroll
-    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, and independent ones side by side
+    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, independent ones side by side
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
             multiply_add(part[f], product == 0 ? low : high, product == 1 ? right.low[f] : right.high[f]);
@@ -229,7 +230,6 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
         commit_copies();
     };
     wait_for_previous();
-    let_next_start();
 
 #pragma unroll
     for (int n = 0; n < kStages - 1; ++n) copy_step(n);
@@ -248,6 +248,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
             add_product<SPLIT>(sine[i], &tables[stage][i][lane + 64], odd);
         }
     }
+    let_next_start();
     const Target<EVEN, WIDE_READS> target(a, column0);
 #pragma unroll
     for (int i = 0; i < TILES; ++i) target.put_tile(a.to, tile0 + i, cosine[i], sine[i]);
@@ -275,7 +276,6 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) expand_
     const Source<EVEN> source(a, column0);
     const Target<EVEN, false> target(a, column0);
     wait_for_previous();
-    let_next_start();
 
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) source.copy_step(stages[warp][i], a.from, i);
@@ -300,6 +300,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) expand_
         }
         target.put_tile(a.to, group + n * a.groups, cosine, sine);
     }
+    let_next_start();
 }
 
 using Kernel = void (*)(Columns);

@@ -3,6 +3,7 @@
 // kernel does.
 #pragma once
 
+#include "../plan/mix_plan.h"
 #include "launch.h"
 
 namespace turbofno {
@@ -13,7 +14,8 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// From here on the next kernel may take the multiprocessors that this one leaves free.
+// Once all blocks have come here the next kernel's may start. Not before the end is near: they would crowd on the few
+// multiprocessors that this kernel leaves free.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -31,7 +33,8 @@ template <typename Arguments>
 turbofno_status launch_dependent(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
                                  cudaStream_t stream, const Arguments &arguments) {
     if (shared_bytes > 48 * 1024) { // more than a kernel gets without asking
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+        // always the same number: another thread may be about to launch this kernel with more
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
     }
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;

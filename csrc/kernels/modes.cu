@@ -1,14 +1,14 @@
 // One complex product of the channels a mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
-// in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; 1D is one kx, and `in` and `out` are
-// the spectra themselves. A block takes one kx, 1 to 4 neighbouring ky (so that what it reads and writes lies together in
-// memory), 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
+// in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; 1D is one kx, and `in` and `out`
+// are the spectra themselves. A block takes one kx, 1 to 4 neighbouring ky (so that what it reads and writes lies
+// together in memory), 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
 //
 // On tensor cores: left the weights, 16 output channels by 4 complex input channels, the terms being their real parts
-// and then their imaginary parts; right the input twice, (re, -im) for the real part of the product and (im, re) for
-// its imaginary part, 4 channels by 8 batch elements. A row of the tensor cores may be any output channel: row g is
-// channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights as 16 bytes.
-// Weights are read once for all of the block's batch elements.
+// and then their imaginary parts; right the input, 4 channels by 8 batch elements. The real part of the product is
+// (re, -im) of the weights times (re, im) of the input, its imaginary part (re, im) times (im, re). A row of the tensor
+// cores may be any output channel: row g is channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights
+// as 16 bytes. Weights are read once for all of the block's batch elements.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "spectral_mix.h"
@@ -45,35 +45,34 @@ __device__ __forceinline__ void copy_weights(float4 *to, const Product &a, const
 template <int BATCH, bool SPLIT>
 __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, const float2 *z, int pitch) {
     const float left[4] = {w.x, w.z, w.y, w.w};
-    uint32_t left_high[4], left_low[4];
+    uint32_t left_high[2][4], left_low[2][4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
         const Tf32 value = to_tf32<SPLIT>(left[e]);
-        left_high[e] = value.high;
-        left_low[e] = value.low;
+        left_high[1][e] = value.high;
+        left_low[1][e] = value.low;
+        left_high[0][e] = e < 2 ? value.high : negative(value.high);
+        left_low[0][e] = e < 2 ? value.low : negative(value.low);
     }
     uint32_t high[BATCH][2][2], low[BATCH][2][2];
 #pragma unroll
     for (int n = 0; n < BATCH; ++n) {
         const float2 v = z[n * 8 * pitch];
         const Tf32 re = to_tf32<SPLIT>(v.x), im = to_tf32<SPLIT>(v.y);
-        high[n][0][0] = re.high;
-        high[n][0][1] = negative(im.high);
-        high[n][1][0] = im.high;
-        high[n][1][1] = re.high;
-        low[n][0][0] = re.low;
-        low[n][0][1] = negative(im.low);
-        low[n][1][0] = im.low;
-        low[n][1][1] = re.low;
+        high[n][0][0] = high[n][1][1] = re.high;
+        high[n][0][1] = high[n][1][0] = im.high;
+        low[n][0][0] = low[n][1][1] = re.low;
+        low[n][0][1] = low[n][1][0] = im.low;
     }
     float part[BATCH][2][4] = {};
 #pragma unroll
-    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, and independent ones side by side
+    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, independent ones side by side
 #pragma unroll
         for (int n = 0; n < BATCH; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                multiply_add(part[n][i], product == 0 ? left_low : left_high, product == 1 ? low[n][i] : high[n][i]);
+                multiply_add(part[n][i], product == 0 ? left_low[i] : left_high[i],
+                             product == 1 ? low[n][i] : high[n][i]);
             }
         }
     }
@@ -87,48 +86,50 @@ __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, co
     }
 }
 
+// Lanes of one warp walk over channels, AT_ONCE modes each: what a lane reads and writes in every `step` channels.
+template <int MODES, int AT_ONCE> struct Walk {
+    static constexpr int kPieces = MODES / AT_ONCE, kStep = 32 / kPieces;
+    const int channel = threadIdx.x % 32 / kPieces, mode = threadIdx.x % kPieces * AT_ONCE;
+};
+
 // A batch element's `channels` channels of MODES modes each, of which `modes` exist, to shared memory; zeros from
-// channel `count` on. Lanes of one warp.
-template <int MODES> __device__ void copy_in(float2 *to, const float2 *from, int channels, int count, int modes, int stride) {
-    if (MODES > 1 && stride % 2 == 0) { // two modes are 16 aligned bytes
-        constexpr int PAIRS = MODES > 1 ? MODES / 2 : 1;
-        for (int e = threadIdx.x % 32; e < channels * PAIRS; e += 32) {
-            const int c = e / PAIRS, dy = e % PAIRS * 2;
-            const bool inside = c < count && dy < modes;
-            copy_async<16>(to + 2 * e, inside ? from + c * stride + dy : from, inside);
-        }
-    } else {
-        for (int e = threadIdx.x % 32; e < channels * MODES; e += 32) {
-            const int c = e / MODES, dy = e % MODES;
-            const bool inside = c < count && dy < modes;
-            copy_async<8>(to + e, inside ? from + c * stride + dy : from, inside);
-        }
+// channel `count` on.
+template <int MODES, int AT_ONCE>
+__device__ void copy_in(float2 *to, const float2 *from, int channels, int count, int modes, int stride) {
+    const Walk<MODES, AT_ONCE> walk;
+    if (walk.mode >= modes) count = 0;
+    to += walk.channel * MODES + walk.mode;
+    const float2 *at = from + walk.channel * stride + walk.mode;
+#pragma unroll 2
+    for (int c = walk.channel; c < channels; c += walk.kStep) {
+        copy_async<8 * AT_ONCE>(to, c < count ? at : from, c < count);
+        to += walk.kStep * MODES;
+        at += walk.kStep * stride;
     }
 }
 
-template <int MODES> __device__ void copy_out(float2 *to, const float2 *from, int channels, int modes, int stride) {
-    if (MODES > 1 && stride % 2 == 0) {
-        constexpr int PAIRS = MODES > 1 ? MODES / 2 : 1;
+template <int MODES, int AT_ONCE>
+__device__ void copy_out(float2 *to, const float2 *from, int channels, int modes, int stride) {
+    using Piece = std::conditional_t<AT_ONCE == 2, float4, float2>;
+    const Walk<MODES, AT_ONCE> walk;
+    if (walk.mode >= modes) return;
+    from += walk.channel * MODES + walk.mode;
+    to += walk.channel * stride + walk.mode;
 #pragma unroll 2
-        for (int e = threadIdx.x % 32; e < channels * PAIRS; e += 32) {
-            const int c = e / PAIRS, dy = e % PAIRS * 2;
-            if (dy < modes) {
-                *reinterpret_cast<float4 *>(to + c * stride + dy) = *reinterpret_cast<const float4 *>(from + 2 * e);
-            }
-        }
-    } else {
-#pragma unroll 2
-        for (int e = threadIdx.x % 32; e < channels * MODES; e += 32) {
-            const int c = e / MODES, dy = e % MODES;
-            if (dy < modes) to[c * stride + dy] = from[e];
-        }
+    for (int c = walk.channel; c < channels; c += walk.kStep) {
+        *reinterpret_cast<Piece *>(to) = *reinterpret_cast<const Piece *>(from);
+        from += walk.kStep * MODES;
+        to += walk.kStep * stride;
     }
 }
 
 template <int BATCH, int MODES, bool SPLIT, bool EVEN>
-__global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2) multiply_modes_kernel(const Product a) {
-    extern __shared__ __align__(16) float4 weights[]; // [step][thread]
-    float2 *const shared = reinterpret_cast<float2 *>(weights + kWeightStages * blockDim.x); // [b][c][ky], [b][o][ky]
+__global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
+    multiply_modes_kernel(const Product a) {
+    constexpr int kPair = MODES > 1 ? 2 : 1;
+    extern __shared__ __align__(16) float4 weights[]; // [stage][warp][2 steps][32]
+    // [b][c][ky] in, then [b][o][ky] out
+    float2 *const shared = reinterpret_cast<float2 *>(weights + kWeightStages * 2 * blockDim.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int g = lane / 4, t = lane % 4;
     unsigned block = blockIdx.x;
@@ -142,24 +143,30 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
 
     const int y = min(warp % MODES, modes - 1);
     const float2 *weight = a.weight + (int64_t(kx) * a.modes_w + y0 + y) * a.c_in * a.c_out;
-    // A warp copies the weights of a step in lines of 128 bytes and reads them in the tensor cores' order, rearranged in
-    // between so that neither meets a bank twice.
+    // A warp copies the weights of 4 channels in lines of 128 bytes and reads them in the tensor cores' order,
+    // rearranged in between so that neither meets a bank twice.
     const int c_copied = lane / 8, o_copied = o0 + warp / MODES * 16 + lane % 8 * 2;
-    float4 *const stages = weights + warp * 32;
+    float4 *const stages = weights + warp * 64;
     const int written = c_copied * 8 + (lane % 8 ^ 2 * c_copied), read = t * 8 + (g ^ 2 * t);
+    const auto copy_stage = [&](int n, int c) {
+        float4 *to = stages + n * 2 * blockDim.x + written;
+        copy_weights<EVEN>(to, a, weight, c + c_copied, o_copied);
+        copy_weights<EVEN>(to + 32, a, weight, c + 4 + c_copied, o_copied);
+        commit_copies();
+    };
     if (a.first) wait_for_previous(); // else the transform before this kernel has already waited for the weights
 #pragma unroll
-    for (int n = 0; n < kWeightStages - 1; ++n) {
-        copy_weights<EVEN>(stages + n * blockDim.x + written, a, weight, n * 4 + c_copied, o_copied);
-        commit_copies();
-    }
+    for (int n = 0; n < kWeightStages - 1; ++n) copy_stage(n, 8 * n);
     if (!a.first) wait_for_previous();
-    let_next_start();
 
     const int padded = (a.c_in + 7) / 8 * 8;
     for (int b = warp; b < batch; b += warps) {
         const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.modes_w + y0;
-        copy_in<MODES>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.modes_w);
+        if (MODES > 1 && a.modes_w % 2 == 0) { // two modes are 16 aligned bytes
+            copy_in<MODES, kPair>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.modes_w);
+        } else {
+            copy_in<MODES, 1>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.modes_w);
+        }
     }
     commit_copies();
     wait_copies<0>();
@@ -167,19 +174,20 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
 
     const float2 *z = shared + g * a.shared_in + t * MODES + y;
     float sum[BATCH][2][4] = {};
-    for (int c0 = 0; c0 < padded; c0 += 4 * kWeightStages) {
+    for (int c0 = 0; c0 < padded; c0 += 8 * kWeightStages) {
 #pragma unroll
         for (int n = 0; n < kWeightStages; ++n) {
-            const int c = c0 + 4 * n;
+            const int c = c0 + 8 * n;
             if (c >= padded) break;
             wait_copies<kWeightStages - 2>();
             __syncwarp(); // the weights are there, and all have read those that are overwritten next
-            copy_weights<EVEN>(stages + (n + kWeightStages - 1) % kWeightStages * blockDim.x + written, a, weight,
-                               c + 4 * (kWeightStages - 1) + c_copied, o_copied);
-            commit_copies();
-            multiply<BATCH, SPLIT>(sum, stages[n * blockDim.x + read], z + c * MODES, a.shared_in);
+            copy_stage((n + kWeightStages - 1) % kWeightStages, c + 8 * (kWeightStages - 1));
+            const float4 *stage = stages + n * 2 * blockDim.x + read;
+            multiply<BATCH, SPLIT>(sum, stage[0], z + c * MODES, a.shared_in);
+            multiply<BATCH, SPLIT>(sum, stage[32], z + (c + 4) * MODES, a.shared_in);
         }
     }
+    let_next_start();
 
     __syncthreads();
     float2 *tile = shared + warp / MODES * 16 * MODES + warp % MODES;
@@ -195,7 +203,11 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
     const int channels = min(a.channel_tiles * 16, a.c_out - o0);
     for (int b = warp; b < batch; b += warps) {
         float2 *out = a.out + kx * a.out_pitch + ((b0 + b) * a.c_out + o0) * a.modes_w + y0;
-        copy_out<MODES>(out, shared + b * a.shared_out, channels, modes, a.modes_w);
+        if (MODES > 1 && a.modes_w % 2 == 0) {
+            copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.modes_w);
+        } else {
+            copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.modes_w);
+        }
     }
 }
 
@@ -237,8 +249,9 @@ turbofno_status multiply_modes(const turbofno_mix &mix, const MixPlan &plan, cud
     a.shared_out = p.shared_out;
     a.first = plan.one_row;
     const bool even = mix.c_out % 2 == 0;
-    const auto kernel = mix.precision == TURBOFNO_FP32 ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
-                                                       : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
+    const auto kernel = mix.precision == TURBOFNO_FP32
+                            ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
+                            : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
     return launch_dependent(kernel, p.blocks, p.threads, size_t(p.shared_bytes), stream, a);
 }
 

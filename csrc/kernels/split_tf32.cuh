@@ -2,7 +2,7 @@
 //
 // Split: value = high + low with |low| <= 2^-11 |value|, and three products, low.high + high.low + high.high; what is
 // left out is about 2^-22. Tensor cores add with truncation, a bias that grows with the number of terms: start from
-// zero every 16 terms and add these sums in float32.
+// zero at every product and add these in float32.
 //
 // mma.m16n8k8 takes its operands as follows, g = lane / 4, t = lane % 4:
 //     left   (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)       of 16 rows, 8 terms

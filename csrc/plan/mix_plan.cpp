@@ -9,7 +9,6 @@ constexpr int kMostChannels = 256;
 constexpr int kMostModes = 128;
 constexpr int kMostPoints = 16384;
 constexpr int64_t kMostBatch = 65536;
-constexpr int kSharedBytes = 96 * 1024; // what every device since sm_80 gives a block that asks
 constexpr int kMostWarpTiles = 3;
 
 template <typename T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
@@ -22,11 +21,11 @@ ColumnsPlan plan_columns(int64_t columns, int from, int to, int multiprocessors)
     p.tiles = ceil_div(to / 2 + 1, 16);
     p.steps = ceil_div(from / 2 + 1, 8);
     const int64_t column_groups = ceil_div(columns, int64_t(kWarpColumns));
-    const int64_t wanted = 8 * int64_t(multiprocessors); // warps
     if (p.steps <= kHeldSteps) {
-        p.groups = int(std::min<int64_t>(p.tiles, ceil_div(wanted, column_groups)));
+        p.groups = int(std::min<int64_t>(p.tiles, ceil_div(8 * int64_t(multiprocessors), column_groups)));
     } else {
         p.warp_tiles = even_piece(p.tiles, kMostWarpTiles);
+        const int64_t wanted = 24 * int64_t(multiprocessors); // warps
         while (p.warp_tiles > 1 && column_groups * ceil_div(p.tiles, p.warp_tiles) < wanted) --p.warp_tiles;
         p.groups = ceil_div(p.tiles, p.warp_tiles);
     }
@@ -56,24 +55,20 @@ ModesPlan modes_plan(const turbofno_mix &mix, int batch_fragments, int modes, in
     p.threads = 32 * modes * channel_tiles;
     p.shared_in = shared_pitch(ceil_div(mix.c_in, 8) * 8, modes);
     p.shared_out = shared_pitch(16 * channel_tiles, modes);
-    p.shared_bytes = 16 * kWeightStages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
+    p.shared_bytes = 32 * kWeightStages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
     return p;
 }
 
 ModesPlan plan_modes(const turbofno_mix &mix) {
-    int batch_fragments = mix.batch <= 8 ? 1 : mix.batch <= 16 ? 2 : 4;
-    int modes = mix.modes_w >= 3 ? 4 : mix.modes_w;
-    int channel_tiles = even_piece(ceil_div(mix.c_out, 16), kMostModeWarps / modes);
-    ModesPlan p = modes_plan(mix, batch_fragments, modes, channel_tiles);
-    const auto fewer = [&](int &of) {
-        of = ceil_div(of, 2);
+    const int modes = mix.modes_w >= 3 ? 4 : mix.modes_w;
+    const int channel_tiles = even_piece(ceil_div(mix.c_out, 16), kMostModeWarps / modes);
+    ModesPlan p{};
+    for (int batch_fragments : {4, 2, 1}) {
         p = modes_plan(mix, batch_fragments, modes, channel_tiles);
-    };
-    while (p.shared_bytes > kSharedBytes) fewer(batch_fragments);
-    const auto few = [&] { return p.blocks < mix.multiprocessors; };
-    if (batch_fragments > 1 && few()) fewer(batch_fragments);
-    if (modes > 1 && few()) fewer(modes);
-    if (channel_tiles > 1 && few()) fewer(channel_tiles);
+        const bool busy = batch_fragments < 4 || p.blocks >= 4 * int64_t(mix.multiprocessors);
+        const bool full = mix.batch > 4 * batch_fragments; // more than half of the batch tile is there
+        if (full && busy && p.shared_bytes <= kMostSharedBytes) break;
+    }
     return p;
 }
 

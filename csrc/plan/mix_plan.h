@@ -35,11 +35,12 @@ struct MixPlan {
     size_t coefficients, products, bytes; // offsets in the workspace, its size
 };
 
+constexpr int kMostSharedBytes = 96 * 1024; // what every device since sm_80 gives a block that asks
 constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
 constexpr int kHeldSteps = 2; // at most, of a warp that holds its terms
 constexpr int kMostModeWarps = 8; // of a block
-constexpr int kWeightStages = 4; // steps of 4 input channels whose weights are in shared memory
+constexpr int kWeightStages = 3; // of 8 input channels each, whose weights are in shared memory
 
 MixPlan plan_mix(const turbofno_mix &mix);
 
