@@ -283,7 +283,7 @@ __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads
     return scale.back;
 }
 
-template <bool WHOLE, typename Field>
+template <typename Field>
 __device__ __forceinline__ void store_chunk(const Values &values, const Arguments &a, const Team &team,
                                             const Place &at) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -297,8 +297,41 @@ __device__ __forceinline__ void store_chunk(const Values &values, const Argument
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             const float4 quad{from[2 * i][e], from[2 * i][e + 1], from[2 * i + 1][e], from[2 * i + 1][e + 1]};
-            store_quad<WHOLE>(y + 16 * i, quad, there - 16 * i);
+            if (there > 16 * i) store_quad(y + 16 * i, quad);
         }
+    }
+}
+
+// The same for rows that do not start at whole words: through the warp's share of the group's tile, so that a warp
+// writes neighbouring points of one row. The group has read its tile.
+template <typename Field>
+__device__ __forceinline__ void store_odd_chunk(const Values &values, const Arguments &a, const Team &team,
+                                                const Place &at) {
+    constexpr int kPitch = kChunk + 8; // 16 rows of floats have as much room as 32 of halves in the tile
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float *buffer = reinterpret_cast<float *>(team.tile) + team.member * 16 * kPitch;
+    const int point = at.chunk * kChunk + lane, channels = a.c_out - team.first_channel;
+    Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, team.first_channel, a.h) * a.w + point;
+    const int64_t stride = int64_t(a.h) * a.w;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            float *to = buffer + (g + 4 * e) * kPitch + 4 * t;
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                const float *low = values[m][2 * i] + e, *high = values[m][2 * i + 1] + e;
+                *reinterpret_cast<float4 *>(to + 16 * i) = {low[0], low[1], high[0], high[1]};
+            }
+        }
+        __syncwarp();
+        const int rows = min(16, channels - 16 * m);
+#pragma unroll 4
+        for (int row = 0; row < rows; ++row, y += stride) {
+            if (point < a.w) y[0] = Field(buffer[row * kPitch + lane]);
+            if (point + 32 < a.w) y[32] = Field(buffer[row * kPitch + lane + 32]);
+        }
+        __syncwarp();
     }
 }
 
@@ -381,26 +414,6 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     team.skip = shared + team.member * kTiles * skip_steps * kLeftWords<P>;
     float *skip_scales = reinterpret_cast<float *>(shared + plan.skip_scales);
 
-    if (a.c_in > 0) {
-        for (int m = team.group; m < kTiles; m += plan.groups) {
-            const int channel = team.first_channel + 16 * m;
-            float back[2];
-            LeftStage<P, false> stage(a.skip + int64_t(channel) * a.c_in, a.c_in, a.c_out - channel, a.c_in);
-            stage.store(shared + (team.member * kTiles + m) * skip_steps * kLeftWords<P>, back, a.c_in);
-            float *scales = skip_scales + kRows * team.member + 16 * m;
-            scales[g] = back[0];
-            scales[g + 8] = back[1];
-        }
-        __syncthreads();
-    }
-    Rows skip_back, bias;
-#pragma unroll
-    for (int part = 0; part < 2 * kTiles; ++part) {
-        const int o = team.first_channel + g + 8 * part;
-        bias[part / 2][part % 2] = a.bias != nullptr && o < a.c_out ? a.bias[o] : 0.0f;
-        skip_back[part / 2][part % 2] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * part] : 0.0f;
-    }
-
     const int units = ceil_div(a.rows, plan.groups) * plan.splits;
     int unit = blockIdx.x;
     typename Quad<Field>::type quads[kQuads];
@@ -414,12 +427,29 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
     int slot = 0;
     if (streams) {
         fetch_tables<P>(slots, a, at.chunk);
-        commit_copies();
     } else if (SHARED) {
         for (int chunk = 0; chunk < chunks; ++chunk) fetch_tables<P>(slots + chunk * slot_words, a, chunk);
-        commit_copies();
-        wait_copies<0>();
-        __syncthreads();
+    }
+    commit_copies();
+    if (a.c_in > 0) {
+        for (int m = team.group; m < kTiles; m += plan.groups) {
+            const int channel = team.first_channel + 16 * m;
+            float back[2];
+            LeftStage<P, false> stage(a.skip + int64_t(channel) * a.c_in, a.c_in, a.c_out - channel, a.c_in);
+            stage.store(shared + (team.member * kTiles + m) * skip_steps * kLeftWords<P>, back, a.c_in);
+            float *scales = skip_scales + kRows * team.member + 16 * m;
+            scales[g] = back[0];
+            scales[g + 8] = back[1];
+        }
+    }
+    if (!streams) wait_copies<0>();
+    __syncthreads();
+    Rows skip_back, bias;
+#pragma unroll
+    for (int part = 0; part < 2 * kTiles; ++part) {
+        const int o = team.first_channel + g + 8 * part;
+        bias[part / 2][part % 2] = a.bias != nullptr && o < a.c_out ? a.bias[o] : 0.0f;
+        skip_back[part / 2][part % 2] = a.c_in > 0 ? skip_scales[kRows * team.member + g + 8 * part] : 0.0f;
     }
 
     const unsigned tile_address = static_cast<unsigned>(__cvta_generic_to_shared(team.tile)) +
@@ -493,7 +523,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a
                 team.wait();
                 continue;
             }
-            store_chunk<WHOLE, Field>(values, a, team, at);
+            if constexpr (WHOLE) {
+                store_chunk<Field>(values, a, team, at);
+            } else {
+                team.wait();
+                store_odd_chunk<Field>(values, a, team, at);
+            }
             if (a.next_columns > 0) {
                 Left left[kTiles][kPairs];
                 Rows scale;

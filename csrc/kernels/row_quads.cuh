@@ -40,27 +40,11 @@ template <bool WHOLE> __device__ __forceinline__ uint2 load_quad(const __nv_bflo
     return {at(0) | at(1) << 16, at(2) | at(3) << 16};
 }
 
-template <bool WHOLE> __device__ __forceinline__ void store_quad(float *to, float4 v, int left) {
-    if constexpr (WHOLE) {
-        if (left > 0) *reinterpret_cast<float4 *>(to) = v;
-    } else {
-        if (left > 0) to[0] = v.x;
-        if (left > 1) to[1] = v.y;
-        if (left > 2) to[2] = v.z;
-        if (left > 3) to[3] = v.w;
-    }
-}
+__device__ __forceinline__ void store_quad(float *to, float4 v) { *reinterpret_cast<float4 *>(to) = v; }
 
-template <bool WHOLE> __device__ __forceinline__ void store_quad(__nv_bfloat16 *to, float4 v, int left) {
+__device__ __forceinline__ void store_quad(__nv_bfloat16 *to, float4 v) {
     __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
-    if constexpr (WHOLE) {
-        if (left > 0) *reinterpret_cast<uint2 *>(to) = *reinterpret_cast<uint2 *>(pair);
-    } else {
-        if (left > 0) to[0] = pair[0].x;
-        if (left > 1) to[1] = pair[0].y;
-        if (left > 2) to[2] = pair[1].x;
-        if (left > 3) to[3] = pair[1].y;
-    }
+    *reinterpret_cast<uint2 *>(to) = *reinterpret_cast<uint2 *>(pair);
 }
 
 } // namespace turbofno

@@ -38,7 +38,8 @@ void split_row(int64_t units, int64_t workers, int points, int &splits, int &spl
 void lay_out(const turbofno_rows &r, RowsPlan &p) {
     const int planes = r.precision == TURBOFNO_FP32 ? 2 : 1;
     const int tiles = p.warps * kTiles;
-    p.slab = kRows * std::min(p.warps, ceil_div(r.c_in, kRows));
+    // rows of points that do not fill whole words are stored through the tile
+    p.slab = kRows * (r.w % 4 == 0 ? std::min(p.warps, ceil_div(r.c_in, kRows)) : p.warps);
     p.skip_scales = tiles * steps(r.c_in) * planes * kLaneWords;
     p.tables = p.skip_scales + kRows * p.warps / 4;
     const int table_words = (steps(2 * r.modes) + steps(2 * r.next_modes)) * (kChunk / 16) * kLaneWords;
@@ -65,7 +66,7 @@ int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes) {
             best = p.groups;
         }
         // rather than leave multiprocessors without a block
-        if (rows * p.channel_tiles <= p.groups * int64_t(r.multiprocessors)) break;
+        if (rows * p.channel_tiles * ceil_div(r.w, kChunk) <= p.groups * int64_t(r.multiprocessors)) break;
     }
     p.groups = best;
     lay_out(r, p);
@@ -98,7 +99,7 @@ RowsPlan plan(const turbofno_rows &r, int shared_bytes) {
     RowsPlan p{};
     p.channel_tiles = ceil_div(r.c_out, kRows * kGroupWarps);
     p.warps = ceil_div(r.c_out, kRows * p.channel_tiles);
-    while (fill(r, p, kRowsSharedBytes) < kWarps / 2 && p.warps > 1) --p.warps;
+    while (2 * fill(r, p, kRowsSharedBytes) < kWarps && p.warps > 1) --p.warps;
     p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
     fill(r, p, shared_bytes);
     const int64_t rows = r.batch * r.h;
