@@ -114,7 +114,7 @@ class Archive:
         return members
 
     def _open_tar(self) -> list[_Member]:
-        archive = tarfile.open(fileobj=self._file, mode="r:")
+        archive = tarfile.TarFile(fileobj=self._file)
         infos: dict[str, tarfile.TarInfo] = {}
         members = []
         for info in archive:

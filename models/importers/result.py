@@ -61,6 +61,21 @@ class Options:
         except ValueError:
             raise ImportRefused(f"{name} must be whole numbers like 9,9, not {value!r}") from None
 
+    def pairs(self, name: str, count: int) -> tuple[tuple[float, float], ...] | None:
+        """The ranges `low:high,low:high` given for `name`, one or `count` of them, or None."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            ranges = [(float(low), float(high)) for low, high in
+                      (part.split(":") for part in value.split(","))]  # fmt: skip
+        except ValueError:
+            raise ImportRefused(f"{name} must be ranges like 0:1,-1:1, not {value!r}") from None
+        ranges *= count if len(ranges) == 1 else 1
+        if len(ranges) != count:
+            raise ImportRefused(f"{name} has {len(ranges)} ranges, expected {count}")
+        return tuple(ranges)
+
     def finish(self, format_name: str) -> None:
         """Refuse settings that nothing has asked for."""
         unknown = sorted(set(self.given) - set(self._known))
