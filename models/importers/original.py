@@ -34,6 +34,7 @@ from models.importers.result import Imported, Options
 
 Norm = Literal["none", "batch", "instance"]
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
+Layout = Literal["in-out", "out-in"]
 Script = Literal["fourier_1d", "fourier_2d", "fourier_2d_time", "fourier_3d", "pdebench"]
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "fno.")
@@ -107,7 +108,8 @@ def import_original(
     if padding is not None and any(usual.padding):
         usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
     recipe = _overridden(usual, found, options)
-    layout = options.choice("weight_layout", ("in-out", "out-in"), "in-out")
+    layouts: tuple[Layout, ...] = ("in-out", "out-in")
+    layout = options.choice("weight_layout", layouts, "in-out")
     name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
         "PDEBench FNO"
     )  # fmt: skip
@@ -136,7 +138,9 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
         generation, prefix, lifting = "C", "", "p"
     first, lift = f"{prefix}conv0.weights1", f"{prefix}{lifting}.weight"
     if first not in tensors or lift not in tensors:
-        raise ImportRefused(f"not a checkpoint of the original scripts: it has no {first} or {lift}")
+        raise ImportRefused(
+            f"not a checkpoint of the original scripts: it has no {first} or {lift}"
+        )
     n_dim = as_complex(tensors[first]).ndim - 2
     if not 1 <= n_dim <= 3:
         raise ImportRefused(f"{first} has {n_dim} axes of modes; 1 to 3 are supported")
@@ -214,7 +218,7 @@ class _Reader:
     source: Tensors
     found: _Found
     recipe: Recipe
-    layout: Literal["in-out", "out-in"]
+    layout: Layout
 
     def state(self, coordinates: tuple[tuple[float, float], ...] | None) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -329,7 +333,7 @@ def _assumptions(
     found: _Found,
     script: Script,
     recipe: Recipe,
-    layout: str,
+    layout: Layout,
     coordinates: tuple[tuple[float, float], ...] | None,
     dropped: list[str],
 ) -> tuple[str, ...]:
@@ -357,5 +361,7 @@ def _assumptions(
             "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
         )
     if dropped:
-        said.append(f"left out {dropped[0]} and its like: the script never uses them (norm=batch does)")
+        said.append(
+            f"left out {dropped[0]} and its like: the script never uses them (norm=batch does)"
+        )
     return tuple(said)
