@@ -74,7 +74,9 @@ def import_the_well(
 
 def _untrained(tensors: Mapping[str, Tensor]) -> bool:
     """Whether the dense spectral weights still have the spread that they are initialised with."""
-    weights = [t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")]
+    weights = [
+        t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")
+    ]
     if not weights:
         return False
     sample = torch.cat([weight.flatten().double() for weight in weights])
