@@ -38,7 +38,6 @@ DEFAULTS: dict[str, Any] = {
     "fno_block_precision": "full",
     "stabilizer": None,
     "n_modes": None,
-    "max_n_modes": None,
     "preactivation": False,
     "conv_module": "SpectralConv",
     "conv_bias_kernel": 1,
@@ -59,12 +58,12 @@ _TOLD_BY_THE_TENSORS = {
     "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
     "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization",
     "fft_norm", "enforce_hermitian_symmetry", "ada_in_features", "n_modes_height", "n_modes_width",
-    "n_modes_depth", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
+    "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
 }  # fmt: skip
 
 # The tensors show it, or a network that differs here is refused.
 _OF_NO_CONSEQUENCE = {
-    "n_modes", "max_n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
+    "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
     "norm_groups", "fno_block_precision", "separable",
 }  # fmt: skip
 
@@ -107,6 +106,12 @@ def read_settings(
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
     positional = _POSITIONAL_0_3 if settings.release == "0.3.0" else _POSITIONAL
+    # FNO1d to FNO3d of the earlier releases
+    by_axis = [
+        raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
+    ]
+    if by_axis:
+        raw["n_modes"] = tuple(by_axis)
     raw.update(zip(positional, raw.get("args") or (), strict=False))
     known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)

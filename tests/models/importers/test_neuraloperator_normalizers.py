@@ -11,7 +11,7 @@ from neuralop.data.transforms.data_processors import DefaultDataProcessor
 from neuralop.data.transforms.normalizers import UnitGaussianNormalizer
 from neuralop.models import FNO as TheirFNO
 
-from models.checkpoint import load_model, save_model
+from models.checkpoint import CheckpointError, load_model, save_model
 from models.config import Channel, GridSpec, ModelConfig
 from models.fno import FNO
 from models.importers.neuraloperator import import_neuraloperator
@@ -92,6 +92,11 @@ def test_fields_survive_the_native_checkpoint(tmp_path: Path) -> None:
     x = 7 * torch.randn(2, 2, *GRID)
     loaded = load_model(tmp_path / "native").module
     assert relative_l2(loaded(x), answer(theirs, processor, x)) < 1e-5
+
+    module.get_buffer("output_std")[0, 3, 4] = 0
+    save_model(tmp_path / "native", config, module)
+    with pytest.raises(CheckpointError, match="output_std must be positive"):
+        load_model(tmp_path / "native")
 
 
 @pytest.mark.parametrize(
