@@ -95,7 +95,11 @@ def import_physicsnemo(
         raise ImportRefused(f"an FNO in {args.dimension} dimensions; 1 to 3 are supported")
     version = metadata.get("physicsnemo_version") or metadata.get("modulus_version")
     overlap = _overlap(version, options)
-    name = f"PhysicsNeMo {version} FNO" if "physicsnemo_version" in metadata else f"Modulus {version} FNO"
+    name = (
+        f"PhysicsNeMo {version} FNO"
+        if "physicsnemo_version" in metadata
+        else f"Modulus {version} FNO"
+    )
     options.finish(name)
     source = Tensors(tensors)
     source.drop(lambda key: key.rpartition(".")[2] == "device_buffer")
@@ -126,7 +130,9 @@ def _overlap(version: Any, options: Options) -> Literal["corners_overwrite", "co
             "--set corners=overwrite (before 2.0) or --set corners=add (since 2.0)"
         )
     usual = choices[major.isdecimal() and int(major) >= 2]
-    return "corners_add" if options.choice("corners", choices, usual) == "add" else "corners_overwrite"
+    return (
+        "corners_add" if options.choice("corners", choices, usual) == "add" else "corners_overwrite"
+    )
 
 
 def _state(source: Tensors, args: _Arguments) -> dict[str, Tensor]:

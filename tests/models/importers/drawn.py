@@ -72,7 +72,9 @@ def _geometry(rng: random.Random, kwargs: dict[str, Any], release: str, n_dim: i
         kwargs["positional_embedding"] = rng.choice(("grid", "grid", None))
     padded = rng.random() < 0.4
     if padded:
-        kwargs["domain_padding"] = rng.choice((0.2, [rng.choice((0.0, 0.1, 0.3)) for _ in range(n_dim)]))
+        kwargs["domain_padding"] = rng.choice(
+            (0.2, [rng.choice((0.0, 0.1, 0.3)) for _ in range(n_dim)])
+        )
         if release != "2.0.0":
             kwargs["domain_padding_mode"] = rng.choice(("one-sided", "symmetric"))
     elif release != "0.3" and rng.random() < 0.4:
