@@ -137,5 +137,5 @@ def _busy_batch_norm(width: int) -> nn.BatchNorm1d:
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.2, 3)
     # the statistics are per channel whatever the number of axes
-    norm._check_input_dim = lambda x: None
+    norm._check_input_dim = lambda _: None
     return norm

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -114,12 +114,15 @@ def test_pickled_module_is_read_with_its_padding(
 ) -> None:
     model, size = drawn("B", 2, {"padding": (5, 5)})
     model.padding = 5
-    script = types.ModuleType("fourier_2d")
-    script.FNO2d = type("FNO2d", (Script,), {"__module__": "fourier_2d"})
-    monkeypatch.setitem(sys.modules, "fourier_2d", script)
-    monkeypatch.setattr(model, "__class__", script.FNO2d)
+    (tmp_path / "fourier_2d.py").write_text(
+        f"from {Script.__module__} import Script\n\nclass FNO2d(Script):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_2d").FNO2d)
     torch.save(model, tmp_path / "model.pt", _use_new_zipfile_serialization=not legacy)
+    del sys.modules["fourier_2d"]
     stub = read_torch_file(tmp_path / "model.pt")
+    assert "fourier_2d" not in sys.modules
     assert stub.cls.qualified == "fourier_2d.FNO2d"
     imported = import_original(module_state(stub), Options(), padding=stub.attributes["padding"])
     assert_parity(imported, model, size)
