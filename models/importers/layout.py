@@ -26,6 +26,20 @@ class Tensors:
         except KeyError:
             raise ImportRefused(f"there is no {key} in the checkpoint") from None
 
+    def take_below(self, prefix: str) -> dict[str, Tensor]:
+        """All tensors whose keys begin with `prefix`, which is cut off."""
+        keys = [key for key in self._tensors if key.startswith(prefix)]
+        return {key.removeprefix(prefix): self._tensors.pop(key) for key in keys}
+
+    def has_below(self, prefix: str) -> bool:
+        """Whether a key begins with `prefix`."""
+        return any(key.startswith(prefix) for key in self._tensors)
+
+    def count_below(self, prefix: str) -> int:
+        """The length of the module list `prefix`: how many different numbers follow it in the keys."""
+        rest = [key.removeprefix(prefix) for key in self._tensors if key.startswith(prefix)]
+        return len({head for head in (key.partition(".")[0] for key in rest) if head.isdecimal()})
+
     def drop(self, wanted: Callable[[str], bool]) -> list[str]:
         """Throw away every tensor whose key is `wanted`; returns their keys."""
         dropped = [key for key in self._tensors if wanted(key)]

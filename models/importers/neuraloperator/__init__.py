@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from models.importers.layout import Tensors
 from models.importers.neuraloperator.network import Network
 from models.importers.neuraloperator.settings import read_settings
-from models.importers.neuraloperator.tensors import Tensors
 from models.importers.result import Imported, Options
 
 _BLOCKS = "fno_blocks."
@@ -30,7 +30,7 @@ def import_neuraloperator(
         tensors: Its state dict, without the entry `_metadata`.
         metadata: The arguments it was built with, classes and functions as `Named` and `Stub`; None
             or empty if they are not known.
-        options: `release` (0.3, 1.0, 2.0.0, main) and any argument of FNO.__init__ that changes what it
+        options: `version` (0.3.0, 1.0, 2.0.0, main) and any argument of FNO.__init__ that changes what it
             computes, under its name in 2.0.0; they win over the file.
 
     Returns:
@@ -61,7 +61,7 @@ def read_exactly(
     if arch.odd_axes_rolled:
         assumptions.append(
             f"on axes of odd size, the last excepted, frequencies come back one lower, as in {settings.release} "
-            "(fftshift for ifftshift); release=main does not"
+            "(fftshift for ifftshift); version=main does not"
         )
     return Imported(name, arch, network.state, tuple(assumptions))
 

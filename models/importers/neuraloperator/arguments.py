@@ -102,7 +102,7 @@ def block_steps(
     mlp_skip: bool,
 ) -> tuple[tuple[BlockStep, ...], tuple[BlockStep, ...]]:
     """What a layer and the last layer do, in order (FNOBlocks.forward_with_.. of that release)."""
-    old = release == "0.3"
+    old = release == "0.3.0"
     steps: list[tuple[BlockStep, bool, bool]] = [
         # step, whether a layer has it, whether the last layer has it
         ("activation", preactivation, True),

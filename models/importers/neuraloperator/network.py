@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from models.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
+from models.importers.layout import Tensors
 from models.importers.neuraloperator.arguments import (
     activation_of,
     block_steps,
@@ -17,8 +18,12 @@ from models.importers.neuraloperator.arguments import (
 )
 from models.importers.neuraloperator.settings import Settings
 from models.importers.neuraloperator.spectral_weights import dense, ours
-from models.importers.neuraloperator.tensors import Tensors
 from models.importers.refusal import ImportRefused
+
+_PARTS = (
+    "lifting, projection, and in fno_blocks: convs, fno_skips, channel_mlp (mlp), channel_mlp_skips "
+    "(mlp_skips), norm"
+)
 
 _SKIPS: dict[Any, Skip] = {
     "linear": "linear",
@@ -35,7 +40,7 @@ class Network:
         self.state: dict[str, torch.Tensor] = {}
         self._tensors = tensors
         self._settings = settings
-        self._old = settings.release == "0.3"
+        self._old = settings.release == "0.3.0"
         self._mlp_name = "mlp" if self._old else "channel_mlp"
         _refuse_unsupported(tensors, settings)
         biases = self._spectral_biases()
@@ -69,7 +74,7 @@ class Network:
             mlp=mlp is not None,
             mlp_skip=mlp is not None and mlp.skip != "none",
         )
-        self._tensors.finish()
+        self._tensors.finish("neuraloperator", _PARTS)
         arch = FNOArchitecture(
             in_channels=lifting[0] - (self._n_dim if positional else 0),
             out_channels=projection[-1],
@@ -152,40 +157,27 @@ class Network:
 
     def _stored_weights(self) -> list[torch.Tensor]:
         where = "fno_blocks.convs."
-        if not self._old:
-            return [
-                dense(
-                    self._tensors.take_below(f"{where}{i}.weight."),
-                    f"{where}{i}.weight",
-                    real_pairs=False,
-                )
-                for i in range(self._n_layers)
-            ]
-        if self._tensors.has_below(f"{where}weight.0."):
-            return [
-                dense(
-                    self._tensors.take_below(f"{where}weight.{i}."),
-                    f"{where}weight.{i}",
-                    real_pairs=True,
-                )
-                for i in range(self._n_layers)
-            ]
-        return list(
-            dense(self._tensors.take_below(f"{where}weight."), f"{where}weight", real_pairs=True)
-        )
+        if self._old and not self._tensors.has_below(f"{where}weight.0."):
+            # joint_factorization: one tensor for all layers
+            return list(dense(self._tensors.take_below(f"{where}weight."), f"{where}weight"))
+        layers = [f"weight.{i}" if self._old else f"{i}.weight" for i in range(self._n_layers)]
+        return [
+            dense(self._tensors.take_below(f"{where}{layer}."), f"{where}{layer}")
+            for layer in layers
+        ]
 
     def _pointwise(self, theirs: str, here: str) -> tuple[int, ...]:
         """Puts a chain of 1x1 convolutions into the state; its channels from first to last."""
         widths: list[int] = []
         for j in range(self._tensors.count_below(f"{theirs}.fcs.")):
-            weight = self._tensors.take(f"{theirs}.fcs.{j}.weight").flatten(1)
+            weight, bias = self._tensors.take_linear(f"{theirs}.fcs.{j}")
             if widths and widths[-1] != weight.shape[1]:
                 raise ImportRefused(
                     f"{theirs}.fcs.{j} takes {weight.shape[1]} channels, not {widths[-1]}"
                 )
             widths = [*(widths or [weight.shape[1]]), weight.shape[0]]
             self.state[f"{here}.linears.{j}.weight"] = weight
-            self.state[f"{here}.linears.{j}.bias"] = self._tensors.take(f"{theirs}.fcs.{j}.bias")
+            self.state[f"{here}.linears.{j}.bias"] = bias
         if not widths:
             raise ImportRefused(f"the checkpoint has no {theirs}")
         return tuple(widths)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from models.importers.refusal import ImportRefused
 from models.importers.result import Options
 
-Release = Literal["0.3", "1.0", "2.0.0", "main"]
-RELEASES: tuple[Release, ...] = ("0.3", "1.0", "2.0.0", "main")
+Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
+RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")
 
 # Positional parameters of FNO.__init__, as far as somebody would pass them without a name.
 _POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "in_channels": None,
 }
 _DEFAULTS_OF: dict[Release, dict[str, Any]] = {
-    "0.3": {"positional_embedding": None, "domain_padding_mode": "one-sided"},
+    "0.3.0": {"positional_embedding": None, "domain_padding_mode": "one-sided"},
     "1.0": {"domain_padding_mode": "one-sided"},
     "2.0.0": {},
     "main": {},
@@ -105,7 +105,7 @@ def read_settings(
     _check_class(raw)
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
-    positional = _POSITIONAL_0_3 if settings.release == "0.3" else _POSITIONAL
+    positional = _POSITIONAL_0_3 if settings.release == "0.3.0" else _POSITIONAL
     raw.update(zip(positional, raw.get("args") or (), strict=False))
     known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)
@@ -126,25 +126,25 @@ def _check_class(metadata: dict[str, Any]) -> None:
 
 
 def _release(keys: Collection[str], settings: Settings) -> Release:
-    """Which release's rules a network follows; the option `release` decides where a file does not tell."""
+    """Which release's rules a network follows; the option `version` decides where a file does not tell."""
     told: Release | None = None
     names = settings.metadata
     if any(key.startswith("fno_blocks.convs.weight.") for key in keys):
-        told = "0.3"
+        told = "0.3.0"
     elif {"norm_groups", "enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
         told = "main"
     elif "domain_padding_mode" in names:
         told = "1.0"
     elif "use_channel_mlp" in names and "conv_module" in names:
         told = "2.0.0"
-    asked = settings.options.choice("release", RELEASES, told or "2.0.0")
-    if told is not None and asked != told and "0.3" in (asked, told):
+    asked = settings.options.choice("version", RELEASES, told or "2.0.0")
+    if told is not None and asked != told and "0.3.0" in (asked, told):
         raise ImportRefused(
-            f"release={asked} was asked for, but the tensors are laid out as in {told}"
+            f"version={asked} was asked for, but the tensors are laid out as in {told}"
         )
-    if told is None and settings.options.given.get("release") is None:
+    if told is None and settings.options.given.get("version") is None:
         settings.assumptions.append(
-            "release=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "
+            "version=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "
             "with odd n_modes and in domain padding"
         )
     return asked

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
+from models.importers.layout import as_complex
 from models.importers.refusal import ImportRefused
 
 _KINDS = "a dense tensor, Tucker, CP and TT"
 
 
-def dense(parts: dict[str, torch.Tensor], where: str, *, real_pairs: bool) -> torch.Tensor:
-    """The tensor that a tltorch factorisation stands for, complex.
+def dense(parts: dict[str, torch.Tensor], where: str) -> torch.Tensor:
+    """The tensor that a tltorch factorisation stands for, complex; 0.3.0 stores real and imaginary parts.
 
     Args:
         parts: Its tensors by name: `tensor`; `core` and `factors.factor_k`; `weights` and
             `factors.factor_k`; or `factors.factor_k` of a tensor train.
         where: The key before these names, for the message.
-        real_pairs: Complex numbers are stored as a last axis of two (0.3.0).
 
     Returns:
         complex64 if dense; complex128 if it had to be multiplied out.
@@ -26,8 +26,7 @@ def dense(parts: dict[str, torch.Tensor], where: str, *, real_pairs: bool) -> to
     Raises:
         ImportRefused: another factorisation.
     """
-    if real_pairs:
-        parts = {name: torch.view_as_complex(t.contiguous()) for name, t in parts.items()}
+    parts = {name: as_complex(tensor) for name, tensor in parts.items()}
     if set(parts) == {"tensor"}:
         return parts["tensor"]
     parts = {name: tensor.to(torch.complex128) for name, tensor in parts.items()}
