@@ -7,20 +7,18 @@ import zipfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import Tensor
 
 from models.importers import neuraloperator, original, physicsnemo, the_well
 from models.importers.archive import is_tar
+from models.importers.formats import Format
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
 from models.importers.safe_pickle import Stub
 from models.importers.tensor_files import read_json, read_safetensors
 from models.importers.torch_file import module_state, read_torch_file
-
-Format = Literal["neuraloperator", "original", "pdebench", "physicsnemo", "the-well"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 
 _STATE_SUFFIX, _METADATA_SUFFIX = "_state_dict.pt", "_metadata.pkl"
 _TRAINER_STATES = ("best_model", "model")
@@ -48,12 +46,17 @@ SUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A foreign checkpoint as it was read. `settings` are the constructor's arguments, where they are known."""
+    """A foreign checkpoint as it was read.
+
+    `settings` are the constructor's arguments, where they are known; `metadata` is PhysicsNeMo's;
+    `padding` the attribute of a module of the original scripts that was pickled whole.
+    """
 
     format: Format
     path: Path
     tensors: dict[str, Tensor] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
     padding: int | None = None
     read_from: tuple[str, ...] = ()
 
@@ -74,7 +77,8 @@ def read_checkpoint(path: Path, forced: Format | None = None) -> Checkpoint:
     if path.is_dir():
         return _read_folder(path, forced)
     if _is_mdlus(path):
-        return Checkpoint("physicsnemo", path)
+        tensors, arguments, metadata = physicsnemo.read_mdlus(path)
+        return Checkpoint("physicsnemo", path, tensors, arguments, metadata)
     if path.name.endswith(_STATE_SUFFIX):
         return _read_state(path, forced)
     if _is_safetensors(path):
@@ -91,7 +95,9 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
     tensors, settings = checkpoint.tensors, checkpoint.settings
     match checkpoint.format:
         case "physicsnemo":
-            return physicsnemo.import_mdlus(checkpoint.path, options)
+            return physicsnemo.import_physicsnemo(
+                tensors, settings or {}, checkpoint.metadata or {}, options
+            )
         case "the-well":
             return the_well.import_the_well(tensors, settings or {}, options)
         case "neuraloperator":
@@ -196,7 +202,8 @@ def _from_tensors(
     read_from: tuple[str, ...] = (),
 ) -> Checkpoint:
     found = forced or _format_of(path, tensors)
-    return Checkpoint(found, path, tensors, settings, padding, read_from or (path.name,))
+    read_from = read_from or (path.name,)
+    return Checkpoint(found, path, tensors, settings, padding=padding, read_from=read_from)
 
 
 def _format_of(path: Path, keys: Collection[str]) -> Format:

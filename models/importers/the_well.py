@@ -49,7 +49,6 @@ def import_the_well(
         raise ImportRefused(f"config.json is not that of The Well's FNO: {error}") from None
     plain = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
     blocks = _blocks(plain, options)
-    options.given = {"release": "0.3", **options.given}
     imported = import_neuraloperator(plain, arguments, options)
     said = [
         f"Fourier layers {blocks} (blocks=bypassed or applied): The Well's code dropped the layers' "
@@ -69,7 +68,6 @@ def import_the_well(
     )
 
 
-<<<<<<< HEAD
 def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
     """Whether the Fourier layers took part in training; their weights show it where they are dense."""
     weights = [
@@ -89,15 +87,6 @@ def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
 
 def _untrained(weights: list[Tensor]) -> bool:
     """Whether these spectral weights still have the spread that they are initialised with."""
-=======
-def _untrained(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the dense spectral weights still have the spread that they are initialised with."""
-    weights = [
-        t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")
-    ]
-    if not weights:
-        return False
->>>>>>> import
     sample = torch.cat([weight.flatten().double() for weight in weights])
     c_in, c_out = weights[0].shape[:2]
     # neuraloperator 0.3.0 draws real and imaginary part from N(0, 2 / (c_in + c_out))

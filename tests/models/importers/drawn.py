@@ -78,22 +78,11 @@ def _draw_channels(rng: random.Random, arguments: dict[str, Any], release: str) 
                 arguments[skip] = None
 
 
-<<<<<<< HEAD
-def _geometry(rng: random.Random, kwargs: dict[str, Any], release: str, n_dim: int) -> None:
-    if release != "0.3":
-        kwargs["positional_embedding"] = rng.choice(("grid", "grid", None))
-    padded = rng.random() < 0.4
-    if padded:
-        kwargs["domain_padding"] = rng.choice(
-            (0.2, [rng.choice((0.0, 0.1, 0.3)) for _ in range(n_dim)])
-        )
-=======
 def _draw_geometry(rng: random.Random, arguments: dict[str, Any], release: str, n_dim: int) -> bool:
     """Padding or scaling or neither; whether layers may get coarser."""
     if rng.random() < 0.4:
         each = [rng.choice((0.0, 0.1, 0.3)) for _ in range(n_dim)]
         arguments["domain_padding"] = rng.choice((0.2, each))
->>>>>>> import
         if release != "2.0.0":
             arguments["domain_padding_mode"] = rng.choice(("one-sided", "symmetric"))
     elif release != "0.3.0" and rng.random() < 0.4:
