@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from models.importers import neuraloperator, original, physicsnemo, the_well
-from models.importers.archive import is_tar
+from models.importers.archive import Archive, is_tar, is_zip
 from models.importers.formats import Format
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
@@ -227,13 +226,10 @@ def _is_mdlus(path: Path) -> bool:
     with path.open("rb") as file:
         if is_tar(file):
             return True
-        if not zipfile.is_zipfile(file):
+        if not is_zip(file):
             return False
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return "args.json" in archive.namelist()
-        except (zipfile.BadZipFile, ValueError):
-            return False
+    with Archive(path) as archive:
+        return "args.json" in archive.names
 
 
 def _is_safetensors(path: Path) -> bool:

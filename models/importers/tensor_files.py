@@ -6,6 +6,7 @@ import io
 import json
 import math
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,8 @@ def _npy(content: bytes, label: str) -> NDArray[Any]:
         if version != (1, 0):
             reader = np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reader(stream)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ImportRefused(f"{label}: not a .npy file: {error}") from None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, TokenError) as error:
+        raise ImportRefused(f"{label}: not a .npy file: {str(error)[:200]}") from None
     if dtype.kind not in "fiub" or dtype.hasobject:
         raise ImportRefused(f"{label}: an array of {dtype}, expected real numbers")
     values = memoryview(content)[stream.tell() :]

@@ -16,8 +16,8 @@ from models.importers.original import import_original, recognises
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
 from models.importers.torch_file import module_state, read_torch_file
-from tests.models.importers.original_scripts import Script
 from tests.models.importers.comparison import assert_equal_functions
+from tests.models.importers.original_scripts import Script
 
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     # generation, axes, what the script does, what the user has to say
