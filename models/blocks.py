@@ -23,8 +23,8 @@ def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
 
 
 def broadcast(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[channels] -> [channels, 1, ..] so that it broadcasts over the grid axes of `like`."""
-    return per_channel.view(-1, *[1] * (like.ndim - 2))
+    """[channels] -> [channels, 1, ..] so that it broadcasts over the grid axes of `like`; fields stay fields."""
+    return per_channel.view(*per_channel.shape, *[1] * (like.ndim - 1 - per_channel.ndim))
 
 
 class Pointwise(nn.Module):

@@ -184,6 +184,12 @@ class FNOArchitecture(_Strict):
             raise ValueError(
                 f"domain_padding has {len(amounts)} entries, expected one for each of {self.n_dim} axes"
             )
+        corners = self.mode_placement in ("corners_overwrite", "corners_add")
+        if corners and any(count % 2 for count in self.modes[:-1]):
+            raise ValueError(
+                f"mode_placement={self.mode_placement!r} needs even modes on every axis but the last, got "
+                f"{list(self.modes)}"
+            )
         if self.norm == "group_norm" and self.hidden_channels % self.norm_groups:
             raise ValueError(
                 f"norm_groups={self.norm_groups} does not divide hidden_channels={self.hidden_channels}"

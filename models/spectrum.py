@@ -42,8 +42,11 @@ def is_plain(arch: FNOArchitecture, size: Sequence[int]) -> bool:
     if arch.resolution_scaling:
         return False
     for count, n in zip(arch.modes[:-1], size[:-1], strict=True):
-        rows = _kept(arch.mode_placement, count, n)
-        if (arch.odd_axes_rolled and n % 2) or rows != _kept("exact", count, n):
+        if arch.odd_axes_rolled and n % 2:
+            return False
+        if arch.mode_placement != "exact" and count > n:
+            return False
+        if arch.mode_placement == "floor_window" and count % 2 and n % 2 == 0:
             return False
     return arch.mode_placement == "exact" or arch.modes[-1] <= size[-1] // 2 + 1
 
@@ -143,7 +146,7 @@ def _moved(rows: Rows, n: int, target: int, *, rolled: bool) -> dict[int, Rows]:
 def _modes_holding(groups: Iterable[Rows]) -> int:
     """How many modes an axis needs for `spectral_conv` to keep all of these frequencies."""
     frequencies = [frequency for rows in groups for frequency in rows]
-    return max((2 * f + 1 if f >= 0 else -2 * f for f in frequencies), default=1)
+    return max([1, *(2 * f + 1 if f >= 0 else -2 * f for f in frequencies)])
 
 
 def _select(weight: torch.Tensor, axis: int, rows: Rows, count: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,10 +55,11 @@ class Network:
         modes, placement = self._spectral_weights()
         lifting = self._pointwise("lifting", "lifting")
         projection = self._pointwise("projection", "projection")
-        positional = self._positional_grid(lifting[0])
         skip = self._skip("fno_skip", "fno_skips", "skip")
         mlp = self._channel_mlp()
         norm = self._norms()
+        self._tensors.finish("neuraloperator", _PARTS)
+        positional = self._positional_grid(lifting[0])
         activation = activation_of(get("non_linearity"))
         scaling = scaling_of(get("resolution_scaling_factor"), self._n_layers, self._n_dim)
         if scaling and self._old:
@@ -74,7 +76,6 @@ class Network:
             mlp=mlp is not None,
             mlp_skip=mlp is not None and mlp.skip != "none",
         )
-        self._tensors.finish("neuraloperator", _PARTS)
         arch = FNOArchitecture(
             in_channels=lifting[0] - (self._n_dim if positional else 0),
             out_channels=projection[-1],
@@ -125,6 +126,11 @@ class Network:
                     f"the spectral weight of layer {i} has shape {list(weight.shape)}, expected "
                     f"{self._width} x {self._width} channels (one if separable) and {self._n_dim} mode axes"
                 )
+            if channels == 1 and not self._settings.get("separable"):
+                raise ImportRefused(
+                    f"the spectral weight of layer {i} has shape {list(weight.shape)}, as in a network on the "
+                    "sphere or a separable FNO; set separable=true if it is the latter"
+                )
             if self._old and channels == 1:
                 raise ImportRefused(
                     "separable is not supported for 0.3, which cannot run it itself"
@@ -146,14 +152,20 @@ class Network:
             )
         for i, weight in enumerate(weights):
             self.state[f"blocks.{i}.spectral_weight"] = ours(weight, kept, self._width)
-        uneven = any((s - k) % 2 for s, k in zip(stored[:-1], kept[:-1], strict=True))
-        return tuple(kept), self._placement(uneven=uneven)
+        return tuple(kept), self._placement(stored[:-1], kept[:-1])
 
-    def _placement(self, *, uneven: bool) -> ModePlacement:
-        if self._settings.release in ("2.0.0", "main"):
-            # a window cut in two steps can differ by one from the library's, which cuts once
-            return "exact" if uneven else "centred"
-        return "floor_window"
+    def _placement(self, stored: Sequence[int], kept: Sequence[int]) -> ModePlacement:
+        """How the library chooses bins, which it does from the stored weight and the grid in one step."""
+        centred = self._settings.release in ("2.0.0", "main")
+        if all((s - k) % 2 == 0 for s, k in zip(stored, kept, strict=True)):
+            return "centred" if centred else "floor_window"
+        # cut out of an uneven surplus, the kept rows alone do not tell what a small grid takes
+        if centred or all(k % 2 == 0 for k in kept):
+            return "exact"
+        raise ImportRefused(
+            f"{list(kept)} of {list(stored)} stored modes: odd n_modes with an uneven surplus is not "
+            f"supported for {self._settings.release}"
+        )
 
     def _stored_weights(self) -> list[torch.Tensor]:
         where = "fno_blocks.convs."

@@ -38,11 +38,11 @@ DEFAULTS: dict[str, Any] = {
     "fno_block_precision": "full",
     "stabilizer": None,
     "n_modes": None,
-    "max_n_modes": None,
     "preactivation": False,
     "conv_module": "SpectralConv",
     "conv_bias_kernel": 1,
     "in_channels": None,
+    "separable": False,
 }
 _DEFAULTS_OF: dict[Release, dict[str, Any]] = {
     "0.3.0": {"positional_embedding": None, "domain_padding_mode": "one-sided"},
@@ -56,15 +56,15 @@ _TOLD_BY_THE_TENSORS = {
     "out_channels", "hidden_channels", "n_layers", "lifting_channel_ratio", "lifting_channels",
     "projection_channel_ratio", "projection_channels", "use_channel_mlp", "channel_mlp_expansion",
     "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
-    "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization", "separable",
+    "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization",
     "fft_norm", "enforce_hermitian_symmetry", "ada_in_features", "n_modes_height", "n_modes_width",
-    "n_modes_depth", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
+    "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
 }  # fmt: skip
 
 # The tensors show it, or a network that differs here is refused.
 _OF_NO_CONSEQUENCE = {
-    "n_modes", "max_n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
-    "norm_groups", "fno_block_precision",
+    "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
+    "norm_groups", "fno_block_precision", "separable",
 }  # fmt: skip
 
 
@@ -106,6 +106,12 @@ def read_settings(
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
     positional = _POSITIONAL_0_3 if settings.release == "0.3.0" else _POSITIONAL
+    # FNO1d to FNO3d of the earlier releases
+    by_axis = [
+        raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
+    ]
+    if by_axis:
+        raw["n_modes"] = tuple(by_axis)
     raw.update(zip(positional, raw.get("args") or (), strict=False))
     known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)
@@ -127,9 +133,10 @@ def _check_class(metadata: dict[str, Any]) -> None:
 
 def _release(keys: Collection[str], settings: Settings) -> Release:
     """Which release's rules a network follows; the option `version` decides where a file does not tell."""
-    told: Release | None = None
     names = settings.metadata
-    if any(key.startswith("fno_blocks.convs.weight.") for key in keys):
+    old_layout = any(key.startswith("fno_blocks.convs.weight.") for key in keys)
+    told: Release | None = None
+    if old_layout:
         told = "0.3.0"
     elif {"norm_groups", "enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
         told = "main"
@@ -138,10 +145,9 @@ def _release(keys: Collection[str], settings: Settings) -> Release:
     elif "use_channel_mlp" in names and "conv_module" in names:
         told = "2.0.0"
     asked = settings.options.choice("version", RELEASES, told or "2.0.0")
-    if told is not None and asked != told and "0.3.0" in (asked, told):
-        raise ImportRefused(
-            f"version={asked} was asked for, but the tensors are laid out as in {told}"
-        )
+    if (asked == "0.3.0") != old_layout:
+        found = "0.3.0" if old_layout else "1.0 and later"
+        raise ImportRefused(f"version={asked}, but the tensors are laid out as in {found}")
     if told is None and settings.options.given.get("version") is None:
         settings.assumptions.append(
             "version=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "

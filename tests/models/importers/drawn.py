@@ -44,7 +44,8 @@ def draw(rng: random.Random, release: str) -> Drawn:
     # networks that keep a part of their modes are refused on grids too small for these
     fits = shrinks or rng.random() < 0.7
     if not fits:
-        arguments["max_n_modes"] = tuple(m + rng.randint(0, 4) for m in n_modes)
+        surplus = range(5) if release == "2.0.0" else (0, 2, 4)
+        arguments["max_n_modes"] = tuple(m + rng.choice(surplus) for m in n_modes)
     lowest = 3 if fits else 4
     odd = tuple(2 * rng.randint(lowest - 1, 6) + 1 for _ in n_modes)
     even = tuple(2 * rng.randint(lowest, 6) for _ in n_modes)

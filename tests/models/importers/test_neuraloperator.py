@@ -46,7 +46,7 @@ def assert_equal(imported: Any, xs: list[torch.Tensor], expected: list[torch.Ten
     assert max(double) < 1e-10, imported
 
 
-@pytest.mark.parametrize("number", range(110))
+@pytest.mark.parametrize("number", range(150))
 def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path) -> None:
     drawn = draw(random_source(), "2.0.0")
     kind = {"FNO": TheirFNO, "TFNO": TheirTFNO}[drawn.name]
