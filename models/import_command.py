@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
     scaling = _scaling(arguments, imported.architecture)
     config = _config(arguments, imported, scaling)
     module = _module(imported.architecture, imported.state)
-    _say(_found(checkpoint, imported, config))
+    _say(_found(checkpoint, imported, config, scaling.said if scaling else ()))
     verification = verify(checkpoint, imported, module, settings)
     _say([f"  {line}" for line in verification.said])
     if not verification.passed:
@@ -196,23 +196,24 @@ def _scaling(arguments: argparse.Namespace, arch: FNOArchitecture) -> Normalizin
     return normalizing(sides, arch) if sides else None
 
 
-def _found(checkpoint: Checkpoint, imported: Imported, config: ModelConfig) -> list[str]:
+def _found(
+    checkpoint: Checkpoint, imported: Imported, config: ModelConfig, scaling: tuple[str, ...]
+) -> list[str]:
     arch = imported.architecture
     parameters = sum(t.numel() * (2 if t.is_complex() else 1) for t in imported.state.values())
     shown = arch.model_dump(exclude_defaults=True, mode="json")
-    normalizer = "none: the network takes and gives what it was trained on, scaled or not"
+    kind = "none: the network takes and gives what it was trained on, scaled or not"
     if config.normalization is not None:
-        normalizer = f"per channel, {config.normalization.model_dump()}"
+        kind = "mean and std of each channel"
     if config.field_normalization is not None:
-        normalizer = (
-            f"fields on the grid {list(config.field_normalization.grid)}, and no other grid"
-        )
+        kind = f"mean and std of each point of the grid {list(config.field_normalization.grid)}"
     return [
         f"{checkpoint.path}",
         f"  {imported.format} (read as {describe(checkpoint)})",
         f"  {parameters:,} parameters",
         *(f"  {key}: {value}" for key, value in shown.items()),
-        f"  normaliser: {normalizer}",
+        f"  normaliser: {kind}",
+        *(f"    {line}" for line in scaling),
         "assumed:",
         *(f"  - {line}" for line in (*imported.assumptions, *_about_grid(config, imported))),
         "verified:",

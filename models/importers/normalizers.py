@@ -27,9 +27,12 @@ Side = Literal["input", "output"]
 
 _INPUT = {"input", "in_normalizer", "x_normalizer", "a_normalizer", "x", "a", "in"}
 _OUTPUT = {"output", "out_normalizer", "y_normalizer", "u_normalizer", "y", "u", "out"}
-_VALUES = ("mean", "std", "eps", "a", "b")
-# neuraloperator's state dicts do not hold its eps
-_NEURALOPERATOR_EPS = 1e-7
+_VALUES = ("mean", "std", "eps", "mask", "a", "b")
+# mean, x_mean, output_std; not squared_mean, which neuraloperator keeps beside it
+_NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VALUES)})")
+# Added to std where a file does not hold it: neuraloperator's classes, and their state dicts.
+_EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
+_STATE_DICT_EPS = 1e-7
 _MAX_DEPTH = 8
 
 
@@ -49,6 +52,7 @@ class Normalizing:
     per_channel: Normalization | None
     fields: FieldNormalization | None
     tensors: dict[str, Tensor]
+    said: tuple[str, ...]
 
 
 def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]:
@@ -92,6 +96,10 @@ def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normali
     Raises:
         ImportRefused: shapes that fit neither the channels nor a grid.
     """
+    said = tuple(
+        f"{side}: {sides[side].said}" if side in sides else f"{side}: not scaled"
+        for side in ("input", "output")
+    )
     counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
     shaped: dict[str, Tensor] = {}
     for side, channels in counts.items():
@@ -101,12 +109,12 @@ def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normali
     grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
     if not grids:
         values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
-        return Normalizing(Normalization.model_validate(values), None, {})
+        return Normalizing(Normalization.model_validate(values), None, {}, said)
     if len(grids) > 1:
         raise ImportRefused(f"the normalisers' fields are on different grids: {sorted(grids)}")
     (grid,) = grids
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
-    return Normalizing(None, FieldNormalization(grid=grid), tensors)
+    return Normalizing(None, FieldNormalization(grid=grid), tensors, said)
 
 
 def _read(path: Path) -> Any:
@@ -124,9 +132,10 @@ def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
     """Every mean, std, eps, a and b in `content`, by the name of what they belong to and their own."""
     found = {}
     for path, value in _leaves(content, "", 0):
-        match = re.fullmatch(rf"(?:(.*)[._])?({'|'.join(_VALUES)})", path)
+        owner, _, name = path.rpartition(".")
+        match = _NAME.fullmatch(name)
         if match is not None:
-            found[match[1] or "", match[2]] = as_tensor(value, path)
+            found[match[1] or owner, match[2]] = as_tensor(value, path)
     return found
 
 
@@ -138,6 +147,8 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield path, as_array(value)
     elif isinstance(value, Stub):
         inside = dict(value.attributes)
+        if value.cls.name in _EPS:
+            inside.setdefault("eps", _EPS[value.cls.name])
         for kind in ("_parameters", "_buffers", "_modules"):
             inside.update(inside.pop(kind, None) or {})
         yield from _leaves(inside, path, depth)
@@ -157,9 +168,11 @@ def _scaling(values: Mapping[str, Tensor], said: str) -> Scaling:
         return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{said} (range)")
     if not {"mean", "std"} <= set(values):
         raise ImportRefused(f"{said}: holds {', '.join(values)}, expected mean and std")
+    if "mask" in values:
+        raise ImportRefused(f"{said}: has a mask, which is not supported")
     eps = float(values["eps"]) if "eps" in values else 0.0
     if "eps" not in values and re.search(r"(in|out)_normalizer$", said):
-        eps = _NEURALOPERATOR_EPS
+        eps = _STATE_DICT_EPS
     std = values["std"] + eps
     if (std <= 0).any():
         raise ImportRefused(f"{said}: std must be positive, the smallest is {float(std.min())}")
