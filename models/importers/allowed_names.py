@@ -29,7 +29,8 @@ _EXACT: dict[str, set[str]] = {
         "_rebuild_parameter_with_state",
     },
     "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},
-    "torch._VariableFunctions": {"tanh", "sin", "relu"},
+    "torch._C": {"_VariableFunctionsClass"},
+    "torch._VariableFunctions": {"tanh", "sin", "relu", "sigmoid"},
     "collections": {"OrderedDict", "defaultdict"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},
@@ -41,7 +42,7 @@ _EXACT: dict[str, set[str]] = {
 for _module in ("builtins", "__builtin__"):
     _EXACT[_module] = {
         "set", "frozenset", "slice", "complex", "object", "dict", "list", "tuple", "int", "float",
-        "str", "bool",
+        "str", "bool", "getattr",
     }  # fmt: skip
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _EXACT[_module] = {"scalar", "_reconstruct"}

@@ -159,6 +159,14 @@ class Archive:
             )
 
 
+def is_zip(file: BinaryIO) -> bool:
+    """Whether `file` ends as a zip archive does, be it a damaged one."""
+    try:
+        return zipfile.is_zipfile(file)
+    except (zipfile.BadZipFile, ValueError):
+        return True
+
+
 def is_tar(file: BinaryIO) -> bool:
     """Whether an uncompressed tar archive starts at the beginning of `file` (tarfile would also decompress)."""
     file.seek(0)

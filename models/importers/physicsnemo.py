@@ -61,11 +61,11 @@ class _Arguments(BaseModel):
     coord_features: bool = True
 
 
-def import_mdlus(path: Path, options: Options) -> Imported:
-    """The FNO in a .mdlus file.
+def read_mdlus(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """State dict, constructor arguments and metadata of the FNO in a .mdlus file.
 
     Raises:
-        ImportRefused: another model than FNO, 4D, an activation or padding that we do not have, damage.
+        ImportRefused: another model than FNO, or damage.
     """
     with Archive(path) as archive:
         kind = _json(archive, "args.json")
@@ -76,17 +76,27 @@ def import_mdlus(path: Path, options: Options) -> Imported:
         raise ImportRefused(
             f"{path}: holds {module}.{name}; of PhysicsNeMo's models FNO in 1 to 3 dimensions is supported"
         )
-    return import_physicsnemo(weights, kind.get("__args__"), metadata, options)
+    arguments = kind.get("__args__")
+    if not isinstance(arguments, dict):
+        raise ImportRefused(f"{path}: args.json has no __args__")
+    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
+        raise ImportRefused(f"{path}: model.pt is not a dict of tensors")
+    return weights, arguments, metadata
 
 
 def import_physicsnemo(
-    tensors: Any, arguments: Any, metadata: Mapping[str, Any], options: Options
+    tensors: Mapping[str, Tensor],
+    arguments: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    options: Options,
 ) -> Imported:
-    """The FNO with this state dict, these constructor arguments and this metadata.json."""
-    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise ImportRefused("model.pt is not a dict of tensors")
+    """The FNO with this state dict, these constructor arguments and this metadata.json.
+
+    Raises:
+        ImportRefused: 4D, an activation or padding that we do not have, tensors that do not fit.
+    """
     try:
-        args = _Arguments.model_validate(arguments)
+        args = _Arguments.model_validate(dict(arguments))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "__args__"

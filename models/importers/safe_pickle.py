@@ -350,6 +350,13 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _torch_function(owner: Any, name: Any) -> Named:
+    """How torch.tanh and its like are pickled: getattr of one torch class, which stays two strings here."""
+    if owner != Named("torch._C", "_VariableFunctionsClass"):
+        raise ImportRefused("a pickle that calls getattr; nothing was run")
+    return _named("torch._VariableFunctions", name)
+
+
 # Harmless calls, by the name a file uses for them; __builtin__ is what protocol 2 calls builtins.
 BUILDERS: dict[str, Builder] = {
     "collections.OrderedDict": _ordered_dict,
@@ -358,6 +365,7 @@ BUILDERS: dict[str, Builder] = {
 }
 for _module in ("builtins", "__builtin__"):
     BUILDERS |= {
+        f"{_module}.getattr": _torch_function,
         f"{_module}.set": lambda items=(): {_key(item) for item in items},
         f"{_module}.frozenset": lambda items=(): frozenset(_key(item) for item in items),
         f"{_module}.slice": lambda *bounds: tuple(bounds),

@@ -48,15 +48,11 @@ def import_the_well(
     except (KeyError, TypeError, ValueError) as error:
         raise ImportRefused(f"config.json is not that of The Well's FNO: {error}") from None
     plain = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
-    choices: tuple[Blocks, ...] = ("bypassed", "applied")
-    usual: Blocks = "bypassed" if _untrained(plain) else "applied"
-    blocks = options.choice("blocks", choices, usual)
-    options.given = {"version": "0.3.0", **options.given}
-    imported = import_neuraloperator(plain, {**arguments, "_name": "FNO"}, options)
+    blocks = _blocks(plain, options)
+    imported = import_neuraloperator(plain, arguments, options)
     said = [
-        f"Fourier layers {blocks} (blocks=bypassed|applied): their spectral weights "
-        f"{'still have' if usual == 'bypassed' else 'no longer have'} the spread of a fresh network; The "
-        "Well's code dropped the layers' result until its pull request 64",
+        f"Fourier layers {blocks} (blocks=bypassed or applied): The Well's code dropped the layers' "
+        "result until its pull request 64; weights trained so still have the spread of fresh ones",
         "input channels are the data set's fields at 4 earlier times, then its constant fields; scale "
         "them with the data set's mean and std (--normalizer)",
     ]
@@ -72,13 +68,25 @@ def import_the_well(
     )
 
 
-def _untrained(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the dense spectral weights still have the spread that they are initialised with."""
+def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
+    """Whether the Fourier layers took part in training; their weights show it where they are dense."""
     weights = [
         t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")
     ]
-    if not weights:
-        return False
+    choices: tuple[Blocks, ...] = ("bypassed", "applied")
+    if weights:
+        return options.choice("blocks", choices, choices[not _untrained(weights)])
+    if options.given.get("blocks") is None:
+        raise ImportRefused(
+            "a factorised network of The Well, where the weights do not show whether the Fourier layers "
+            "took part in training: --set blocks=bypassed (as published, before The Well's pull request "
+            "64) or --set blocks=applied"
+        )
+    return options.choice("blocks", choices, "bypassed")
+
+
+def _untrained(weights: list[Tensor]) -> bool:
+    """Whether these spectral weights still have the spread that they are initialised with."""
     sample = torch.cat([weight.flatten().double() for weight in weights])
     c_in, c_out = weights[0].shape[:2]
     # neuraloperator 0.3.0 draws real and imaginary part from N(0, 2 / (c_in + c_out))

@@ -6,7 +6,6 @@ import io
 import mmap
 import struct
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.importers.archive import Archive
+from models.importers.archive import Archive, is_zip
 from models.importers.refusal import ImportRefused
 from models.importers.safe_pickle import Builder, Named, Stub, read_pickle
 
@@ -72,9 +71,9 @@ def read_torch_file(source: Path | bytes, label: str = "") -> Any:
     """
     label = label or str(source)
     try:
-        if zipfile.is_zipfile(source if isinstance(source, Path) else io.BytesIO(source)):
-            return _read_zip(source, label)
-        return _read_legacy(source)
+        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+            zipped = is_zip(file)
+        return _read_zip(source, label) if zipped else _read_legacy(source)
     except ImportRefused as error:
         text = str(error)
         raise ImportRefused(text if text.startswith(label) else f"{label}: {text}") from error
