@@ -83,8 +83,12 @@ def load_model(path: Path, *, device: torch.device | str = "cpu") -> LoadedModel
             f"{weights}: SHA-256 is {found}, but {CONFIG_FILE} says {config.sha256}: the file is "
             "damaged or was replaced; restore it, or save the checkpoint again with save_model"
         )
-    module = FNO(config.architecture, config.normalization)
+    module = FNO(config.architecture, config.normalization or config.field_normalization)
     module.load_state_dict(_read_weights(weights, module.state_dict()))
+    if config.field_normalization is not None:
+        for name in ("input_std", "output_std"):
+            if not (module.get_buffer(name) > 0).all():
+                raise CheckpointError(f"{weights}: {name} must be positive everywhere")
     module.requires_grad_(False)
     return LoadedModel(config, module.to(device).eval())
 

@@ -51,6 +51,7 @@ class Chain:
         out_channels: Of the result.
         positions: As in FNODescription.
         padding: As in FNODescription.
+        refusal: As in FNODescription.
         shift: Subtracted from x, [in_channels], or None.
         scale: Powers of two that multiply what is left, [in_channels], or None.
         lifting: Maps that run in plain torch before the first layer; () if they are folded into it.
@@ -66,6 +67,7 @@ class Chain:
     out_channels: int
     positions: Callable[[Size], torch.Tensor] | None
     padding: Callable[[Size], Sequence[tuple[int, int]]] | None
+    refusal: Callable[[Size], str | None] | None
     shift: torch.Tensor | None
     scale: torch.Tensor | None
     lifting: tuple[PointwiseMap, ...]
@@ -158,6 +160,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         out_channels=description.projection[-1].weight.shape[0],
         positions=description.positions,
         padding=description.padding,
+        refusal=description.refusal,
         shift=None if inputs is None else inputs.mean.to(real),
         scale=None if scale is None else scale.to(real),
         lifting=tuple(_to(m, device, real) for m in lifting),

@@ -65,6 +65,7 @@ class FNODescription:
         positions: For a grid, the channels that depend on it alone: float64 [channels, *grid] on the CPU.
         padding: For a grid, points of zeros (before, after) each axis around the lifted field, cut off
             again before the projection.
+        refusal: For a padded grid, why the layers are something else there, in words, or None.
     """
 
     in_channels: int
@@ -76,3 +77,4 @@ class FNODescription:
     outputs: Scaling | None = None
     positions: Callable[[Size], torch.Tensor] | None = None
     padding: Callable[[Size], Sequence[tuple[int, int]]] | None = None
+    refusal: Callable[[Size], str | None] | None = None

@@ -128,6 +128,11 @@ class CompiledFNO:
         frame = Frame.of(self._chain, size)
         if any(k > limit for k, limit in zip(modes, axis_limits(frame.padded), strict=True)):
             return _Verdict(f"the grid {grid} does not hold the network's modes", 0)
+        refused = (
+            self._chain.refusal(frame.padded[-n_dim:]) if self._chain.refusal is not None else None
+        )
+        if refused is not None:
+            return _Verdict(refused, 0)
         one = bytes_of_one(self._chain, frame, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1

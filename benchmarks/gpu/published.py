@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models.blocks import Pointwise, activate
 from models.config import Activation
-from models.fno import FNO, Pointwise, activate
+from models.fno import FNO
 
 
 def corners_of(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

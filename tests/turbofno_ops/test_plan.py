@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
-from models.config import ChannelMLP, FNOArchitecture, Normalization
+from models.config import ChannelMLP, DomainPadding, FNOArchitecture, Normalization
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
@@ -123,6 +123,12 @@ def test_works_inside_and_outside_inference_mode() -> None:
         ({"norm": "instance_norm"}, "instance_norm"),
         ({"channel_mlp": ChannelMLP(hidden_channels=4)}, "channel MLP"),
         ({"modes": (3, 3, 3)}, "one and two grid axes"),
+        ({"resolution_scaling": ((2.0, 2.0),) * 3}, "resolution"),
+        ({"lifting_activation": "tanh"}, "lifting"),
+        ({"projection_activation": "silu"}, "projection"),
+        ({"domain_padding": DomainPadding(points=(2, 2), mode="reflect")}, "reflect"),
+        ({"block": ("tanh", "spectral", "skip", "activation")}, "tanh, spectral"),
+        ({"last_block": ("spectral", "skip", "activation")}, "spectral, skip, activation"),
     ],
 )
 def test_networks_that_are_no_chain_are_refused(update: dict[str, object], why: str) -> None:
@@ -138,6 +144,31 @@ def test_grids_that_hold_too_few_modes_are_refused() -> None:
         assert refused is not None
         with pytest.raises(ChainRefused, match="grid"):
             chain(torch.randn(1, 2, *size))
+
+
+@pytest.mark.parametrize("placement", ["centred", "floor_window", "corners_overwrite"])
+@pytest.mark.parametrize("rolled", [False, True])
+def test_grids_on_which_modes_move_are_refused(placement: str, rolled: bool) -> None:
+    count = 6 if placement.startswith("corners") else 5
+    update = {"modes": (count, 4), "mode_placement": placement, "odd_axes_rolled": rolled}
+    module = network(PLAIN.model_copy(update=update))
+    chain = compile_fno(module.description(), device="cpu")
+    refused = {size: chain.refusal(size) for size in ((9, 9), (10, 9), (4, 9))}
+    assert (refused[9, 9] is not None) == rolled
+    assert (refused[10, 9] is not None) == (placement == "floor_window")
+    assert refused[4, 9] is not None
+    for size, reason in refused.items():
+        if reason is None:
+            x = torch.randn(2, 2, *size)
+            assert relative_l2(chain(x), module(x)) < 1e-5
+
+
+def test_a_line_of_any_size_keeps_its_modes() -> None:
+    update = {"modes": (5,), "mode_placement": "centred", "odd_axes_rolled": True}
+    module = network(PLAIN.model_copy(update=update))
+    x = torch.randn(2, 2, 15)
+    chain = compile_fno(module.description(), device="cpu")
+    assert relative_l2(chain(x), module(x)) < 1e-5
 
 
 def test_descriptions_that_contradict_themselves_are_refused() -> None:
