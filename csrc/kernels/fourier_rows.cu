@@ -86,8 +86,8 @@ template <bool EVEN> __device__ __forceinline__ float2 load_two(const float *row
     return {k < terms ? __ldg(row + k) : 0.0f, k + 1 < terms ? __ldg(row + k + 1) : 0.0f};
 }
 
-// 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are. Loads of the first
-// 32 terms are for the caller to send, so that those of several tiles are on their way together.
+// 16 rows of `terms` floats as left operands, each row with its own scale; `rows` of them there are. Rows of up to 32
+// terms are read once, longer ones once for their scales and once to be split.
 template <typename P, bool EVEN> struct LeftStage {
     const float *row[2];
     int there[2];
@@ -146,14 +146,13 @@ using Rows = float[kTiles][2]; // something for a lane's rows g and g + 8 of eac
 template <typename P>
 __device__ __forceinline__ void stage_spectra(const Team &team, const Arguments &a, const Place &at, int steps,
                                               Rows &back) {
-    const int channels = a.c_out - team.first_channel;
     const int64_t stride = int64_t(a.h) * a.columns;
     const float *from = a.spectra + row_of(at, a.c_out, team.first_channel, a.h) * a.columns;
-    uint4 *to = team.spectra;
-    LeftStage<P, true> low(from, stride, channels, a.columns);
-    LeftStage<P, true> high(from + 16 * stride, stride, channels - 16, a.columns);
-    low.store(to, back[0], a.columns);
-    high.store(to + steps * kLeftWords<P>, back[1], a.columns);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+        LeftStage<P, true> stage(from + 16 * m * stride, stride, a.c_out - team.first_channel - 16 * m, a.columns);
+        stage.store(team.spectra + m * steps * kLeftWords<P>, back[m], a.columns);
+    }
     if constexpr (P::kScaled) {
 #pragma unroll
         for (int i = 0; i < 2 * kTiles; ++i) back[i / 2][i % 2] *= kSynthesisBack;
@@ -307,27 +306,24 @@ __device__ __forceinline__ void store_chunk(const Values &values, const Argument
 template <typename Field>
 __device__ __forceinline__ void store_odd_chunk(const Values &values, const Arguments &a, const Team &team,
                                                 const Place &at) {
-    constexpr int kPitch = kChunk + 8; // 16 rows of floats have as much room as 32 of halves in the tile
+    constexpr int kPitch = kChunk + 8; // 8 rows of floats have as much room as 16 of halves in the tile
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float *buffer = reinterpret_cast<float *>(team.tile) + team.member * 16 * kPitch;
+    float *buffer = reinterpret_cast<float *>(team.tile) + team.member * 8 * kPitch;
     const int point = at.chunk * kChunk + lane, channels = a.c_out - team.first_channel;
     Field *y = static_cast<Field *>(a.y) + row_of(at, a.c_out, team.first_channel, a.h) * a.w + point;
     const int64_t stride = int64_t(a.h) * a.w;
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
+    for (int part = 0; part < 2 * kTiles; ++part) { // rows g and g + 8 of each tile
+        const int e = part % 2 * 2;
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            float *to = buffer + (g + 4 * e) * kPitch + 4 * t;
-#pragma unroll
-            for (int i = 0; i < kPairs; ++i) {
-                const float *low = values[m][2 * i] + e, *high = values[m][2 * i + 1] + e;
-                *reinterpret_cast<float4 *>(to + 16 * i) = {low[0], low[1], high[0], high[1]};
-            }
+        for (int i = 0; i < kPairs; ++i) {
+            const float *low = values[part / 2][2 * i] + e, *high = values[part / 2][2 * i + 1] + e;
+            *reinterpret_cast<float4 *>(buffer + g * kPitch + 16 * i + 4 * t) = {low[0], low[1], high[0], high[1]};
         }
         __syncwarp();
-        const int rows = min(16, channels - 16 * m);
-#pragma unroll 4
-        for (int row = 0; row < rows; ++row, y += stride) {
+#pragma unroll
+        for (int row = 0; row < 8; ++row, y += stride) {
+            if (8 * part + row >= channels) break;
             if (point < a.w) y[0] = Field(buffer[row * kPitch + lane]);
             if (point + 32 < a.w) y[32] = Field(buffer[row * kPitch + lane + 32]);
         }
@@ -392,7 +388,7 @@ template <typename P> __device__ __forceinline__ void fetch_tables(uint4 *to, co
 }
 
 template <typename P, bool WHOLE, bool SHARED>
-__global__ void __launch_bounds__(32 * kWarps, 1) fourier_rows(const Arguments a) {
+__global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) fourier_rows(const Arguments a) {
     using Field = typename P::Field;
     extern __shared__ uint4 shared[];
     const RowsPlan &plan = a.plan;
