@@ -59,7 +59,13 @@ struct Team {
     float4 *sums;
     unsigned *maxima;
 
-    __device__ void wait() const { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
+    __device__ void wait() const {
+        if (threads == 32) {
+            __syncwarp(); // there may be more groups than barriers
+        } else {
+            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
+        }
+    }
 };
 
 // Split of row (b, h), and chunk.
