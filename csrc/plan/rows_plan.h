@@ -6,7 +6,7 @@
 namespace turbofno {
 
 constexpr int kChunk = 64; // points that a warp computes at once
-constexpr int kTiles = 1; // of 16 rows, that a warp multiplies by the same right operands
+constexpr int kTiles = 1; // of 16 rows, that a warp multiplies by the same right operands (2 is no faster)
 constexpr int kRows = 16 * kTiles; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
 constexpr int kWarps = 16; // of a multiprocessor, for registers
 constexpr int kWarpsThroughL1 = 12; // of fourier_rows with tables through L1, which has more to wait for
