@@ -53,7 +53,8 @@ __device__ __forceinline__ void load(Values &values, const Arguments &a, const P
     }
 }
 
-template <typename P, bool WHOLE> __global__ void __launch_bounds__(32 * kAnalysisWarps, kWarps / kAnalysisWarps) analyze_rows(const Arguments a) {
+template <typename P, bool WHOLE>
+__global__ void __launch_bounds__(32 * kAnalysisWarps, kWarps / kAnalysisWarps) analyze_rows(const Arguments a) {
     extern __shared__ float4 shared[];
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const int column_pairs = ceil_div(a.columns, 16);
@@ -115,7 +116,8 @@ template <typename P> turbofno_status launch(const turbofno_analysis &analysis, 
     a.table_back = P::kScaled ? analysis_table_back(a.points) : 1.0f;
     const int64_t units = ceil_div(a.rows, int64_t(kRows)) * p.splits;
     const auto kernel = a.points % 4 == 0 ? analyze_rows<P, true> : analyze_rows<P, false>;
-    const int blocks = resident_blocks(kernel, 32 * p.warps, p.shared_bytes, kRowsSharedBytes, analysis.multiprocessors);
+    const int blocks =
+        resident_blocks(kernel, 32 * p.warps, p.shared_bytes, kRowsSharedBytes, analysis.multiprocessors);
     kernel<<<unsigned(std::min<int64_t>(blocks, ceil_div(units, int64_t(p.warps)))), 32 * p.warps, p.shared_bytes,
              stream>>>(a);
     const turbofno_status status = launched();

@@ -67,8 +67,8 @@ __device__ __forceinline__ void split_rows(const TileValues &values, Left (&left
     back[1] = scale[1].back;
 }
 
-// sums += left . table over one chunk of points; `table` starts at the chunk, and has zeros where the row has no points.
-// HALF: only the chunk's first half has points.
+// sums += left . table over one chunk of points; `table` starts at the chunk, and has zeros where the row has no
+// points. HALF: only the chunk's first half has points.
 template <typename P, bool SHARED, bool HALF>
 __device__ __forceinline__ void add_analysis(float4 *sums, const Left (&left)[kTiles][kPairs],
                                              const float (&back)[kTiles][2], const uint4 *table, int column_pairs) {
@@ -91,7 +91,8 @@ __device__ __forceinline__ void add_analysis(float4 *sums, const Left (&left)[kT
             for (int j = 0; j < 2 * kTiles; ++j) {
                 const float *v = part[j / 2][j % 2], *by = back[j / 2];
                 float4 &to = sum[j / 2][j % 2];
-                to = {fmaf(v[0], by[0], to.x), fmaf(v[1], by[0], to.y), fmaf(v[2], by[1], to.z), fmaf(v[3], by[1], to.w)};
+                to = {fmaf(v[0], by[0], to.x), fmaf(v[1], by[0], to.y), fmaf(v[2], by[1], to.z),
+                      fmaf(v[3], by[1], to.w)};
             }
         }
 #pragma unroll

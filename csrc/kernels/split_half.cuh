@@ -150,8 +150,9 @@ template <typename P> __device__ __forceinline__ void load_left(Left &left, cons
     }
 }
 
-// Tables are split beforehand and wait lane by lane too (turbofno_ops/_cuda_tables.py): for each pair of right operands,
-// fp32 and tf32 find the 16-byte words [column][lane] (high, high, low, low), bf16 [lane]. SHARED: in shared memory.
+// Tables are split beforehand and wait lane by lane too (turbofno_ops/_cuda_tables.py): for each pair of right
+// operands, fp32 and tf32 find the 16-byte words [column][lane] (high, high, low, low), bf16 [lane]. SHARED: in shared
+// memory.
 template <typename P> constexpr int kRightWords = P::kScaled ? 64 : 32;
 
 template <bool SHARED, typename T> __device__ __forceinline__ T load_word(const T *from) {
@@ -165,7 +166,8 @@ template <typename P, bool SHARED> __device__ __forceinline__ void load_right(Ri
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const uint4 words = load_word<SHARED>(pair + 32 * c + lane);
-            right.high[c][0] = words.x, right.high[c][1] = words.y, right.low[c][0] = words.z, right.low[c][1] = words.w;
+            right.high[c][0] = words.x, right.high[c][1] = words.y;
+            right.low[c][0] = words.z, right.low[c][1] = words.w;
         }
     } else if constexpr (P::kScaled) {
 #pragma unroll

@@ -56,11 +56,12 @@ void lay_out(const turbofno_rows &r, RowsPlan &p) {
 // The most warps a multiprocessor holds with `slots` chunks of the tables, in as small blocks as will do that.
 int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes) {
     const int64_t rows = r.batch * r.h;
+    const int limit = slots > 0 ? kWarps : kWarpsThroughL1;
     int most = 0, best = 1;
     p.slots = slots;
-    for (p.groups = 1; p.groups * p.warps <= kWarps && p.groups <= rows; ++p.groups) {
+    for (p.groups = 1; p.groups * p.warps <= limit && p.groups <= rows; ++p.groups) {
         lay_out(r, p);
-        const int blocks = std::min(kWarps / (p.groups * p.warps), shared_bytes / p.shared_bytes);
+        const int blocks = std::min(limit / (p.groups * p.warps), shared_bytes / p.shared_bytes);
         if (blocks * p.groups * p.warps > most) {
             most = blocks * p.groups * p.warps;
             best = p.groups;
@@ -77,7 +78,7 @@ int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes) {
 int fill(const turbofno_rows &r, RowsPlan &p, int shared_bytes) {
     for (int slots : {ceil_div(r.w, kChunk), 2}) {
         const int warps = fill(r, p, slots, shared_bytes);
-        if (2 * warps >= kWarps || (warps > 0 && p.groups * r.multiprocessors >= r.batch * r.h)) return warps;
+        if (2 * warps >= kWarps || (warps > 0 && p.groups * int64_t(r.multiprocessors) >= r.batch * r.h)) return warps;
     }
     return fill(r, p, 0, shared_bytes);
 }
@@ -99,7 +100,7 @@ RowsPlan plan(const turbofno_rows &r, int shared_bytes) {
     RowsPlan p{};
     p.channel_tiles = ceil_div(r.c_out, kRows * kGroupWarps);
     p.warps = ceil_div(r.c_out, kRows * p.channel_tiles);
-    while (2 * fill(r, p, kRowsSharedBytes) < kWarps && p.warps > 1) --p.warps;
+    while (2 * fill(r, p, kRowsSharedBytes) < kWarpsThroughL1 && p.warps > 1) --p.warps;
     p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
     fill(r, p, shared_bytes);
     const int64_t rows = r.batch * r.h;

@@ -6,9 +6,10 @@
 namespace turbofno {
 
 constexpr int kChunk = 64; // points that a warp computes at once
-constexpr int kTiles = 2; // of 16 rows, that a warp multiplies by the same right operands
+constexpr int kTiles = 1; // of 16 rows, that a warp multiplies by the same right operands (2 is no faster)
 constexpr int kRows = 16 * kTiles; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
-constexpr int kWarps = 8; // of a multiprocessor, for registers
+constexpr int kWarps = 16; // of a multiprocessor, for registers
+constexpr int kWarpsThroughL1 = 12; // of fourier_rows with tables through L1, which has more to wait for
 constexpr int kGroupWarps = 4; // of a group in fourier_rows, at most
 constexpr int kAnalysisWarps = 4; // of a block of analyze_rows
 constexpr int kTilePitch = kChunk + 8; // halves between the channels of x in shared memory, see load_matrices
