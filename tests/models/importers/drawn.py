@@ -61,7 +61,8 @@ def _draw_channels(rng: random.Random, arguments: dict[str, Any], release: str) 
             "use_mlp": rng.random() < 0.5,
             "mlp_skip": rng.choice(SKIPS),
             "mlp_expansion": rng.choice((0.5, 1.5)),
-            "joint_factorization": rng.random() < 0.3,
+            # it cannot take a layer out of every joint tensor train
+            "joint_factorization": rng.random() < 0.3 and arguments["factorization"] != "TT",
         }
         return
     arguments |= {
