@@ -47,7 +47,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
 
 def drawn(generation: str, n: int, does: dict[str, object]) -> tuple[Script, tuple[int, ...]]:
     """A random network of that kind and a grid that holds its modes, odd on some axes."""
-    rng = random.Random()
+    rng = random.Random(int(torch.randint(2**31, ())))
     modes = tuple(rng.randint(1, 5) for _ in range(n))
     most = 24 if n < 3 else 11
     # from where the corners overlap to well above
