@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 SKIPS = ("linear", "soft-gating", "identity")
@@ -30,7 +31,7 @@ def draw(rng: random.Random, release: str) -> Drawn:
         "out_channels": rng.randint(1, 3),
         "hidden_channels": rng.choice((4, 6)),
         "n_layers": rng.randint(1, 3),
-        "non_linearity": rng.choice((F.gelu, F.relu, F.silu, F.tanh)),
+        "non_linearity": rng.choice((F.gelu, F.relu, F.silu, F.tanh, torch.tanh)),
         "norm": rng.choice((None, None, "group_norm", "instance_norm")),
         "stabilizer": rng.choice((None, None, "tanh")),
         "preactivation": rng.random() < 0.3,

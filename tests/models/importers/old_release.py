@@ -1,4 +1,4 @@
-"""Earlier releases of neuraloperator, each installed into a folder of its own and run in a process of its own.
+"""Earlier releases of neuraloperator, each run in a process of its own.
 
 Run as a script it draws networks, saves them with the release's own `save_checkpoint`, and writes down what
 they answer: `python -m tests.models.importers.old_release VERSION INSTALLED FOLDER SEED COUNT`.
@@ -11,39 +11,16 @@ import importlib.machinery
 import random
 import subprocess
 import sys
-import tempfile
 import types
 import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests.models.importers.drawn import draw
+from tests.models.importers.other_libraries import installed
 from tests.models.importers.parity import outputs, spread
-
-# 1.0.0 on the index lacks most of its files
-REQUIREMENTS = {"0.3.0": "neuraloperator==0.3.0", "1.0": "neuraloperator==1.0.2"}
-
-
-def installed(version: str) -> Path:
-    """The folder that holds this release, filled on first use; skips the test where no index is reachable."""
-    folder = Path(sys.prefix) / "old-neuraloperator" / version
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-        target = Path(fresh) / "target"
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-        call = [*pip, "--no-deps", "--retries=1", f"--target={target}", REQUIREMENTS[version]]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            pytest.skip(f"{REQUIREMENTS[version]} cannot be installed: {reason}")
-        if not folder.is_dir():
-            target.rename(folder)
-    return folder
 
 
 def draw_and_save(version: str, folder: Path, count: int) -> None:
@@ -51,13 +28,14 @@ def draw_and_save(version: str, folder: Path, count: int) -> None:
     module = "tests.models.importers.old_release"
     arguments = [
         version,
-        str(installed(version)),
+        str(installed(f"neuraloperator-{version}")),
         str(folder),
         str(torch.initial_seed()),
         str(count),
     ]
     call = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=170, check=False)
+    root = Path(__file__).parents[3]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=170, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
 
 

@@ -22,6 +22,9 @@ _LIGHT = [
     "charset_normalizer",
 ]  # fmt: skip
 REQUIREMENTS = {
+    "neuraloperator-0.3.0": ["neuraloperator==0.3.0"],
+    # 1.0.0 on the index lacks most of its files
+    "neuraloperator-1.0": ["neuraloperator==1.0.2"],
     "modulus-0.9": ["nvidia-modulus==0.9.0", *_LIGHT],
     "physicsnemo-1": ["nvidia-physicsnemo==1.3.0", *_LIGHT],
     "physicsnemo-2": ["nvidia-physicsnemo==2.2.2", *_LIGHT],
