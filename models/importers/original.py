@@ -11,6 +11,7 @@ script of that generation did, and every choice can be overridden. The generatio
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +54,10 @@ _BATCH_NORM_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a script does that leaves no trace in its state dict. `padding` is in points, one entry an axis."""
+    """What a script does that leaves no trace in its state dict.
+
+    `padding` is in points, one entry an axis. `coordinates` are the ends of each axis, None for 0 and 1.
+    """
 
     activation: Activation
     padding: tuple[int, ...]
@@ -61,17 +65,19 @@ class Recipe:
     grid: Grid = "endpoints"
     grid_order: Literal["ij", "xy"] = "ij"
     grid_place: Literal["after", "before"] = "after"
+    coordinates: tuple[tuple[float, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the keys say."""
+    """What the keys and shapes say. `flat_skips`: the skips are Conv1d over the flattened grid."""
 
     generation: Literal["A", "B", "C"]
     n_dim: int
     n_layers: int
     channels: int
     has_batch_norm: bool
+    flat_skips: bool
 
 
 def recognises(keys: Collection[str]) -> bool:
@@ -113,10 +119,9 @@ def import_original(
     name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
         "PDEBench FNO"
     )  # fmt: skip
-    coordinates = options.pairs("coordinates", found.n_dim)
     options.finish(name)
 
-    state = _Reader(source, found, recipe, layout).state(coordinates)
+    state = _Reader(source, found, recipe, layout).state()
     dropped = source.drop(lambda key: re.match(r"bn\d+\.", key) is not None)
     source.finish(name, _SUPPORTED)
     arch = _architecture(state, found, recipe)
@@ -124,7 +129,7 @@ def import_original(
         format=name,
         architecture=arch,
         state=state,
-        assumptions=_assumptions(found, script, recipe, layout, coordinates, dropped),
+        assumptions=_assumptions(found, script, recipe, layout, dropped),
     )
 
 
@@ -147,8 +152,14 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     n_layers = 0
     while f"{prefix}conv{n_layers}.weights1" in tensors:
         n_layers += 1
+    skip = tensors.get(f"{prefix}w0.weight")
     return _Found(
-        generation, n_dim, n_layers, tensors[lift].shape[1], f"{prefix}bn0.weight" in tensors
+        generation,
+        n_dim,
+        n_layers,
+        channels=tensors[lift].shape[1],
+        has_batch_norm=f"{prefix}bn0.weight" in tensors,
+        flat_skips=n_dim > 1 and skip is not None and skip.ndim == 3,
     )
 
 
@@ -168,26 +179,29 @@ def _script(found: _Found, options: Options, script: Script | None) -> Script:
 
 def _recipe(found: _Found, script: Script) -> Recipe:
     """What the script of this generation does, after its published code."""
-    n, generation = found.n_dim, found.generation
-    none = (0,) * n
+    none = (0,) * found.n_dim
     if script == "pdebench":
-        padding = (0, 0, 6) if n == 3 else (2,) * n
+        padding = (0, 0, 6) if found.n_dim == 3 else (2,) * found.n_dim
         return Recipe("gelu", padding, grid="cell-centres")
-    if generation == "A":
-        return Recipe(
-            "relu",
-            none,
-            norm="batch" if found.has_batch_norm else "none",
-            grid_order="xy" if script == "fourier_2d" else "ij",
-            grid_place="before" if script in ("fourier_2d_time", "fourier_3d") else "after",
-        )
+    batch: Norm = "batch" if found.has_batch_norm else "none"
+    if found.generation == "A":
+        recipe = Recipe("relu", none, norm=batch)
+        if script == "fourier_1d":
+            return replace(recipe, coordinates=((0.0, 2 * math.pi),))
+        if script == "fourier_2d":
+            return replace(recipe, grid_order="xy")
+        # Its time coordinate is 1/n, 2/n, .., 1, and all three come before the data.
+        return replace(recipe, grid="none") if script == "fourier_3d" else recipe
+    if found.flat_skips:
+        # The first scripts for torch 1.8 kept the layers of generation A.
+        return Recipe("relu", none, norm=batch)
     if script == "fourier_2d":
         return Recipe("gelu", (9, 9))
     if script == "fourier_3d":
         return Recipe("gelu", (0, 0, 6))
-    if script == "fourier_2d_time" and generation == "C":
-        return Recipe("gelu", none, norm="instance")
-    return Recipe("gelu", none)
+    # Batch normalisation that is still there is no longer used; its successor has no parameters.
+    instance = script == "fourier_2d_time" and not found.has_batch_norm
+    return Recipe("gelu", none, norm="instance" if instance else "none")
 
 
 def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
@@ -208,6 +222,7 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
         grid=options.choice("grid", grids, recipe.grid),
         grid_order=options.choice("grid_order", orders, recipe.grid_order),
         grid_place=options.choice("grid_place", places, recipe.grid_place),
+        coordinates=options.pairs("coordinates", found.n_dim) or recipe.coordinates,
     )
 
 
@@ -220,13 +235,13 @@ class _Reader:
     recipe: Recipe
     layout: Layout
 
-    def state(self, coordinates: tuple[tuple[float, float], ...] | None) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
         generation_c = self.found.generation == "C"
         weight, bias = self.source.take_linear("p" if generation_c else "fc0")
         weight = self._data_first(weight)
-        if coordinates is not None and self.recipe.grid != "none":
-            weight, bias = _rescaled(weight, bias, coordinates)
+        if self.recipe.coordinates is not None and self.recipe.grid != "none":
+            weight, bias = _rescaled(weight, bias, self.recipe.coordinates)
         self._put(state, "lifting.linears.0", weight, bias)
         for i in range(self.found.n_layers):
             self._layer(state, i)
@@ -334,7 +349,6 @@ def _assumptions(
     script: Script,
     recipe: Recipe,
     layout: Layout,
-    coordinates: tuple[tuple[float, float], ...] | None,
     dropped: list[str],
 ) -> tuple[str, ...]:
     norms = {
@@ -352,9 +366,11 @@ def _assumptions(
         "takes and gives channels first, [batch, channels, *grid]; the scripts have channels last",
     ]
     if recipe.grid == "none":
-        said.append("no coordinates are added; if it was trained with some, give them as channels")
+        said.append(
+            "no coordinates are added (grid=..); if it was trained with some, they are input channels"
+        )
     else:
-        ranges = coordinates or ((0.0, 1.0),) * found.n_dim
+        ranges = recipe.coordinates or ((0.0, 1.0),) * found.n_dim
         said.append(
             f"coordinates are added by the server: {recipe.grid} of {list(ranges)}, order "
             f"{recipe.grid_order}, {recipe.grid_place} the data "

@@ -210,6 +210,7 @@ MAKERS: dict[str, Callable[[], bytes]] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 @pytest.mark.parametrize("name", MAKERS)
 def test_damage_of_any_kind_ends_in_a_refusal(name: str, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(torch.initial_seed() % 2**62)

@@ -37,7 +37,7 @@ def draw(rng: random.Random, release: str) -> Drawn:
         "preactivation": rng.random() < 0.3,
         "fno_skip": rng.choice(SKIPS),
         "factorization": rng.choice((None, None, "Tucker", "CP", "TT")),
-        "rank": rng.choice((0.3, 0.8)),
+        "rank": rng.choice((0.5, 0.9)),
         "implementation": rng.choice(("factorized", "reconstructed")),
     }
     _draw_channels(rng, arguments, release)
@@ -47,9 +47,10 @@ def draw(rng: random.Random, release: str) -> Drawn:
     if not fits:
         surplus = range(5) if release == "2.0.0" else (0, 2, 4)
         arguments["max_n_modes"] = tuple(m + rng.choice(surplus) for m in n_modes)
-    lowest = 3 if fits else 4
-    odd = tuple(2 * rng.randint(lowest - 1, 6) + 1 for _ in n_modes)
-    even = tuple(2 * rng.randint(lowest, 6) for _ in n_modes)
+    # and halving three times must leave more than one point for the library to run
+    half = range(8, 11) if shrinks else range(3 if fits else 4, 7)
+    odd = tuple(2 * rng.choice(half) + (1 if shrinks else -1) for _ in n_modes)
+    even = tuple(2 * rng.choice(half) for _ in n_modes)
     tucker = arguments["factorization"] == "Tucker"
     return Drawn("TFNO" if tucker and rng.random() < 0.5 else "FNO", arguments, (odd, even))
 
@@ -74,6 +75,8 @@ def _draw_channels(rng: random.Random, arguments: dict[str, Any], release: str) 
         "separable": rng.random() < 0.2,
         "positional_embedding": rng.choice(("grid", "grid", None)),
     }
+    if arguments["separable"]:
+        arguments["rank"] = 1.0  # less of so few numbers is a rank of zero, which it cannot build
     if release == "2.0.0":
         arguments["use_channel_mlp"] = rng.random() < 0.7
         for skip in ("fno_skip", "channel_mlp_skip"):

@@ -69,12 +69,15 @@ class Script(nn.Module):
         activation: Any = F.gelu,
         grid_order: str = "ij",
         grid_place: str = "after",
+        grid_end: float = 1.0,
+        flat_skips: bool = False,
     ) -> None:
         super().__init__()
         n = len(modes)
         self.generation, self.n_layers, self.norm = generation, n_layers, norm
         self.pads = padding or (0,) * n
         self.activation, self.grid_order, self.grid_place = activation, grid_order, grid_place
+        self.grid_end, self.flat_skips = grid_end, flat_skips or generation == "A"
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1]
         lifting = nn.Linear(channels + n, width)
         if generation == "C":
@@ -85,8 +88,7 @@ class Script(nn.Module):
             self.fc1, self.fc2 = nn.Linear(width, 128), nn.Linear(128, out_channels)
         for i in range(n_layers):
             setattr(self, f"conv{i}", SpectralConv(width, modes, real=generation == "A"))
-            # generation A applies its skips to the flattened grid
-            skip = nn.Conv1d if generation == "A" else conv
+            skip = nn.Conv1d if self.flat_skips else conv
             setattr(self, f"w{i}", skip(width, width, 1))
             if generation == "C":
                 setattr(self, f"mlp{i}", MLP(conv, width, width, width))
@@ -112,15 +114,17 @@ class Script(nn.Module):
         y = instance(spectral(instance(x)))
         if self.generation == "C":
             y = getattr(self, f"mlp{i}")(y)
-        flat = x.flatten(2) if self.generation == "A" else x
+        flat = x.flatten(2) if self.flat_skips else x
         y = y + skip(flat).view_as(y)
         if self.norm == "batch":
             y = getattr(self, f"bn{i}")(y)
         return self.activation(y) if i < self.n_layers - 1 else y
 
     def _with_grid(self, x: torch.Tensor) -> torch.Tensor:
+        if self.grid_place == "caller":
+            return x
         size = x.shape[1:-1]
-        axes = [torch.linspace(0, 1, n, dtype=x.dtype) for n in size]
+        axes = [torch.linspace(0, self.grid_end, n, dtype=x.dtype) for n in size]
         columns = list(torch.meshgrid(*axes, indexing="ij"))
         if self.grid_order == "xy":
             columns[:2] = columns[1], columns[0]

@@ -85,6 +85,23 @@ def deviations(
     return single, double
 
 
+def assert_parity(
+    imported: Imported, fields: list[torch.Tensor], expected: list[torch.Tensor]
+) -> None:
+    """1e-5 in float32 and 1e-10 in float64.
+
+    A few random networks amplify rounding (two norms of a field that is nearly constant), so that the
+    library's own float32 answer is far from its float64 one: there, a small multiple of that, and a
+    millionth of it.
+    """
+    half = len(fields)
+    single, double = deviations(imported, fields, expected)
+    for i in range(half):
+        own = relative_l2(expected[i], expected[half + i])
+        assert single[i] < max(1e-5, 3 * own), imported
+        assert double[i] < max(1e-10, 1e-6 * own), imported
+
+
 def imported_exactly(tensors: dict[str, torch.Tensor], metadata: Any, **options: str) -> Imported:
     """`read_exactly` with options as the command line would give them."""
     return read_exactly(tensors, metadata, Options(dict(options)))

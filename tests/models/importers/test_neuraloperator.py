@@ -17,6 +17,7 @@ from models.importers.result import Options
 from models.importers.torch_file import read_torch_file
 from tests.models.importers.drawn import draw
 from tests.models.importers.parity import (
+    assert_parity,
     deviations,
     imported_exactly,
     outputs,
@@ -40,12 +41,6 @@ def fields(arguments: dict[str, Any], grids: tuple[tuple[int, ...], ...]) -> lis
     return [torch.randn(2, arguments["in_channels"], *grid) for grid in grids]
 
 
-def assert_equal(imported: Any, xs: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    single, double = deviations(imported, xs, expected)
-    assert max(single) < 1e-5, imported
-    assert max(double) < 1e-10, imported
-
-
 @pytest.mark.parametrize("number", range(150))
 def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path) -> None:
     drawn = draw(random_source(), "2.0.0")
@@ -57,7 +52,7 @@ def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path
     tensors, metadata = read_saved(tmp_path, "model")
     # a TFNO stores no defaults: nothing tells its release
     imported = imported_exactly(tensors, metadata, version="2.0.0")
-    assert_equal(imported, xs, expected)
+    assert_parity(imported, xs, expected)
 
 
 def test_main_undoes_its_shift_on_odd_sizes() -> None:
@@ -77,10 +72,10 @@ def test_main_undoes_its_shift_on_odd_sizes() -> None:
     assert len(calls) == 32
     imported = imported_exactly(tensors, {"in_channels": 2, "norm_groups": 1})
     assert imported.format == "neuraloperator main FNO"
-    assert_equal(imported, xs, expected)
+    assert_parity(imported, xs, expected)
     rolled = imported_exactly(tensors, None, version="2.0.0")
     single, _ = deviations(rolled, xs, expected)
-    assert single[0] > 1e-2
+    assert single[0] > 1e-4
     assert single[1] < 1e-5
 
 
@@ -92,7 +87,7 @@ def test_a_bare_state_dict_says_what_was_assumed(tmp_path: Path) -> None:
     xs = fields(PLAIN, GRIDS)
     expected = outputs(theirs, xs)
     imported = imported_exactly(read_torch_file(tmp_path / "bare.pt"), None)
-    assert_equal(imported, xs, expected)
+    assert_parity(imported, xs, expected)
     text = " ".join(imported.assumptions)
     for assumed in ("version=2.0.0", "non_linearity=gelu", "domain_padding=None", "'module.'"):
         assert assumed in text
@@ -118,7 +113,7 @@ def test_options_replace_what_a_bare_state_dict_leaves_open() -> None:
         preactivation="true",
         fno_skip="identity",
     )
-    assert_equal(imported, xs, expected)
+    assert_parity(imported, xs, expected)
 
 
 def test_the_metadata_inside_the_state_dict_is_enough(tmp_path: Path) -> None:
@@ -127,7 +122,7 @@ def test_the_metadata_inside_the_state_dict_is_enough(tmp_path: Path) -> None:
     theirs.save_checkpoint(tmp_path, "model")
     tensors, metadata = read_saved(tmp_path, "model", pair=False)
     xs = fields(PLAIN, GRIDS)
-    assert_equal(imported_exactly(tensors, metadata), xs, outputs(theirs, xs))
+    assert_parity(imported_exactly(tensors, metadata), xs, outputs(theirs, xs))
 
 
 def test_positional_arguments_and_other_grid_ranges(tmp_path: Path) -> None:
@@ -136,7 +131,7 @@ def test_positional_arguments_and_other_grid_ranges(tmp_path: Path) -> None:
     theirs.save_checkpoint(tmp_path, "model")
     xs = fields(PLAIN, GRIDS)
     expected = outputs(theirs, xs)
-    assert_equal(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
+    assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
 
 
 def test_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
@@ -147,7 +142,7 @@ def test_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
     theirs.save_checkpoint(tmp_path, "model")
     xs = fields(PLAIN, GRIDS)
     expected = outputs(theirs, xs)
-    assert_equal(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
+    assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
 
 
 def test_more_modes_than_the_network_was_built_with_are_asked_for(tmp_path: Path) -> None:
@@ -157,7 +152,7 @@ def test_more_modes_than_the_network_was_built_with_are_asked_for(tmp_path: Path
     xs = fields(PLAIN, GRIDS)
     expected = outputs(theirs, xs)
     imported = imported_exactly(*read_saved(tmp_path, "model"), n_modes="[6, 6]")
-    assert_equal(imported, xs, expected)
+    assert_parity(imported, xs, expected)
 
 
 def test_public_import_gives_the_dtypes_of_a_checkpoint() -> None:

@@ -15,7 +15,13 @@ from models.importers.neuraloperator import import_neuraloperator, recognises
 from models.importers.refusal import ImportRefused
 from models.importers.result import Options
 from models.importers.torch_file import read_torch_file
-from tests.models.importers.parity import deviations, imported_exactly, outputs, read_saved, spread
+from tests.models.importers.parity import (
+    assert_parity,
+    imported_exactly,
+    outputs,
+    read_saved,
+    spread,
+)
 
 SMALL: dict[str, Any] = {
     "n_modes": (4, 4),
@@ -108,6 +114,4 @@ def test_a_trainers_folder(tmp_path: Path) -> None:
     assert read_torch_file(tmp_path / "manifest.pt")["model"] == "best_model_state_dict.pt"
     xs = [torch.randn(2, 1, 9, 10), torch.randn(2, 1, 8, 11)]
     imported = imported_exactly(*read_saved(tmp_path, "best_model"))
-    single, double = deviations(imported, xs, outputs(theirs, xs))
-    assert max(single) < 1e-5
-    assert max(double) < 1e-10
+    assert_parity(imported, xs, outputs(theirs, xs))

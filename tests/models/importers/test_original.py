@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import random
 import sys
 from pathlib import Path
@@ -21,11 +22,15 @@ from tests.models.importers.original_scripts import Script
 
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     # generation, axes, what the script does, what the user has to say
-    ("A", 1, {"activation": F.relu}, {}),
+    ("A", 1, {"activation": F.relu, "grid_end": 2 * math.pi}, {}),
+    ("A", 1, {"activation": F.relu, "norm": "batch", "grid_end": 2 * math.pi}, {}),
     ("A", 2, {"activation": F.relu, "norm": "batch", "grid_order": "xy"}, {}),
     ("A", 2, {"activation": F.relu, "grid_order": "xy"}, {}),
-    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_place": "before"}, {"script": "fourier_2d_time"}),
-    ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "before"}, {}),
+    ("A", 2, {"activation": F.relu, "norm": "batch"}, {"script": "fourier_2d_time"}),
+    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
+    ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller"}, {}),
+    ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
+    ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {}),
     ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
     ("B", 2, {"padding": (9, 9)}, {}),
@@ -42,7 +47,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
 
 def drawn(generation: str, n: int, does: dict[str, object]) -> tuple[Script, tuple[int, ...]]:
     """A random network of that kind and a grid that holds its modes, odd on some axes."""
-    rng = random.Random()
+    rng = random.Random(int(torch.randint(2**31, ())))
     modes = tuple(rng.randint(1, 5) for _ in range(n))
     most = 24 if n < 3 else 11
     # from where the corners overlap to well above
