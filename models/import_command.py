@@ -30,6 +30,7 @@ from models.importers.result import Imported, Options
 from models.importers.verify import verify
 
 _LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
+_LARGEST_PADDING = 4096
 _USUAL_GRID = {1: 256, 2: 64, 3: 32}
 
 
@@ -175,6 +176,10 @@ def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
     """Fewest points an axis may have; padding of a fixed number of points helps to hold the modes."""
     padding = arch.domain_padding
     points = (padding.points if padding else None) or (0,) * arch.n_dim
+    if max(points) > _LARGEST_PADDING:
+        raise ImportRefused(
+            f"domain padding of {max(points):,} points, more than a network can mean"
+        )
     both = 2 if padding and padding.sides == "both" else 1
     return tuple(
         max(1, least - both * pad) for least, pad in zip(arch.smallest_grid, points, strict=True)

@@ -91,6 +91,16 @@ def test_scripts_are_said_to_be_unproven_and_take_settings(
         assert relative_l2(loaded.module(x), expected) < 1e-5
 
 
+@pytest.mark.parametrize("padding", ["1000000000", "-3"])
+def test_padding_that_cannot_be_meant_is_refused(
+    padding: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    assert run(repository, tmp_path / "fno.pt", "--set", f"padding={padding}") == 1
+    assert "padding" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
 def test_an_existing_model_is_replaced_only_by_force(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
