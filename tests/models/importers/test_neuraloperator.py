@@ -80,7 +80,7 @@ def test_main_undoes_its_shift_on_odd_sizes() -> None:
     assert_equal(imported, xs, expected)
     rolled = imported_exactly(tensors, None, version="2.0.0")
     single, _ = deviations(rolled, xs, expected)
-    assert single[0] > 1e-2
+    assert single[0] > 1e-4
     assert single[1] < 1e-5
 
 
