@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoint import load_model, save_model
+from models.checkpoint import CONFIG_FILE, load_model, save_model
 from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
 from models.fno import FNO
 from models.importers.detect import Checkpoint, convert, describe, read_checkpoint
@@ -30,6 +30,7 @@ from models.importers.result import Imported, Options
 from models.importers.verify import verify
 
 _LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
+_LARGEST_PADDING = 4096
 _USUAL_GRID = {1: 256, 2: 64, 3: 32}
 
 
@@ -43,6 +44,8 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
     target = repository / arguments.name
     if target.exists() and not arguments.force:
         raise FileExistsError(f"{target} is there already; --force replaces it")
+    if target.exists() and not (target / CONFIG_FILE).is_file():
+        raise FileExistsError(f"{target} is no single model, and may hold several; move it away")
     settings = _settings(arguments.settings)
     checkpoint = read_checkpoint(
         arguments.path, None if arguments.format == "auto" else arguments.format
@@ -76,9 +79,15 @@ def _write(
         fresh = Path(folder) / "fresh"
         save_model(fresh, config, module)
         load_model(fresh)
+        replaced = Path(folder) / "replaced"
         if target.exists():
-            target.rename(Path(folder) / "replaced")
-        fresh.rename(target)
+            target.rename(replaced)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(target)
+            raise
 
 
 def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
@@ -175,6 +184,10 @@ def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
     """Fewest points an axis may have; padding of a fixed number of points helps to hold the modes."""
     padding = arch.domain_padding
     points = (padding.points if padding else None) or (0,) * arch.n_dim
+    if max(points) > _LARGEST_PADDING:
+        raise ImportRefused(
+            f"domain padding of {max(points):,} points, more than a network can mean"
+        )
     both = 2 if padding and padding.sides == "both" else 1
     return tuple(
         max(1, least - both * pad) for least, pad in zip(arch.smallest_grid, points, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
@@ -19,6 +19,7 @@ from models.importers.result import Imported
 from models.importers.safe_pickle import Named, Stub
 
 TOLERANCE = 1e-4
+_LARGEST_ARGUMENT = 1 << 14
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
@@ -145,9 +146,38 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> tuple[Network
         for key, value in checkpoint.settings.items()
         if key in known and key not in ("args", "conv_module", "self")
     }
-    network = cls(**arguments)
-    network.load_state_dict({key: t.clone() for key, t in checkpoint.tensors.items()})
-    return network.eval(), name
+    return _built(lambda: cls(**arguments), arguments, checkpoint.tensors), name
+
+
+def _built(
+    build: Callable[[], nn.Module], arguments: Any, tensors: Mapping[str, Tensor]
+) -> nn.Module:
+    """The original network with the checkpoint's tensors.
+
+    A file may claim any size, so it is built without memory first and has to have just these tensors.
+    """
+    if max(_integers(arguments), default=0) > _LARGEST_ARGUMENT:
+        raise _Unavailable("the checkpoint gives absurd sizes")
+    with torch.device("meta"):
+        expected = {k: v.shape for k, v in build().state_dict().items() if isinstance(v, Tensor)}
+    wrong = [k for k in expected if k not in tensors or tensors[k].shape != expected[k]]
+    # a key of a base class that newer releases no longer have
+    wrong = [key for key in wrong if not key.endswith("device_buffer")]
+    if wrong:
+        raise _Unavailable(f"its arguments do not fit its tensors: {wrong[0]}")
+    network = build()
+    network.load_state_dict({k: tensors[k].clone() for k in expected if k in tensors}, strict=False)
+    return network.eval()
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _integers(item)
+    elif isinstance(value, int):
+        yield value
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -169,12 +199,12 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]
     }  # fmt: skip
     if arch.in_channels % arch.out_channels:
         raise _Unavailable("its input is no whole number of output fields")
-    network: nn.Module = cls(
-        arch.out_channels, **modes, width=arch.hidden_channels,
-        initial_step=arch.in_channels // arch.out_channels,
-    )  # fmt: skip
-    network.load_state_dict(checkpoint.tensors)
-    network.eval()
+    steps = arch.in_channels // arch.out_channels
+    network = _built(
+        lambda: cls(arch.out_channels, **modes, width=arch.hidden_channels, initial_step=steps),
+        modes,
+        checkpoint.tensors,
+    )
 
     def run(x: Tensor) -> Tensor:
         axes = [(torch.arange(n) + 0.5) / n for n in x.shape[2:]]
@@ -190,6 +220,5 @@ def _physicsnemo(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, s
     package = library.lower()
     # What the layers compute changed with 2.0 and not within 1.x or 2.x.
     name = _installed(f"nvidia-{package}", version.split(".")[0])
-    network = import_module(f"{package}.models.fno").FNO(**(checkpoint.settings or {}))
-    network.load_state_dict(checkpoint.tensors, strict=False)
-    return network.eval(), name
+    cls, arguments = import_module(f"{package}.models.fno").FNO, checkpoint.settings or {}
+    return _built(lambda: cls(**arguments), arguments, checkpoint.tensors), name

@@ -91,6 +91,16 @@ def test_scripts_are_said_to_be_unproven_and_take_settings(
         assert relative_l2(loaded.module(x), expected) < 1e-5
 
 
+@pytest.mark.parametrize("padding", ["1000000000", "-3"])
+def test_padding_that_cannot_be_meant_is_refused(
+    padding: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    assert run(repository, tmp_path / "fno.pt", "--set", f"padding={padding}") == 1
+    assert "padding" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
 def test_an_existing_model_is_replaced_only_by_force(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +116,35 @@ def test_an_existing_model_is_replaced_only_by_force(
     x = torch.randn(1, 1, 16, 16)
     with torch.inference_mode():
         assert relative_l2(load_model(repository / "model").module(x), second(x)) < 1e-5
+
+
+def test_a_folder_of_versions_is_not_replaced(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path / "one")
+    (repository / "model" / "2").mkdir(parents=True)
+    assert run(repository, tmp_path / "one", "--force") == 1
+    assert "may hold several" in capsys.readouterr().err
+    assert (repository / "model" / "2").is_dir()
+
+
+def test_a_model_that_cannot_be_moved_into_place_leaves_the_old_one(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuraloperator_pair(tmp_path / "one")
+    assert run(repository, tmp_path / "one") == 0
+    before = (repository / "model" / "model.safetensors").read_bytes()
+    rename = Path.rename
+
+    def full(self: Path, target: Path) -> Path:
+        if self.name == "fresh":
+            raise OSError("read-only file system")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    assert run(repository, tmp_path / "one", "--force") == 1
+    assert left_over(repository) == ["model"]
+    assert (repository / "model" / "model.safetensors").read_bytes() == before
 
 
 def test_failure_while_writing_leaves_the_old_model_and_nothing_else(

@@ -17,9 +17,10 @@ import torch
 
 # What PhysicsNeMo imports on the way to its FNO; what is heavier has a stand-in in library_worker.py.
 _LIGHT = [
-    "treelib==1.8.0", "six", "importlib_metadata==8.5.0", "zipp", "tqdm", "requests", "termcolor",
-    "jaxtyping", "wadler_lindig", "einops", "gitpython", "gitdb", "smmap", "psutil",
-    "charset_normalizer",
+    "treelib==1.8.0", "six==1.17.0", "importlib_metadata==8.5.0", "zipp==4.1.2", "tqdm==4.70.1",
+    "requests==2.34.2", "termcolor==3.3.0", "jaxtyping==0.3.11", "wadler_lindig==0.1.8",
+    "einops==0.8.2", "gitpython==3.2.1", "gitdb==4.0.12", "smmap==5.0.3", "psutil==7.2.2",
+    "charset_normalizer==3.5.2",
 ]  # fmt: skip
 REQUIREMENTS = {
     "neuraloperator-0.3.0": ["neuraloperator==0.3.0"],

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from models.fno import to_precision
+from models.importers.detect import convert, read_checkpoint
 from models.importers.original import import_original, recognises
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
-from models.importers.torch_file import module_state, read_torch_file
 from tests.models.importers.comparison import assert_equal_functions
 from tests.models.importers.original_scripts import Script
 
@@ -126,11 +126,23 @@ def test_pickled_module_is_read_with_its_padding(
     monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_2d").FNO2d)
     torch.save(model, tmp_path / "model.pt", _use_new_zipfile_serialization=not legacy)
     del sys.modules["fourier_2d"]
-    stub = read_torch_file(tmp_path / "model.pt")
+    checkpoint = read_checkpoint(tmp_path / "model.pt")
     assert "fourier_2d" not in sys.modules
-    assert stub.cls.qualified == "fourier_2d.FNO2d"
-    imported = import_original(module_state(stub), Options(), padding=stub.attributes["padding"])
-    assert_parity(imported, model, size)
+    assert "a pickled fourier_2d.FNO2d, read without running it" in checkpoint.read_from
+    assert_parity(convert(checkpoint, Options()), model, size)
+
+
+def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
+    model, size = drawn("C", 2, {"padding": (9, 9)})
+    state = model.state_dict()
+    lightning = {
+        "state_dict": {f"model.{key}": t for key, t in state.items()},
+        "epoch": 3, "hyper_parameters": {"lr": 1e-3}, "optimizer_states": [{"state": {}}],
+    }  # fmt: skip
+    parallel = {"model": {f"module._orig_mod.{key}": t for key, t in state.items()}, "optim": None}
+    for content in (lightning, parallel):
+        torch.save(content, tmp_path / "training.ckpt")
+        assert_parity(convert(read_checkpoint(tmp_path / "training.ckpt"), Options()), model, size)
 
 
 @pytest.mark.parametrize(
