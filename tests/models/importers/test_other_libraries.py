@@ -17,7 +17,7 @@ from tests.models.importers.comparison import our_module
 from tests.models.importers.other_libraries import draw_and_save
 from tests.turbofno_ops.fourier_truth import relative_l2
 
-COUNT = 18
+COUNT = 12
 
 
 @pytest.mark.parametrize("name", ["modulus-0.9", "physicsnemo-1", "physicsnemo-2", "pdebench"])
