@@ -20,6 +20,9 @@ from turbofno_ops.description import PRECISIONS
 
 _ALIGNMENT = 16
 _OLDEST_MAJOR = 8  # compute capability: A100
+# Up to so many modes along w, and channels times modes, rows that also analyze their result for the next
+# layer beat an analysis of its own, on an H200 (docs/kernels.md, "With or without the next analysis").
+_FUSED = {"fp32": (32, 1024), "tf32": (32, 3072), "bf16": (48, 4096)}
 _ops = torch.ops.turbofno
 
 
@@ -59,6 +62,7 @@ class CudaStages:
         h_out, w_out = out_size or size
         self._size, self._modes_w = (h_out, w_out), modes_w
         self._precision = PRECISIONS.index(precision)
+        self._most_modes, self._most_products = _FUSED[precision]
         self._analysis = _cuda_tables.row_analysis(w, modes_w, device)
         self._synthesis = _cuda_tables.row_synthesis(w_out, modes_w, device)
         self._columns: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
@@ -78,15 +82,18 @@ class CudaStages:
     def rows(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return _run(
+        products = layer.weight.shape[-1] * self._modes_w
+        fused = self._modes_w <= self._most_modes and products <= self._most_products and not last
+        y, following = _run(
             _ops.fourier_rows,
             *self._summands(spectra, x, layer),
-            None if last else self._analysis,
-            0 if last else self._modes_w,
+            self._analysis if fused else None,
+            self._modes_w if fused else 0,
             ACTIVATIONS.index(layer.activation),
             self._size[1],
             self._precision,
         )
+        return y, following if fused or last else self.analyze(y)
 
     def project(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
@@ -122,14 +129,13 @@ def stages_refusal(
     modes: tuple[int, int],
     *,
     precision: str,
-    first: bool = True,
     last: bool = True,
     skip: bool = True,
     projected: int = 0,
 ) -> str | None:
     """Why the kernels do not take one layer of these shapes, in words, or None if they do.
 
-    The `first` of a chain is analyzed on its own; all but the `last` make the next one's spectra.
+    All but the `last` of a chain may make the next one's spectra.
     """
     (c_in, c_out), (h, w), (modes_h, modes_w) = channels, size, modes
     code = PRECISIONS.index(precision)
@@ -137,7 +143,7 @@ def stages_refusal(
         "analysis", rows=batch * c_in * h, points=w, modes=modes_w, precision=code
     )
     return (
-        (analysis if first else None)
+        analysis
         or unsupported(
             "mix",
             batch=batch,
