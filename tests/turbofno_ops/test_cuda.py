@@ -111,12 +111,15 @@ def test_layer_equals_float64_on_random_shapes(draw: int) -> None:
     theirs = fourier_layer(*given, **moved, activation=activation, backend="reference")
     limit = max(2 * relative_l2(theirs.cpu(), truth), FLOAT32_ERROR)
     assert relative_l2(ours.cpu(), truth) <= limit, (shape, activation)
+    # a rectifier may leave a handful of small values: errors are in terms of what it was given
+    given_to_it = fourier_layer(x, weight, **options, activation="none", backend="reference")
     for precision, coarse in COARSE_ERRORS.items():
         poison()
         ours = fourier_layer(
             *given, **moved, activation=activation, backend="cuda", precision=precision
         )
-        assert relative_l2(ours.cpu(), truth) <= coarse, (shape, activation, precision)
+        error = float((ours.cpu().double() - truth).norm() / given_to_it.norm())
+        assert error <= coarse, (shape, activation, precision)
 
 
 @pytest.mark.parametrize("draw", range(SHAPES // 3))
