@@ -152,7 +152,6 @@ class CompiledFNO:
                 padded,
                 self._chain.modes,
                 precision=self.precision,
-                first=i == 0,
                 last=last,
                 skip=layer.skip is not None,
                 projected=projection.weight.shape[0] if last and projection is not None else 0,
