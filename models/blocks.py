@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.config import Activation, BlockStep, FNOArchitecture
+from models.config import Activation, BlockStep, FNOArchitecture, Precision
 from models.resample import resample
 from models.spectrum import is_plain, spectral
 from turbofno_ops import FourierMap, PointwiseMap, fourier_layer
@@ -150,6 +150,7 @@ class FourierBlock(nn.Module):
             self.mlp = PointwiseMLP(widths, mlp.activation or arch.activation)
             self.mlp_skip = _skip(mlp.skip, width, bias=False)
         self.mlp_norm = _norm(arch) if norms > 1 else None
+        self.precision: Precision = "fp32"
         self.scaling = arch.resolution_scaling[layer] if arch.resolution_scaling else None
         self._split(_distinct(steps))
 
@@ -171,6 +172,9 @@ class FourierBlock(nn.Module):
         self.before, self.layer, self.after = steps[:start], steps[start:end], steps[end:]
         # the op takes one field for both of its branches
         one_field = start == 0 or steps[start - 1] == "branch"
+        self.activation: Activation = (
+            self.arch.activation if self.layer[-1] == "activation" else "none"
+        )
         self.joined = one_field and (linear_skip or self.skip is None)
 
     def linear_part(self) -> FourierMap:
@@ -196,7 +200,8 @@ class FourierBlock(nn.Module):
             self.spectral_weight,
             skip_weight=self.skip.weight if isinstance(self.skip, Pointwise) else None,
             bias=self._bias(),
-            activation=self.arch.activation if self.layer[-1] == "activation" else "none",
+            activation=self.activation,
+            precision=self.precision,
         )
 
     def _run(
@@ -222,7 +227,7 @@ class FourierBlock(nn.Module):
         size = None
         if self.scaling is not None:
             size = [round(n * s) for n, s in zip(x.shape[2:], self.scaling, strict=True)]
-        y = spectral(x, self.spectral_weight, self.arch, size)
+        y = spectral(x, self.spectral_weight, self.arch, size, precision=self.precision)
         return y if self.spectral_bias is None else y + broadcast(self.spectral_bias, y)
 
     def _at_size(self, skipped: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.blocks import FourierBlock, PointwiseMLP, broadcast
-from models.config import FieldNormalization, FNOArchitecture, Normalization
+from models.config import FieldNormalization, FNOArchitecture, Normalization, Precision
 from models.spectrum import is_plain
 from turbofno_ops import ChainRefused, FNODescription, Scaling
 
@@ -83,6 +83,13 @@ class FNO(nn.Module):
         """Cast to float32, the complex weights too."""
         return to_precision(self, torch.float32)
 
+    def compute_in(self, precision: Precision) -> Self:
+        """Have the Fourier layers compute in a precision as `fourier_layer` takes it; all else stays float32."""
+        for block in self.modules():
+            if isinstance(block, FourierBlock):
+                block.precision = precision
+        return self
+
     def description(self) -> FNODescription:
         """This network for `turbofno_ops.compile_fno`, its own weights.
 
@@ -106,6 +113,8 @@ class FNO(nn.Module):
             layers=tuple(block.linear_part() for block in blocks),
             projection=self.projection.maps(),
             activation=arch.activation,
+            lifting_activation=arch.lifting_activation,
+            projection_activation=arch.projection_activation,
             inputs=inputs,
             outputs=outputs,
             positions=partial(positions, arch) if arch.positional_grid != "none" else None,
@@ -124,9 +133,6 @@ def _unusual(arch: FNOArchitecture) -> str | None:
         return "its layers change the resolution"
     if arch.domain_padding is not None and arch.domain_padding.mode != "zeros":
         return f"its domain padding is not zeros ({arch.domain_padding.mode})"
-    for part in ("lifting", "projection"):
-        if (getattr(arch, f"{part}_activation") or arch.activation) != arch.activation:
-            return f"its {part} has an activation of its own"
     plain = arch.model_copy(update={"block": (), "last_block": ()})
     for last in (False, True):
         if arch.steps(last=last) != plain.steps(last=last):

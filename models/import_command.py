@@ -136,6 +136,7 @@ def _config(
             grid=_grid(arguments.grid, imported, scaling),
             normalization=scaling.per_channel if scaling else imported.normalization,
             field_normalization=scaling.fields if scaling else None,
+            precision=arguments.precision,
             sha256="0" * 64,
         )
     except ValidationError as error:

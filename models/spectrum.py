@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from models.config import FNOArchitecture, ModePlacement
+from models.config import FNOArchitecture, ModePlacement, Precision
 from turbofno_ops import spectral_conv
 
 Rows = dict[int, list[int]]
@@ -56,6 +56,8 @@ def spectral(
     weight: torch.Tensor,
     arch: FNOArchitecture,
     out_size: Sequence[int] | None = None,
+    *,
+    precision: Precision = "fp32",
 ) -> torch.Tensor:
     """The spectral convolution of `arch` on any grid, with modes placed as this file's head says.
 
@@ -63,6 +65,7 @@ def spectral(
         x: real [batch, c_in, *grid].
         weight: complex [c_in, c_out, *modes].
         out_size: the grid after resolution scaling; None is x's.
+        precision: as `spectral_conv` takes it.
 
     Returns:
         Real field [batch, c_out, *out_size].
@@ -92,7 +95,8 @@ def spectral(
         else:
             weights += [placed, 1j * placed]
             factors += [phase.cos().to(x), phase.sin().to(x)]
-    fields = _on_any_grid(x, torch.cat(weights, dim=1), counts, target).chunk(len(weights), dim=1)
+    joined = torch.cat(weights, dim=1)
+    fields = _on_any_grid(x, joined, counts, target, precision).chunk(len(weights), dim=1)
     terms = [
         field if factor is None else factor * field
         for field, factor in zip(fields, factors, strict=True)
@@ -101,12 +105,16 @@ def spectral(
 
 
 def _on_any_grid(
-    x: torch.Tensor, weight: torch.Tensor, counts: list[int], target: tuple[int, ...]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    counts: list[int],
+    target: tuple[int, ...],
+    precision: Precision,
 ) -> torch.Tensor:
     """`spectral_conv` onto `target`; if that is too coarse for the modes, onto a finer grid that contains it."""
     steps = [*(-(-count // n) for count, n in zip(counts, target[:-1], strict=True)), 1]
     fine = [n * step for n, step in zip(target, steps, strict=True)]
-    y = spectral_conv(x, weight, out_size=fine)
+    y = spectral_conv(x, weight, out_size=fine, precision=precision)
     every = tuple(slice(None, None, step) for step in steps)
     return y[:, :, *every] if max(steps) > 1 else y
 

@@ -59,7 +59,8 @@ class Chain:
         layers: Weights [modes_h, modes_w, c_in, c_out] with modes_h = 1 on grids of one axis.
         projection: Applied by the last stage, or None if `tail` follows.
         tail: Maps that run in plain torch after the last layer.
-        activation: Between the maps of lifting and tail.
+        lifting_activation: Between the maps of lifting.
+        tail_activation: Between the maps of tail.
     """
 
     n_dim: int
@@ -75,7 +76,8 @@ class Chain:
     layers: tuple[Layer, ...]
     projection: Projection | None
     tail: tuple[PointwiseMap, ...]
-    activation: str
+    lifting_activation: str
+    tail_activation: str
 
     @property
     def modes(self) -> tuple[int, int]:
@@ -108,10 +110,15 @@ def check(description: FNODescription) -> None:
         )
     if any(layer.weight.shape[2:] != modes for layer in description.layers):
         raise ChainRefused("its layers keep different modes")
-    if description.activation not in ACTIVATIONS:
-        raise ChainRefused(
-            f"its activation {description.activation!r} is not one of {', '.join(ACTIVATIONS)}"
-        )
+    for activation in (
+        description.activation,
+        description.lifting_activation,
+        description.projection_activation,
+    ):
+        if activation is not None and activation not in ACTIVATIONS:
+            raise ChainRefused(
+                f"its activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
+            )
     dtypes = {layer.weight.dtype for layer in description.layers}
     if dtypes not in ({torch.complex64}, {torch.complex128}):
         raise ChainRefused(
@@ -138,6 +145,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         _layer(_to(m, device, torch.float64), description.activation) for m in description.layers
     ]
     projection = [_to(m, device, torch.float64) for m in description.projection]
+    projection_activation = description.projection_activation or description.activation
     layers[-1] = replace(layers[-1], activation="none")
     scale: torch.Tensor | None = None
     if inputs is not None:
@@ -152,7 +160,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         layers[0] = _after(layers[0], lifting.pop())
     last: Projection | None = None
     if _is_small(projection):
-        layers[-1], last = _before(layers[-1], projection, description.activation)
+        layers[-1], last = _before(layers[-1], projection, projection_activation)
         projection = []
     return Chain(
         n_dim=description.layers[0].weight.ndim - 2,
@@ -168,7 +176,8 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         layers=tuple(_to(layer, device, real) for layer in layers),
         projection=last and _to(last, device, real),
         tail=tuple(_to(m, device, real) for m in projection),
-        activation=description.activation,
+        lifting_activation=description.lifting_activation or description.activation,
+        tail_activation=projection_activation,
     )
 
 

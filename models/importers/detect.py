@@ -75,7 +75,10 @@ def read_checkpoint(path: Path, forced: Format | None = None) -> Checkpoint:
         raise FileNotFoundError(f"there is no file or folder {path}")
     if path.is_dir():
         return _read_folder(path, forced)
+    if not path.is_file():
+        raise ImportRefused(f"{path} is neither a file nor a folder")
     if _is_mdlus(path):
+        _agree(path, forced, "physicsnemo")
         tensors, arguments, metadata = physicsnemo.read_mdlus(path)
         return Checkpoint("physicsnemo", path, tensors, arguments, metadata)
     if path.name.endswith(_STATE_SUFFIX):
@@ -107,6 +110,12 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
             return original.import_original(tensors, options, padding=checkpoint.padding)
 
 
+def _agree(path: Path, forced: Format | None, found: Format) -> None:
+    """Refuse a format that the container already contradicts."""
+    if forced not in (None, found):
+        raise ImportRefused(f"{path} is in the format {found}, not {forced}; leave --format out")
+
+
 def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
     config, weights = path / "config.json", path / "model.safetensors"
     if config.is_file() and weights.is_file():
@@ -120,6 +129,7 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
                 f"{config} is not that of an FNO of The Well: it has {', '.join(sorted(settings)[:8])}. "
                 f"Supported are: {SUPPORTED}"
             )
+        _agree(path, forced, "the-well")
         return Checkpoint("the-well", path, read_safetensors(weights), settings)
     states = sorted(path.glob(f"*{_STATE_SUFFIX}"))
     for name in _TRAINER_STATES:
@@ -200,6 +210,11 @@ def _from_tensors(
     padding: int | None = None,
     read_from: tuple[str, ...] = (),
 ) -> Checkpoint:
+    if forced in ("physicsnemo", "the-well"):
+        what = (
+            "an .mdlus archive" if forced == "physicsnemo" else "config.json and model.safetensors"
+        )
+        raise ImportRefused(f"{path}: --format {forced} takes {what}, and this is something else")
     found = forced or _format_of(path, tensors)
     read_from = read_from or (path.name,)
     return Checkpoint(found, path, tensors, settings, padding=padding, read_from=read_from)

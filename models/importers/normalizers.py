@@ -65,6 +65,8 @@ def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]
     Raises:
         ImportRefused: nothing of that kind in it, numbers that cannot be meant, unsafe files.
     """
+    if path.exists() and not path.is_file():
+        raise ImportRefused(f"{path} is no file")
     values = _numbers(_read(path))
     found: dict[Side, Scaling] = {}
     for owner in {owner for owner, _ in values}:
@@ -176,7 +178,7 @@ def _scaling(values: Mapping[str, Tensor], said: str) -> Scaling:
     std = values["std"] + eps
     if (std <= 0).any():
         raise ImportRefused(f"{said}: std must be positive, the smallest is {float(std.min())}")
-    return Scaling(values["mean"], std, f"{said} (eps {eps:g} added to std)")
+    return Scaling(values["mean"], std, f"{said} (eps {eps:g} added to std)" if eps else said)
 
 
 def _channels_first(tensor: Tensor, channels: int, n_dim: int, said: str) -> Tensor:

@@ -146,7 +146,12 @@ def _read_legacy(source: Path | bytes) -> Any:
     if isinstance(source, bytes):
         return _read_legacy_stream(io.BytesIO(source))
     with source.open("rb") as file:
-        if file.read(1) != b"\x80":
+        start = file.read(4)
+        if not start:
+            raise ImportRefused("the file is empty")
+        if start == b"PK\x03\x04":
+            raise ImportRefused("truncated: it begins as an archive and breaks off; copy it again")
+        if start[:1] != b"\x80":
             raise ImportRefused("not a file of torch.save")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
             return _read_legacy_stream(stream)

@@ -141,6 +141,9 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> tuple[Network
         raise _Unavailable("the checkpoint does not say what the network was built with")
     cls = getattr(import_module("neuralop.models"), kind)
     known = inspect.signature(cls.__init__).parameters
+    if "kwargs" in known:
+        # a TFNO hands all of its arguments on
+        known = inspect.signature(import_module("neuralop.models").FNO.__init__).parameters
     arguments = {
         key: _plain(key, value)
         for key, value in checkpoint.settings.items()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
+from models import blocks, spectrum
+from models.config import FNOArchitecture
 from models.fno import FNO
 from tests.models.random_canonical import draw_canonical, field_normalised
 from tests.turbofno_ops.fourier_truth import relative_l2
@@ -53,6 +57,31 @@ def test_a_chain_is_the_network_or_is_refused(chunk: int) -> None:
             assert relative_l2(single(x), expected) < limit, (arch, size)
             assert relative_l2(double(x.double()), expected) < 1e-11, (arch, size)
     assert min(seen.values()) >= 5, seen
+
+
+@pytest.mark.parametrize("size", [(16, 16), (15, 16)])
+def test_layers_ask_the_ops_for_the_precision(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def spy(module: ModuleType, name: str) -> None:
+        op = getattr(module, name)
+
+        def called(*args: Any, precision: str, **kwargs: Any) -> torch.Tensor:
+            asked.append(precision)
+            return op(*args, precision=precision, **kwargs)
+
+        monkeypatch.setattr(module, name, called)
+
+    spy(blocks, "fourier_layer")
+    spy(spectrum, "spectral_conv")
+    arch = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=4, n_layers=2, modes=(4, 3),
+        mode_placement="centred", odd_axes_rolled=True,
+    )  # fmt: skip
+    network(arch).compute_in("bf16")(torch.randn(1, 1, *size))
+    assert asked == ["bf16", "bf16"]
 
 
 def test_fields_of_means_are_refused() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from neuralop.models import FNO as TheirFNO
+from neuralop.models import TFNO as TheirTFNO
 
 from models import import_command
 from models.checkpoint import load_model
@@ -213,24 +216,101 @@ def test_other_networks_are_named(
 
 
 @pytest.mark.parametrize(
-    ("options", "name", "says"),
+    ("options", "says"),
     [
-        (["--set", "padding"], "model", "--set takes KEY=VALUE"),
-        (["--set", "colour=blue"], "model", "colour"),
-        (["--inputs", "a,b"], "model", "--inputs names 2 channels, the network has 1"),
-        (["--grid", "64"], "model", "--grid has 1 axes, the network has 2"),
-        (["--input-std", "0"], "model", "std must be positive"),
-        ([], "../model", "name"),
+        (["--set", "padding"], "--set takes KEY=VALUE"),
+        (["--set", "colour=blue"], "colour"),
+        (["--inputs", "a,b"], "--inputs names 2 channels, the network has 1"),
+        (["--grid", "64"], "--grid has 1 axes, the network has 2"),
+        (["--input-std", "0"], "std must be positive"),
     ],
 )
 def test_wrong_options_are_named(
-    options: list[str], name: str, says: str, tmp_path: Path, repository: Path,
+    options: list[str], says: str, tmp_path: Path, repository: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     neuraloperator_pair(tmp_path / "one")
-    assert run(repository, tmp_path / "one", *options, name=name) == 1
+    assert run(repository, tmp_path / "one", *options) == 1
     assert says in capsys.readouterr().err
     assert left_over(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--name", "../model"], "'../model'"),
+        (["--inputs", "a b"], "'a b'"),
+        (["--grid", "10,x"], "whole numbers like 64,64"),
+        (["--output-mean", "one"], "numbers like 0.5,-3"),
+        (["--precision", "fp16"], "bf16"),
+    ],
+)
+def test_options_that_make_no_sense_are_wrong_usage(
+    options: list[str], says: str, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(repository, Path("nowhere.pt"), *options)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (b"", [], "empty"),
+        (b"hello", [], "not a file of torch.save"),
+        (b"PK\x03\x04" + bytes(100), [], "truncated"),
+        (None, ["--format", "physicsnemo"], "takes an .mdlus archive"),
+        (None, ["--format", "the-well"], "takes config.json and model.safetensors"),
+    ],
+)
+def test_files_that_cannot_be_meant(
+    content: bytes | None, options: list[str], says: str, tmp_path: Path, repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    neuraloperator_pair(tmp_path)
+    path = tmp_path / "model_state_dict.pt"
+    if content is not None:
+        path.write_bytes(content)
+    assert run(repository, path, *options) == 1
+    assert says in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+@pytest.mark.timeout(20)
+def test_pipes_and_devices_are_not_read(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    neuraloperator_pair(tmp_path)
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert run(repository, path) == 1
+        assert "neither a file nor a folder" in capsys.readouterr().err
+        normalised = run(repository, tmp_path / "model_state_dict.pt", "--normalizer", str(path))
+        assert normalised == 1
+        assert "is no file" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+def test_archives_of_another_format_than_asked_for_are_refused(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "model.mdlus", "w") as archive:
+        archive.writestr("args.json", "{}")
+    assert run(repository, tmp_path / "model.mdlus", "--format", "original") == 1
+    assert "in the format physicsnemo, not original" in capsys.readouterr().err
+
+
+def test_a_tfno_is_verified_by_its_library_and_its_precision_is_kept(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = TheirTFNO(
+        n_modes=(6, 5), in_channels=1, out_channels=2, hidden_channels=6, n_layers=2, rank=0.3
+    )
+    network.save_checkpoint(tmp_path, "model")
+    path = tmp_path / "model_state_dict.pt"
+    assert run(repository, path, "--precision", "bf16") == 0
+    assert "compared with neuraloperator 2.0.0" in capsys.readouterr().out
+    assert load_model(repository / "model").config.precision == "bf16"
 
 
 def test_what_is_not_there_or_native_already_is_said(

@@ -124,8 +124,6 @@ def test_works_inside_and_outside_inference_mode() -> None:
         ({"channel_mlp": ChannelMLP(hidden_channels=4)}, "channel MLP"),
         ({"modes": (3, 3, 3)}, "one and two grid axes"),
         ({"resolution_scaling": ((2.0, 2.0),) * 3}, "resolution"),
-        ({"lifting_activation": "tanh"}, "lifting"),
-        ({"projection_activation": "silu"}, "projection"),
         ({"domain_padding": DomainPadding(points=(2, 2), mode="reflect")}, "reflect"),
         ({"block": ("tanh", "spectral", "skip", "activation")}, "tanh, spectral"),
         ({"last_block": ("spectral", "skip", "activation")}, "spectral, skip, activation"),
@@ -178,8 +176,9 @@ def test_descriptions_that_contradict_themselves_are_refused() -> None:
     wrong = replace(description.layers[0], weight=torch.randn(7, 8, 6, 5, dtype=torch.complex64))
     with pytest.raises(ChainRefused, match="takes 7 channels where it is given 8"):
         check(replace(description, layers=(wrong,)))
-    with pytest.raises(ChainRefused, match="softplus"):
-        check(replace(description, activation="softplus"))
+    for part in ("activation", "lifting_activation", "projection_activation"):
+        with pytest.raises(ChainRefused, match="softplus"):
+            check(replace(description, **{part: "softplus"}))
 
 
 def test_misuse_is_explained() -> None:

@@ -67,8 +67,9 @@ def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -
         assert forward.ran == Ran("cuda", "bf16")
         x = torch.randn(2, 1, 20)
         torch.testing.assert_close(forward(x), module(x))
-    assert forward.ran.precision == "fp32"
+    assert forward.ran.precision == "fp32", "only the kernels round"
     assert forward.ran.backend in {"gemm", "reference"}
+    assert {block.precision for block in module.blocks} == {"bf16"}
     assert forward.device_bytes == 77
     forward.clear()
     assert chain.cleared == 1
