@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import reprlib
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from models.importers.safe_pickle import Builder, Named, Stub, read_pickle
 
 # The pickle of a zip checkpoint holds names and shapes only; the numbers lie beside it.
 MAX_PICKLE_BYTES = 64 << 20
+_MAX_AXES = 16
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
 
@@ -158,7 +160,7 @@ def _read_legacy_stream(stream: mmap.mmap | io.BytesIO) -> Any:
         raise ImportRefused("a pickle, but not a file of torch.save")
     version, machine = read_pickle(stream), read_pickle(stream)
     if version != _LEGACY_VERSION or not isinstance(machine, dict):
-        raise ImportRefused(f"a file of torch.save in the unknown format {version!r}")
+        raise ImportRefused(f"a file of torch.save in the unknown format {reprlib.repr(version)}")
     if machine.get("little_endian") is not (sys.byteorder == "little"):
         raise ImportRefused("written on a machine of the other byte order")
     storages: dict[str, _Storage] = {}
@@ -196,10 +198,10 @@ def _storage_identity(identity: Any) -> tuple[torch.dtype, str, int]:
         raise ImportRefused("views of storages, as torch 0.3 wrote them; save the file again")
     dtype = _STORAGE_DTYPES.get(kind.name) if isinstance(kind, Named) else None
     if dtype is None or not isinstance(elements, int) or elements < 0:
-        raise ImportRefused(f"a storage of unknown kind {kind!r}")
+        raise ImportRefused(f"a storage of unknown kind {reprlib.repr(kind)}")
+    if not isinstance(key, str | int) or not str(key).isalnum():
+        raise ImportRefused(f"a storage with the key {reprlib.repr(key)}, expected a number")
     key = str(key)
-    if not key.isalnum():
-        raise ImportRefused(f"a storage with the key {key!r}, expected a number")
     return dtype, key, elements
 
 
@@ -221,7 +223,9 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
     if not isinstance(storage, _Storage) or storage.content is None:
         raise ImportRefused("a tensor without a storage")
     if not _whole(size) or not _whole(stride) or not _whole((offset,)) or len(size) != len(stride):
-        raise ImportRefused(f"a tensor of shape {size!r} with strides {stride!r}")
+        raise ImportRefused(
+            f"a tensor of shape {reprlib.repr(size)} with strides {reprlib.repr(stride)}"
+        )
     elements, last = 1, offset
     for extent, step in zip(size, stride, strict=True):
         elements *= extent
@@ -234,8 +238,10 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
 
 
 def _whole(values: Any) -> bool:
-    return isinstance(values, tuple) and all(
-        isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values
+    return (
+        isinstance(values, tuple)
+        and len(values) <= _MAX_AXES
+        and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values)
     )
 
 
