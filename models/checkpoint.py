@@ -90,7 +90,11 @@ def load_model(path: Path, *, device: torch.device | str = "cpu") -> LoadedModel
             "damaged or was replaced; restore it, or save the checkpoint again with save_model"
         )
     normalization = config.normalization or config.field_normalization
-    state = _read_weights(weights, state_shapes(config.architecture, normalization))
+    try:
+        expected = state_shapes(config.architecture, normalization)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: its architecture is absurd: {error}") from error
+    state = _read_weights(weights, expected)
     module = FNO(config.architecture, normalization)
     module.load_state_dict(state)
     if config.field_normalization is not None:

@@ -53,9 +53,10 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         arguments.path, None if arguments.format == "auto" else arguments.format
     )
     imported = _single(convert(checkpoint, Options(dict(settings))))
+    # first of all: what the architecture claims is true once the tensors bear it out
+    module = _module(imported.architecture, imported.state)
     scaling = _scaling(arguments, imported.architecture)
     config = _config(arguments, imported, scaling)
-    module = _module(imported.architecture, imported.state)
     _say(_found(checkpoint, imported, config, scaling.said if scaling else ()))
     try:
         verification = verify(checkpoint, imported, module, settings)
@@ -96,7 +97,10 @@ def _write(
 
 
 def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
-    expected = state_shapes(arch)
+    try:
+        expected = state_shapes(arch)
+    except RuntimeError as error:
+        raise ImportRefused(f"the checkpoint claims an absurd network: {error}") from error
     problems = [f"{key} is missing" for key in expected if key not in state]
     problems += [f"{key} has no place" for key in state if key not in expected]
     problems += [

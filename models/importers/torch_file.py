@@ -88,7 +88,7 @@ def module_state(module: Stub) -> dict[str, Tensor]:
     state = {}
     for prefix, stub in _submodules(module):
         for kind in ("_parameters", "_buffers"):
-            tensors = stub.attributes.get(kind) or {}
+            tensors = _members(stub, kind)
             state.update({prefix + name: t for name, t in tensors.items() if isinstance(t, Tensor)})
     return state
 
@@ -110,12 +110,21 @@ def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
             )
         seen.add(id(stub))
         yield prefix, stub
-        children = stub.attributes.get("_modules") or {}
+        children = _members(stub, "_modules")
         pending += [
             (f"{prefix}{name}.", child)
             for name, child in reversed(children.items())
             if isinstance(child, Stub) and child.attributes.get("_modules") is not None
         ]
+
+
+def _members(module: Stub, kind: str) -> dict[str, Any]:
+    members = module.attributes.get(kind) or {}
+    if not isinstance(members, dict) or not all(isinstance(name, str) for name in members):
+        raise ImportRefused(
+            f"the module {module.cls.qualified} has {kind} that are no named entries"
+        )
+    return members
 
 
 def _read_zip(source: Path | bytes, label: str) -> Any:
