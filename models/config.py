@@ -88,7 +88,7 @@ class FNOArchitecture(_Strict):
     in_channels: PositiveInt
     out_channels: PositiveInt
     hidden_channels: PositiveInt
-    n_layers: PositiveInt
+    n_layers: Annotated[PositiveInt, Field(le=1024)]
     modes: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=3)]
     activation: Activation = "gelu"
     lifting_channels: tuple[PositiveInt, ...] = ()

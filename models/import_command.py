@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoint import CONFIG_FILE, load_model, save_model
+from models.checkpoint import CONFIG_FILE, load_model, save_model, state_shapes
 from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
 from models.fno import FNO
 from models.importers.detect import Checkpoint, convert, describe, read_checkpoint
@@ -25,12 +25,14 @@ from models.importers.normalizers import (
     normalizing,
     read_normalizer,
 )
-from models.importers.refusal import ImportRefused
+from models.importers.refusal import ImportRefused, printable
 from models.importers.result import Imported, Options
 from models.importers.verify import verify
 
 _LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
 _LARGEST_PADDING = 4096
+# of the grid, and by which layers may scale it
+_LARGEST_SHARE = 8.0
 _USUAL_GRID = {1: 256, 2: 64, 3: 32}
 
 
@@ -51,11 +53,15 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         arguments.path, None if arguments.format == "auto" else arguments.format
     )
     imported = _single(convert(checkpoint, Options(dict(settings))))
+    # first of all: what the architecture claims is true once the tensors bear it out
+    module = _module(imported.architecture, imported.state)
     scaling = _scaling(arguments, imported.architecture)
     config = _config(arguments, imported, scaling)
-    module = _module(imported.architecture, imported.state)
     _say(_found(checkpoint, imported, config, scaling.said if scaling else ()))
-    verification = verify(checkpoint, imported, module, settings)
+    try:
+        verification = verify(checkpoint, imported, module, settings)
+    except RuntimeError as error:
+        raise ImportRefused(f"the imported network cannot be run: {error}") from error
     _say([f"  {line}" for line in verification.said])
     if not verification.passed:
         raise ImportRefused(
@@ -91,8 +97,10 @@ def _write(
 
 
 def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
-    module = FNO(arch)
-    expected = module.state_dict()
+    try:
+        expected = state_shapes(arch)
+    except RuntimeError as error:
+        raise ImportRefused(f"the checkpoint claims an absurd network: {error}") from error
     problems = [f"{key} is missing" for key in expected if key not in state]
     problems += [f"{key} has no place" for key in state if key not in expected]
     problems += [
@@ -105,6 +113,7 @@ def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
     ]
     if problems:
         raise ImportRefused("the checkpoint contradicts itself: " + "; ".join(problems[:5]))
+    module = FNO(arch)
     module.load_state_dict(state)
     return module.eval().requires_grad_(False)
 
@@ -185,9 +194,12 @@ def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
     """Fewest points an axis may have; padding of a fixed number of points helps to hold the modes."""
     padding = arch.domain_padding
     points = (padding.points if padding else None) or (0,) * arch.n_dim
-    if max(points) > _LARGEST_PADDING:
+    shares = (padding.fraction if padding else None) or (0.0,)
+    factors = [factor for layer in arch.resolution_scaling for factor in layer]
+    if max(points) > _LARGEST_PADDING or max((*shares, *factors)) > _LARGEST_SHARE:
         raise ImportRefused(
-            f"domain padding of {max(points):,} points, more than a network can mean"
+            f"domain padding of {max(points):,} points or {max(shares):g} of the grid, or grids scaled by "
+            f"{max(factors, default=1):g}: more than a network can mean"
         )
     both = 2 if padding and padding.sides == "both" else 1
     return tuple(
@@ -254,7 +266,8 @@ def _next_steps(config: ModelConfig, repository: Path) -> list[str]:
 
 
 def _say(lines: Sequence[str]) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+    # names out of the file stand in them
+    sys.stdout.write("".join(printable(line) + "\n" for line in lines))
 
 
 def _settings(given: Sequence[str]) -> dict[str, str]:

@@ -66,7 +66,7 @@ _SCRIPT_CLASSES = {
 
 def is_allowed(module: str, name: str) -> bool:
     """Whether a checkpoint may mention `name` of `module`."""
-    if not name.isidentifier():
+    if not name.isidentifier() or not module.replace(".", "_").isidentifier():
         # a dotted name would reach through the attributes of something listed
         return False
     if name in _EXACT.get(module, ()):

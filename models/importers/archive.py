@@ -16,8 +16,10 @@ from typing import BinaryIO, Self
 from models.importers.refusal import ImportRefused
 
 MAX_MEMBERS = 100_000
+# The zip library reads the whole directory into objects before anything can be asked of it.
+MAX_DIRECTORY_BYTES = 8 << 20
 # Only .npz files are compressed; fields of normalisers are small, and floats hardly shrink.
-MAX_INFLATED_BYTES = 1 << 30
+MAX_INFLATED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Archive:
 
     Raises:
         ImportRefused: links, devices, names that lead out of the archive, names that occur twice,
-            members larger than the file that holds them, compression that unpacks to more than 1 GiB.
+            members larger than the file that holds them, compression other than deflate or that
+            unpacks to more than 256 MiB.
     """
 
     def __init__(self, source: Path | bytes, label: str = "") -> None:
@@ -95,10 +98,23 @@ class Archive:
         self._file.close()
 
     def _open_zip(self) -> list[_Member]:
-        archive = zipfile.ZipFile(self._file)
-        self._read = archive.read
+        archive = zipfile.ZipFile(_Directory(self._file))
+        archive.fp = self._file
+
+        def read(name: str) -> bytes:
+            # one byte more than claimed: at the end of the member its checksum is compared
+            with archive.open(name) as member:
+                return member.read(self._sizes[name] + 1)
+
+        self._read = read
         members = []
         for info in archive.infolist():
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                # the zip library unpacks the other methods without any bound
+                raise ImportRefused(
+                    f"{self.label}: {info.filename} is compressed by method {info.compress_type}, "
+                    "expected none or deflate"
+                )
             mode = info.external_attr >> 16
             if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise ImportRefused(
@@ -117,7 +133,12 @@ class Archive:
         archive = tarfile.TarFile(fileobj=self._file)
         infos: dict[str, tarfile.TarInfo] = {}
         members = []
-        for info in archive:
+        for count, info in enumerate(archive):
+            if count > MAX_MEMBERS or info.size < 0:
+                # a negative size leads back to a member that was read already, for ever
+                raise ImportRefused(
+                    f"{self.label}: more than {MAX_MEMBERS:,} members, or one of {info.size:,} bytes"
+                )
             if info.isdir():
                 continue
             if not info.isreg() or info.issparse():
@@ -157,6 +178,22 @@ class Archive:
                 f"{self.label}: unpacks to {inflated:,} bytes, more than the "
                 f"{MAX_INFLATED_BYTES:,} allowed"
             )
+
+
+class _Directory:
+    """A file as the zip library sees it while it reads the directory, which may not be huge."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if size > MAX_DIRECTORY_BYTES:
+            raise ImportRefused(
+                f"an archive with a directory of {size:,} bytes, more than the {MAX_DIRECTORY_BYTES:,} of "
+                "any checkpoint"
+            )
+        return self._file.read(size)
 
 
 def is_zip(file: BinaryIO) -> bool:

@@ -24,6 +24,9 @@ _TRAINER_STATES = ("best_model", "model")
 _WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net")
 _PDEBENCH = {"epoch", "model_state_dict", "optimizer_state_dict", "loss"}
 
+# Tied weights share their numbers, of a few layers at most.
+_MAX_SHARING = 16
+
 # Keys of networks that are often asked for, so that the refusal can say what they are.
 _UNSUPPORTED = (
     (r"(^|\.)gno(_in|_out)?\.", "a graph neural operator (GINO, FNOGNO)"),
@@ -75,17 +78,7 @@ def read_checkpoint(path: Path, forced: Format | None = None) -> Checkpoint:
         raise FileNotFoundError(f"there is no file or folder {path}")
     if path.is_dir():
         return _read_folder(path, forced)
-    if not path.is_file():
-        raise ImportRefused(f"{path} is neither a file nor a folder")
-    if _is_mdlus(path):
-        _agree(path, forced, "physicsnemo")
-        tensors, arguments, metadata = physicsnemo.read_mdlus(path)
-        return Checkpoint("physicsnemo", path, tensors, arguments, metadata)
-    if path.name.endswith(_STATE_SUFFIX):
-        return _read_state(path, forced)
-    if _is_safetensors(path):
-        return _from_tensors(path, read_safetensors(path), None, forced)
-    return _read_torch(path, forced)
+    return _read_file(path, forced)
 
 
 def convert(checkpoint: Checkpoint, options: Options) -> Imported:
@@ -94,6 +87,37 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
     Raises:
         ImportRefused: something in it that we do not have, by name.
     """
+    try:
+        _refuse_unfolding(checkpoint.tensors)
+        return _convert(checkpoint, options)
+    except ImportRefused:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
+        # Shapes and settings that contradict each other show up in as many ways as there are operations.
+        raise ImportRefused(
+            f"{checkpoint.path}: its tensors and settings contradict each other: {error}"
+        ) from error
+
+
+def _refuse_unfolding(tensors: dict[str, Tensor]) -> None:
+    """Refuse a file in which so many tensors share their numbers that copies of them would fill the memory."""
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+    claimed = sum(t.numel() * t.element_size() for t in tensors.values())
+    if claimed > _MAX_SHARING * sum(held.values()):
+        raise ImportRefused(
+            f"the tensors have {claimed:,} bytes and share {sum(held.values()):,} of them: a file that "
+            "unfolds in memory"
+        )
+
+
+def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
     tensors, settings = checkpoint.tensors, checkpoint.settings
     match checkpoint.format:
         case "physicsnemo":
@@ -134,14 +158,28 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
     states = sorted(path.glob(f"*{_STATE_SUFFIX}"))
     for name in _TRAINER_STATES:
         if path / f"{name}{_STATE_SUFFIX}" in states:
-            return _read_state(path / f"{name}{_STATE_SUFFIX}", forced)
+            return _read_file(path / f"{name}{_STATE_SUFFIX}", forced)
     if len(states) == 1:
-        return _read_state(states[0], forced)
+        return _read_file(states[0], forced)
     names = ", ".join(state.name for state in states) or "none"
     raise ImportRefused(
         f"{path}: expected one *{_STATE_SUFFIX} or config.json with model.safetensors in the folder, found "
         f"{names}; give the file itself"
     )
+
+
+def _read_file(path: Path, forced: Format | None) -> Checkpoint:
+    if not path.is_file():
+        raise ImportRefused(f"{path} is a pipe or device, not a file")
+    if _is_mdlus(path):
+        _agree(path, forced, "physicsnemo")
+        tensors, arguments, metadata = physicsnemo.read_mdlus(path)
+        return Checkpoint("physicsnemo", path, tensors, arguments, metadata)
+    if path.name.endswith(_STATE_SUFFIX):
+        return _read_state(path, forced)
+    if _is_safetensors(path):
+        return _from_tensors(path, read_safetensors(path), None, forced)
+    return _read_torch(path, forced)
 
 
 def _read_state(path: Path, forced: Format | None) -> Checkpoint:
@@ -182,11 +220,15 @@ def _read_torch(
     metadata = content.pop("_metadata", None)
     if settings is None and isinstance(metadata, dict):
         settings = metadata
-    others = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
+    others = [
+        str(key)
+        for key, value in content.items()
+        if not isinstance(key, str) or not isinstance(value, Tensor)
+    ]
     if others or not content:
         raise ImportRefused(
             f"{path}: not a state dict: {', '.join(others[:5]) or 'empty'} "
-            f"{'are' if len(others) > 1 else 'is'} no tensor; save torch.save(model.state_dict(), path)"
+            f"{'are' if len(others) > 1 else 'is'} no tensor with a name; save torch.save(model.state_dict(), path)"
         )
     if found == "pdebench" and not original.recognises(content):
         found = None

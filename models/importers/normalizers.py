@@ -33,7 +33,9 @@ _NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VA
 # Added to std where a file does not hold it: neuraloperator's classes, and their state dicts.
 _EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
 _STATE_DICT_EPS = 1e-7
+_ONE = torch.ones(1)
 _MAX_DEPTH = 8
+_MAX_LEAVES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,9 @@ def _read(path: Path) -> Any:
 def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
     """Every mean, std, eps, a and b in `content`, by the name of what they belong to and their own."""
     found = {}
-    for path, value in _leaves(content, "", 0):
+    for count, (path, value) in enumerate(_leaves(content, "", 0)):
+        if count == _MAX_LEAVES:
+            raise ImportRefused(f"more than {_MAX_LEAVES:,} entries, too many for a normaliser")
         owner, _, name = path.rpartition(".")
         match = _NAME.fullmatch(name)
         if match is not None:
@@ -152,7 +156,8 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         if value.cls.name in _EPS:
             inside.setdefault("eps", _EPS[value.cls.name])
         for kind in ("_parameters", "_buffers", "_modules"):
-            inside.update(inside.pop(kind, None) or {})
+            members = inside.pop(kind, None)
+            inside.update(members if isinstance(members, dict) else {})
         yield from _leaves(inside, path, depth)
     elif isinstance(value, dict):
         for name, item in value.items():
@@ -172,6 +177,8 @@ def _scaling(values: Mapping[str, Tensor], said: str) -> Scaling:
         raise ImportRefused(f"{said}: holds {', '.join(values)}, expected mean and std")
     if "mask" in values:
         raise ImportRefused(f"{said}: has a mask, which is not supported")
+    if values.get("eps", _ONE).numel() != 1:
+        raise ImportRefused(f"{said}: eps is not one number")
     eps = float(values["eps"]) if "eps" in values else 0.0
     if "eps" not in values and re.search(r"(in|out)_normalizer$", said):
         eps = _STATE_DICT_EPS

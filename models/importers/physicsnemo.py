@@ -7,6 +7,7 @@ and metadata.json (version). The library imports the class that args.json names;
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -133,6 +134,8 @@ def _json(archive: Archive, name: str) -> dict[str, Any]:
 def _overlap(version: Any, options: Options) -> Literal["corners_overwrite", "corners_add"]:
     """What the library does where kept modes overlap on small grids: assigns before 2.0, adds since."""
     choices: tuple[Literal["overwrite", "add"], ...] = ("overwrite", "add")
+    if version is not None and not re.fullmatch(r"\d[\w.+-]{0,40}", str(version), re.ASCII):
+        raise ImportRefused("metadata.json gives a version that is none")
     major = str(version).split(".")[0]
     if options.given.get("corners") is None and not major.isdecimal():
         raise ImportRefused(

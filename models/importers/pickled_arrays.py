@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from models.importers.refusal import ImportRefused
 from models.importers.safe_pickle import Stub
 
 _KINDS = {"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"}
+_MAX_AXES = 16
 
 
 def is_array(value: Any) -> bool:
@@ -34,7 +36,7 @@ def as_array(stub: Stub) -> NDArray[Any]:
             return _array(dtype, raw, shape, order)
         _, shape, dtype, fortran, raw = stub.attributes["__state__"]
         return _array(dtype, raw, shape, "F" if fortran else "C")
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ImportRefused(f"a damaged numpy array in a pickle: {error}") from error
 
 
@@ -45,6 +47,12 @@ def _array(dtype: Any, raw: Any, shape: Any, order: Any) -> NDArray[Any]:
     state = dtype.attributes.get("__state__", (3, "<"))
     byte_order = state[1] if state[1] in ("<", ">") else "<"
     real = np.dtype(f"{byte_order}{kind}")
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) > _MAX_AXES
+        or not all(isinstance(n, int) and 0 <= n <= len(raw) for n in shape)
+    ):
+        raise ImportRefused(f"a numpy array of shape {reprlib.repr(shape)} in a pickle")
     if math.prod(shape) * real.itemsize != len(raw):
         raise ImportRefused("a numpy array in a pickle whose bytes do not fit its shape")
     return np.frombuffer(raw, real).reshape(shape, order="F" if order == "F" else "C")

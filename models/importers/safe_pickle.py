@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import io
 import pickletools
-from collections.abc import Callable, Iterator
+import reprlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from models.importers.allowed_names import is_allowed
 from models.importers.refusal import ImportRefused
 
-MAX_OPCODES = 5_000_000
+# Steps: instructions, and the items that they copy. A training state of ten thousand tensors has a third of it.
+MAX_STEPS = 1_000_000
 MAX_INTEGER_BYTES = 255
 
 _Opcode = tuple[pickletools.OpcodeInfo, Any, int | None]
@@ -53,6 +55,10 @@ class Stub:
     args: tuple[Any, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
     items: list[Any] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        # Short, since objects may hold each other in ways that take for ever to write out.
+        return f"<{self.cls.qualified}>"
 
 
 class _Mark:
@@ -115,14 +121,16 @@ class _Machine:
         self._persistent = persistent
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._steps = 0
 
     def run(self, stream: Source) -> Any:
-        for count, (opcode, argument, _) in enumerate(_opcodes(stream)):
-            if count > MAX_OPCODES:
-                raise ImportRefused(f"pickle of more than {MAX_OPCODES:,} instructions")
+        for opcode, argument, _ in _opcodes(stream):
+            self._count(1)
             name = opcode.name
             if name == "STOP":
-                return self._stack.pop()
+                value = self._stack.pop()
+                _refuse_explosion(value)
+                return value
             self._step(name, argument)
         raise ImportRefused("truncated pickle: it has no end")
 
@@ -148,6 +156,20 @@ class _Machine:
             if handler is None:
                 raise ImportRefused(f"pickle uses {name}, which no checkpoint needs")
             handler(argument)
+
+    def _count(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise ImportRefused(
+                f"pickle of more than {MAX_STEPS:,} steps, more than a checkpoint has"
+            )
+
+    def _count_copied(self, value: Any) -> None:
+        """What a call copies out of a value that the pickle can name again and again."""
+        if isinstance(value, str | bytes):
+            self._count(len(value) // 64)
+        elif isinstance(value, tuple | list | dict | set | frozenset):
+            self._count(len(value))
 
     def _pop_to_mark(self) -> list[Any]:
         items: list[Any] = []
@@ -274,6 +296,8 @@ class _Machine:
             return self._call(args[0], ())
         builder = self._builders.get(target.qualified) or BUILDERS.get(target.qualified)
         if builder is not None:
+            for argument in args:
+                self._count_copied(argument)
             return builder(*args)
         return Stub(target, args)
 
@@ -281,6 +305,8 @@ class _Machine:
         state = self._stack.pop()
         target = self._stack[-1]
         if isinstance(target, Stub):
+            for part in state if isinstance(state, tuple) else (state,):
+                self._count_copied(part)
             target.attributes.update(_attributes(state))
         elif not isinstance(target, dict):
             # Of a dict it is only attributes such as torch's `_metadata`; nothing else here has state.
@@ -312,6 +338,43 @@ def _named(module: Any, name: Any) -> Named:
             "If the file is your own, save the weights alone: torch.save(model.state_dict(), path)"
         )
     return Named(module, name)
+
+
+def _refuse_explosion(value: Any) -> None:
+    """Refuse containers that share their parts so that written out they have more items than MAX_STEPS.
+
+    Whoever compares, prints or walks such a value would take for ever.
+    """
+    sizes: dict[int, int] = {}
+    pending = [(value, False)]
+    while pending:
+        item, inside_known = pending.pop()
+        if inside_known:
+            sizes[id(item)] = 1 + sum(sizes[id(part)] for part in _parts(item))
+            if sizes[id(item)] > MAX_STEPS:
+                raise ImportRefused(
+                    "lists or dicts that hold each other over and over, which no checkpoint does"
+                )
+        elif id(item) not in sizes:
+            # An object counts as one, it is never written out. A container that is met again before its
+            # own size is known holds itself.
+            sizes[id(item)] = 1 if isinstance(item, Stub) else MAX_STEPS
+            if not isinstance(item, Stub):
+                pending.append((item, True))
+            pending += [(part, False) for part in _parts(item) if id(part) not in sizes]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """The containers and objects right inside a container or object."""
+    if isinstance(value, Stub):
+        inside: Iterable[Any] = (value.args, value.attributes, value.items)
+    elif isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, list | tuple):
+        inside = value
+    else:
+        inside = ()
+    return (part for part in inside if isinstance(part, dict | list | tuple | Stub))
 
 
 _PLAIN_KEYS = (str, bytes, int, float, bool, type(None), Named)
@@ -346,7 +409,7 @@ def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
 def _encode(text: str, encoding: str = "latin1") -> bytes:
     """`_codecs.encode`, which is how protocol 2 writes bytes."""
     if encoding not in ("latin1", "latin-1"):
-        raise ImportRefused(f"bytes written in {encoding!r}, expected latin1")
+        raise ImportRefused(f"bytes written in {reprlib.repr(encoding)}, expected latin1")
     return text.encode("latin1")
 
 
@@ -369,5 +432,5 @@ for _module in ("builtins", "__builtin__"):
         f"{_module}.set": lambda items=(): {_key(item) for item in items},
         f"{_module}.frozenset": lambda items=(): frozenset(_key(item) for item in items),
         f"{_module}.slice": lambda *bounds: tuple(bounds),
-        f"{_module}.complex": lambda real, imag: complex(float(real), float(imag)),
+        f"{_module}.complex": lambda real, imag: complex(real, imag),
     }

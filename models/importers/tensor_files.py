@@ -1,4 +1,4 @@
-"""Files of plain numbers: safetensors, .npy, .npz and .json, no pickles, every claimed size checked first."""
+"""Files of plain numbers: safetensors, .npz and .json, no pickles, every claimed size checked first."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ from models.importers.archive import Archive
 from models.importers.refusal import ImportRefused
 
 _MAX_JSON_BYTES = 64 << 20
+_MAX_AXES = 16
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file. The library checks the header against the file's size."""
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ImportRefused(f"{path}: not a valid safetensors file: {error}") from error
-
-
-def read_npy(path: Path) -> NDArray[Any]:
-    """The array in a .npy file."""
-    return _npy(path.read_bytes(), str(path))
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -70,7 +66,8 @@ def _npy(content: bytes, label: str) -> NDArray[Any]:
     if dtype.kind not in "fiub" or dtype.hasobject:
         raise ImportRefused(f"{label}: an array of {dtype}, expected real numbers")
     values = memoryview(content)[stream.tell() :]
-    if math.prod(shape) * dtype.itemsize != len(values):
+    fits = len(shape) <= _MAX_AXES and all(0 <= n <= len(values) for n in shape)
+    if not fits or math.prod(shape) * dtype.itemsize != len(values):
         raise ImportRefused(
             f"{label}: shape {list(shape)} of {dtype} does not fit its {len(values):,} bytes: damaged"
         )
@@ -80,8 +77,10 @@ def _npy(content: bytes, label: str) -> NDArray[Any]:
 def as_tensor(value: Any, label: str) -> Tensor:
     """Numbers in any of our forms (array, tensor, nested lists, a number) as a float64 tensor."""
     try:
+        if isinstance(value, Tensor) and value.is_complex():
+            raise TypeError("complex values")
         array = np.asarray(value.cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ImportRefused(f"{label} is not made of numbers: {error}") from None
     if not np.isfinite(array).all():
         raise ImportRefused(f"{label} holds NaN or infinite values")

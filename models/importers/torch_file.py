@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import reprlib
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from models.importers.safe_pickle import Builder, Named, Stub, read_pickle
 
 # The pickle of a zip checkpoint holds names and shapes only; the numbers lie beside it.
 MAX_PICKLE_BYTES = 64 << 20
+_MAX_AXES = 16
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
 
@@ -86,7 +88,7 @@ def module_state(module: Stub) -> dict[str, Tensor]:
     state = {}
     for prefix, stub in _submodules(module):
         for kind in ("_parameters", "_buffers"):
-            tensors = stub.attributes.get(kind) or {}
+            tensors = _members(stub, kind)
             state.update({prefix + name: t for name, t in tensors.items() if isinstance(t, Tensor)})
     return state
 
@@ -108,12 +110,21 @@ def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
             )
         seen.add(id(stub))
         yield prefix, stub
-        children = stub.attributes.get("_modules") or {}
+        children = _members(stub, "_modules")
         pending += [
             (f"{prefix}{name}.", child)
             for name, child in reversed(children.items())
             if isinstance(child, Stub) and child.attributes.get("_modules") is not None
         ]
+
+
+def _members(module: Stub, kind: str) -> dict[str, Any]:
+    members = module.attributes.get(kind) or {}
+    if not isinstance(members, dict) or not all(isinstance(name, str) for name in members):
+        raise ImportRefused(
+            f"the module {module.cls.qualified} has {kind} that are no named entries"
+        )
+    return members
 
 
 def _read_zip(source: Path | bytes, label: str) -> Any:
@@ -163,7 +174,7 @@ def _read_legacy_stream(stream: mmap.mmap | io.BytesIO) -> Any:
         raise ImportRefused("a pickle, but not a file of torch.save")
     version, machine = read_pickle(stream), read_pickle(stream)
     if version != _LEGACY_VERSION or not isinstance(machine, dict):
-        raise ImportRefused(f"a file of torch.save in the unknown format {version!r}")
+        raise ImportRefused(f"a file of torch.save in the unknown format {reprlib.repr(version)}")
     if machine.get("little_endian") is not (sys.byteorder == "little"):
         raise ImportRefused("written on a machine of the other byte order")
     storages: dict[str, _Storage] = {}
@@ -201,10 +212,10 @@ def _storage_identity(identity: Any) -> tuple[torch.dtype, str, int]:
         raise ImportRefused("views of storages, as torch 0.3 wrote them; save the file again")
     dtype = _STORAGE_DTYPES.get(kind.name) if isinstance(kind, Named) else None
     if dtype is None or not isinstance(elements, int) or elements < 0:
-        raise ImportRefused(f"a storage of unknown kind {kind!r}")
+        raise ImportRefused(f"a storage of unknown kind {reprlib.repr(kind)}")
+    if not isinstance(key, str | int) or not str(key).isalnum():
+        raise ImportRefused(f"a storage with the key {reprlib.repr(key)}, expected a number")
     key = str(key)
-    if not key.isalnum():
-        raise ImportRefused(f"a storage with the key {key!r}, expected a number")
     return dtype, key, elements
 
 
@@ -226,7 +237,9 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
     if not isinstance(storage, _Storage) or storage.content is None:
         raise ImportRefused("a tensor without a storage")
     if not _whole(size) or not _whole(stride) or not _whole((offset,)) or len(size) != len(stride):
-        raise ImportRefused(f"a tensor of shape {size!r} with strides {stride!r}")
+        raise ImportRefused(
+            f"a tensor of shape {reprlib.repr(size)} with strides {reprlib.repr(stride)}"
+        )
     elements, last = 1, offset
     for extent, step in zip(size, stride, strict=True):
         elements *= extent
@@ -239,8 +252,10 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
 
 
 def _whole(values: Any) -> bool:
-    return isinstance(values, tuple) and all(
-        isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values
+    return (
+        isinstance(values, tuple)
+        and len(values) <= _MAX_AXES
+        and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values)
     )
 
 

@@ -101,9 +101,9 @@ def test_a_far_memo_index_takes_no_memory() -> None:
 
 
 def test_too_many_instructions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_pickle, "MAX_OPCODES", 1000)
+    monkeypatch.setattr(safe_pickle, "MAX_STEPS", 1000)
     assert read_pickle(pickle.dumps([1] * 900))
-    with pytest.raises(ImportRefused, match="more than 1,000 instructions"):
+    with pytest.raises(ImportRefused, match="more than 1,000 steps"):
         read_pickle(pickle.dumps([1] * 2000))
 
 
@@ -119,7 +119,7 @@ def test_nested_sharing_takes_no_exponential_time(legacy: bool, tmp_path: Path) 
         shared = (shared, shared)
     (tmp_path / "model.pt").write_bytes(saved({"x": shared}, legacy=legacy))
     started = time.monotonic()
-    with pytest.raises(ImportRefused, match="no tensor"):
+    with pytest.raises(ImportRefused, match="over and over"):
         read_checkpoint(tmp_path / "model.pt")
     with pytest.raises(ImportRefused, match="a dict key"):
         read_pickle(b"\x80\x02}" + doubling(60, b"K\x01s.")[2:])

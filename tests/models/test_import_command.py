@@ -284,7 +284,7 @@ def test_pipes_and_devices_are_not_read(
     neuraloperator_pair(tmp_path)
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         assert run(repository, path) == 1
-        assert "neither a file nor a folder" in capsys.readouterr().err
+        assert "is a pipe or device" in capsys.readouterr().err
         normalised = run(repository, tmp_path / "model_state_dict.pt", "--normalizer", str(path))
         assert normalised == 1
         assert "is no file" in capsys.readouterr().err

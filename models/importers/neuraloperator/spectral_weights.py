@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from models.importers.layout import as_complex
 from models.importers.refusal import ImportRefused
 
+# In double precision, per layer. A few numbers can stand for far more than a machine holds.
+_MAX_DENSE_BYTES = 4 << 30
 _KINDS = "a dense tensor, Tucker, CP and TT"
 
 
@@ -37,6 +40,7 @@ def dense(parts: dict[str, torch.Tensor], where: str) -> torch.Tensor:
             f"{where} holds {sorted(parts) or 'no tensors'}, which is none of {_KINDS}"
         )
     known = [factor for factor in factors if factor is not None]
+    _refuse_giant([f.shape[f.ndim // 3] for f in known], where)
     try:
         if core is not None:
             return _tucker(core, known)
@@ -45,6 +49,15 @@ def dense(parts: dict[str, torch.Tensor], where: str) -> torch.Tensor:
         return _tensor_train(known)
     except RuntimeError as error:
         raise ImportRefused(f"{where}: the shapes of the factors do not fit: {error}") from None
+
+
+def _refuse_giant(shape: Sequence[int], where: str) -> None:
+    needed = math.prod(shape) * torch.complex128.itemsize
+    if needed > _MAX_DENSE_BYTES:
+        raise ImportRefused(
+            f"{where} multiplied out, {' x '.join(map(str, shape))}, takes {needed:,} bytes, more than the "
+            f"{_MAX_DENSE_BYTES:,} supported"
+        )
 
 
 def _tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
