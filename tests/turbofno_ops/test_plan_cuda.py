@@ -13,7 +13,7 @@ import torch
 from models.checkpoint import load_model
 from models.config import FNOArchitecture, Normalization
 from models.fno import FNO
-from tests.models.random_canonical import draw_canonical
+from tests.models.importers.random_canonical import draw_canonical
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import (
     draw_architecture,

@@ -12,7 +12,7 @@ import torch
 from models import blocks, spectrum
 from models.config import FNOArchitecture
 from models.fno import FNO
-from tests.models.random_canonical import draw_canonical, field_normalised
+from tests.models.importers.random_canonical import draw_canonical, field_normalised
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import draw_normalization, field, network, truth
 from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
