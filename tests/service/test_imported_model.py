@@ -51,7 +51,7 @@ def npy(array: np.ndarray) -> bytes:
 def test_predictions_over_http_are_the_originals(tmp_path: Path) -> None:
     mean, std = torch.tensor([3.0, -1.0]).view(2, 1, 1), torch.tensor([0.5, 4.0]).view(2, 1, 1)
     np.savez(
-        tmp_path / "norm.npz", input_mean=mean, input_std=std, output_mean=10.0, output_std=0.1
+        tmp_path / "norm.npz", input_mean=mean, input_std=std, output_mean=10.0, output_std=30.0
     )
     network, repository = imported(tmp_path, "--normalizer", str(tmp_path / "norm.npz"))
     fields = [mean + std * torch.randn(3, 2, *size) for size in ((16, 16), (17, 13))]
@@ -60,7 +60,7 @@ def test_predictions_over_http_are_the_originals(tmp_path: Path) -> None:
     ):
         assert answer.status_code == 200, answer.text
         with torch.inference_mode():
-            expected = network((x - mean) / std) * 0.1 + 10
+            expected = network((x - mean) / std) * 30 + 10
         found = torch.from_numpy(np.load(io.BytesIO(answer.content)))
         assert relative_l2(found - 10, expected - 10) < 1e-5
 
