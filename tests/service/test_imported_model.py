@@ -15,6 +15,7 @@ from neuralop.models import FNO as TheirFNO
 from service import cli
 from service.app import create_app
 from service.settings import Settings
+from tests.models.importers.original_scripts import Script
 from tests.turbofno_ops.fourier_truth import relative_l2
 
 
@@ -63,6 +64,24 @@ def test_predictions_over_http_are_the_originals(tmp_path: Path) -> None:
             expected = network((x - mean) / std) * 30 + 10
         found = torch.from_numpy(np.load(io.BytesIO(answer.content)))
         assert relative_l2(found - 10, expected - 10) < 1e-5
+
+
+def test_predictions_over_http_are_the_original_scripts(tmp_path: Path) -> None:
+    """Corners that overlap on the smaller grid, a precision that a CPU does not round to."""
+    network = Script("B", (6, 5), 6, 1, 2, padding=(9, 9)).eval()
+    torch.save(network.state_dict(), tmp_path / "fno.pt")
+    repository = tmp_path / "repository"
+    arguments = ["import", str(tmp_path / "fno.pt"), "--name", "darcy"]
+    options = ["--set", "padding=9", "--input-mean", "3", "--input-std", "2", "--precision", "bf16"]
+    assert cli.main([*arguments, "--repository", str(repository), *options]) == 0
+    fields = [3 + 2 * torch.randn(2, 1, *size) for size in ((21, 20), (2, 9))]
+    for x, answer in zip(
+        fields, asyncio.run(answers(repository, [npy(x.numpy()) for x in fields])), strict=True
+    ):
+        assert answer.status_code == 200, answer.text
+        with torch.inference_mode():
+            expected = network(((x - 3) / 2).movedim(1, -1)).movedim(-1, 1)
+        assert relative_l2(torch.from_numpy(np.load(io.BytesIO(answer.content))), expected) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:neuralop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,15 @@ class Drawn:
     name: str
     arguments: dict[str, Any]
     grids: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def draw_built(rng: random.Random, release: str, models: Any) -> tuple[Drawn, torch.nn.Module]:
+    """The same with the network, made by the classes in `models`."""
+    while True:
+        drawn = draw(rng, release)
+        # now and then it rounds the rank of a small factorisation to zero and cannot build it
+        with suppress(ZeroDivisionError):
+            return drawn, getattr(models, drawn.name)(**dict(drawn.arguments))
 
 
 def draw(rng: random.Random, release: str) -> Drawn:

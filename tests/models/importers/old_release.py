@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.models.importers.drawn import draw
+from tests.models.importers.drawn import draw_built
 from tests.models.importers.other_libraries import installed
 from tests.models.importers.parity import outputs, spread
 
@@ -78,8 +78,8 @@ def _main(version: str, release: str, target: str, seed: str, count: str) -> Non
     torch.set_num_threads(1)
     rng = random.Random(int(seed))
     for i in range(int(count)):
-        drawn = draw(rng, version)
-        theirs = spread(getattr(neuralop.models, drawn.name)(**dict(drawn.arguments)))
+        drawn, network = draw_built(rng, version, neuralop.models)
+        theirs = spread(network)
         theirs.save_checkpoint(folder, str(i))
         fields = [torch.randn(2, drawn.arguments["in_channels"], *grid) for grid in drawn.grids]
         answers = {"fields": fields, "outputs": outputs(theirs, fields)}

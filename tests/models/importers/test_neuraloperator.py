@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import neuralop
 import pytest
 import torch
 from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.models import FNO as TheirFNO
-from neuralop.models import TFNO as TheirTFNO
 
 from models.importers.neuraloperator import import_neuraloperator
 from models.importers.result import Options
 from models.importers.torch_file import read_torch_file
-from tests.models.importers.drawn import draw
+from tests.models.importers.drawn import draw_built
 from tests.models.importers.parity import (
     assert_parity,
     deviations,
@@ -43,9 +43,8 @@ def fields(arguments: dict[str, Any], grids: tuple[tuple[int, ...], ...]) -> lis
 
 @pytest.mark.parametrize("number", range(150))
 def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path) -> None:
-    drawn = draw(random_source(), "2.0.0")
-    kind = {"FNO": TheirFNO, "TFNO": TheirTFNO}[drawn.name]
-    theirs = spread(kind(**dict(drawn.arguments)))
+    drawn, network = draw_built(random_source(), "2.0.0", neuralop.models)
+    theirs = spread(network)
     theirs.save_checkpoint(tmp_path, "model")
     xs = fields(drawn.arguments, drawn.grids)
     expected = outputs(theirs, xs)
