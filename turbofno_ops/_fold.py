@@ -122,11 +122,12 @@ def check(description: FNODescription) -> None:
         c_out, c_in = step.weight.shape[:2]
         if isinstance(step, FourierMap):
             c_in, c_out = c_out, c_in
-            _check_shape("a skip", step.skip, (c_out, c_in))
-        _check_shape("a bias", step.bias, (c_out,))
         if width is not None and c_in != width:
             raise ChainRefused(f"a map takes {c_in} channels where it is given {width}")
         width = c_out
+        if isinstance(step, FourierMap):
+            _check_shape("a skip", step.skip, (c_out, c_in))
+        _check_shape("a bias", step.bias, (c_out,))
     for what, scaling, channels in (
         ("inputs", description.inputs, description.in_channels),
         ("outputs", description.outputs, width),
