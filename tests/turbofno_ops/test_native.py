@@ -62,7 +62,8 @@ def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("check", CHECKS, ids=lambda p: p.stem)
 def test_every_plan_fits_the_devices(check: Path, tmp_path: Path) -> None:
     program = tmp_path / "plan_check"
-    built = run("g++", "-std=c++17", "-O1", "-Wall", check, *PLANS, "-o", program)
+    flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
+    built = run("g++", *flags, check, *PLANS, "-o", program)
     assert built.returncode == 0, built.stderr
     checked = run(program)
     assert checked.returncode == 0, checked.stdout[:2000]
