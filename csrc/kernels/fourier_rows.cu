@@ -25,8 +25,8 @@
 namespace turbofno {
 namespace {
 
-// How products find their operands: warp by warp, the tables through L1 or in shared memory; or a group of four warps at
-// once, on Hopper.
+// How products find their operands: warp by warp, the tables through L1 or in shared memory; or a group of four warps
+// at once, on Hopper.
 enum class Way { kThroughL1, kShared, kGroup };
 
 constexpr int most_warps(Way way) {
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(32 * most_warps(WAY), 1) fourier_rows(const Ro
             }
             float slab_back = a.c_in > 0 ? stage_slab<P, GROUP>(team, quads, plan.slab) : 0.0f;
             const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
-            // the next x is sent for once the products' operands no longer take up registers: a warpgroup's products would
-            // wait for loads under way
+            // the next x is sent for once the products' operands no longer take up registers; and a warpgroup's
+            // products would wait for loads under way
             const auto send_for = [&](int channel) {
                 const bool more = channel < a.c_in;
                 if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, more ? at : next, more ? channel : 0);

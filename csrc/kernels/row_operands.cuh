@@ -134,8 +134,8 @@ __device__ __forceinline__ void split_quad(uint2 v, float, uint32_t (&high)[2], 
     high[1] = finite_or_nan(*reinterpret_cast<__nv_bfloat162 *>(&v.y));
 }
 
-// Write the slab to the group's tile, in rows of kTilePitch or, SWIZZLED, in those of warpgroup.cuh; returns what undoes
-// its scale.
+// Write the slab to the group's tile, in rows of kTilePitch or, SWIZZLED, in those of warpgroup.cuh; returns what
+// undoes its scale.
 template <typename P, bool SWIZZLED, typename Quad>
 __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads)[kQuads], int slab) {
     Scale scale{1.0f, 1.0f};

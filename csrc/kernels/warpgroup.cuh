@@ -5,8 +5,8 @@
 // warps, in one of two orders:
 //     table   blocks of 8 columns x 8 terms, 128 bytes [column][term]; the block of the next 8 terms follows at once,
 //             that of the next 8 columns `pitch` bytes on
-//     tile    [term][64 columns] in rows of 128 bytes, whose 16-byte words change places: word w of row r is at w ^ r % 8;
-//             the tile starts at a multiple of 1024 bytes
+//     tile    [term][64 columns] in rows of 128 bytes, whose 16-byte words change places: word w of row r is at
+//             w ^ r % 8; the tile starts at a multiple of 1024 bytes
 #pragma once
 
 #include "split_half.cuh"
@@ -21,8 +21,8 @@ constexpr bool kWarpgroups = false;
 
 constexpr int kSwizzledPitch = 64; // halves between the rows of a tile
 
-// A right operand's place, as wgmma wants it described; in 16-byte words: from one step of 16 terms to the next, and from
-// high to low halves.
+// A right operand's place, as wgmma wants it described; in 16-byte words: from one step of 16 terms to the next, and
+// from high to low halves.
 struct SharedOperand {
     uint64_t high;
     int step, low;
@@ -57,7 +57,8 @@ template <int FRAGMENTS> __device__ __forceinline__ void receive(float (&sums)[F
 }
 
 #define TURBOFNO_SUM(s) "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-#define TURBOFNO_LEFT "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(int(!FRESH)), "n"(int(TILE))
+#define TURBOFNO_LEFT                                                                                                  \
+    "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(int(!FRESH)), "n"(int(TILE))
 #define TURBOFNO_WGMMA_16(type)                                                                                        \
     asm volatile("{.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"                                                        \
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " {%0, %1, %2, %3, %4, %5, %6, %7}, "     \

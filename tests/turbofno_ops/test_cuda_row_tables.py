@@ -16,7 +16,7 @@ def _operands(table: torch.Tensor, chunks: int, steps: int, exponent: int) -> li
     """Float64 [chunks, steps, 4, columns, lanes, registers, halves]: of the split part, and of the bfloat16 part."""
     count = chunks * steps * 4 * 2 * 32 * 4
     split, single = table[: 2 * count], table[2 * count : 3 * count]
-    assert table.numel() == 6 * count, "lane by lane and as blocks: split words, then bfloat16 words"
+    assert table.numel() == 6 * count, "lane by lane and as blocks: split words, then bfloat16"
     halves = split.view(torch.float16).double().view(chunks, steps, 4, 2, 32, 2, 2, 2)
     assert halves.abs().max() < 2**15
     brief = single.view(torch.bfloat16).double().view(chunks, steps, 4, 32, 2, 2, 2).movedim(4, 3)
@@ -30,14 +30,14 @@ def _same_as_blocks(table: torch.Tensor, chunks: int, steps: int, *, points_firs
     outer = (chunks, 4, steps) if points_first else (chunks, steps, 4)
 
     def reordered(part: torch.Tensor, *sizes: int) -> torch.Tensor:
-        part = part.view(*outer, *sizes, 8, 8)  # terms in pairs: [column, term] of a block is its word
+        part = part.view(*outer, *sizes, 8, 8)
         return part.transpose(1, 2) if points_first else part
 
     split = lanes[: 2 * count].view(chunks, steps, 4, 2, 32, 2, 2, 2)
     single = lanes[2 * count :].view(chunks, steps, 4, 32, 2, 2, 2)
     got_split = reordered(blocks[: 2 * count], 2, 2, 2)
     got_single = reordered(blocks[2 * count :], 2, 2)
-    # a lane is column lane // 4 and terms 2 (lane % 4) and the next
+    # a lane's two halves: column lane // 4, terms 2 (lane % 4) and the next
     want_split = split.movedim(4, 6).reshape(got_split.shape)
     want_single = single.movedim(3, 5).reshape(got_single.shape)
     return torch.equal(got_split, want_split) and torch.equal(got_single, want_single)
