@@ -20,6 +20,7 @@ from turbofno_ops.description import PRECISIONS
 
 _ALIGNMENT = 16
 _OLDEST_MAJOR = 8  # compute capability: A100
+_SHARED_MEMORY = 160 * 1024  # of a block of the row kernels (csrc/plan/rows_plan.h)
 # Up to so many modes along w, and channels times modes, rows that also analyze their result for the next
 # layer beat an analysis of its own, on an H200 (docs/kernels.md, "With or without the next analysis").
 _FUSED = {"fp32": (32, 1024), "tf32": (32, 3072), "bf16": (48, 4096)}
@@ -210,9 +211,15 @@ def gpu_refusal(device: torch.device) -> str | None:
     status = native_status()
     if not status.loaded:
         return status.detail
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < _OLDEST_MAJOR:
-        return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {major}.{minor}"
+    found = torch.cuda.get_device_properties(device)
+    if found.major < _OLDEST_MAJOR:
+        return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {found.major}.{found.minor}"
+    # CUDA keeps 1 KiB of a multiprocessor's
+    if found.shared_memory_per_multiprocessor <= _SHARED_MEMORY:
+        return (
+            f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have it; {device} "
+            f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB a multiprocessor"
+        )
     return None
 
 

@@ -212,7 +212,7 @@ def compile_fno(
     device: torch.device | str,
     precision: str = "fp32",
     max_batch: int = 64,
-    max_graphs: int = 16,
+    max_graphs: int = 64,
     max_graph_bytes: int = 4 * 2**30,
 ) -> CompiledFNO:
     """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.

@@ -1,4 +1,4 @@
-// The stages as ops for CUDA tensors, through LibTorch's stable ABI. Schemas and fakes stand in Python.
+// The stages as ops for CUDA tensors, through LibTorch's stable ABI. Schemas stand in Python (_stage_ops.py).
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -35,7 +35,7 @@ int multiprocessors(int device) {
 // One call of a stage: the device of its first argument, that device's current stream, checked pointers.
 class Call {
   public:
-    Call(const char *stage, const Tensor &on) : stage_(stage), on_(on), device_(on.get_device_index()), guard_(device_) {
+    Call(const char *stage, const Tensor &on) : stage_(stage), device_(on.get_device_index()), guard_(device_) {
         void *stream = nullptr;
         TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_, &stream));
         stream_ = static_cast<CUstream_st *>(stream);
@@ -111,7 +111,6 @@ class Call {
     }
 
     const char *stage_;
-    const Tensor &on_;
     int device_;
     torch::stable::accelerator::DeviceGuard guard_;
     CUstream_st *stream_ = nullptr;
