@@ -115,15 +115,32 @@ def check(description: FNODescription) -> None:
         raise ChainRefused(
             f"its weights are {', '.join(map(str, dtypes))}, not complex64 or complex128"
         )
-    width = None
-    for weight in (
-        *(m.weight for m in description.lifting),
-        *(layer.weight.transpose(0, 1) for layer in description.layers),
-        *(m.weight for m in description.projection),
+    width: int | None = None
+    steps: list[PointwiseMap | FourierMap]
+    steps = [*description.lifting, *description.layers, *description.projection]
+    for step in steps:
+        c_out, c_in = step.weight.shape[:2]
+        if isinstance(step, FourierMap):
+            c_in, c_out = c_out, c_in
+        if width is not None and c_in != width:
+            raise ChainRefused(f"a map takes {c_in} channels where it is given {width}")
+        width = c_out
+        if isinstance(step, FourierMap):
+            _check_shape("a skip", step.skip, (c_out, c_in))
+        _check_shape("a bias", step.bias, (c_out,))
+    for what, scaling, channels in (
+        ("inputs", description.inputs, description.in_channels),
+        ("outputs", description.outputs, width),
     ):
-        if width is not None and weight.shape[1] != width:
-            raise ChainRefused(f"a map takes {weight.shape[1]} channels where it is given {width}")
-        width = weight.shape[0]
+        if scaling is not None:
+            _check_shape(f"the mean of its {what}", scaling.mean, (channels,))
+            _check_shape(f"the standard deviation of its {what}", scaling.std, (channels,))
+
+
+def _check_shape(what: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
+    # a broadcast shape would be folded into something else than the network
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise ChainRefused(f"{what} has shape {tuple(tensor.shape)}, expected {shape}")
 
 
 def fold(description: FNODescription, device: torch.device) -> Chain:

@@ -147,7 +147,6 @@ class CompiledFNO:
                 padded,
                 self._chain.modes,
                 precision=self.precision,
-                first=i == 0,
                 last=last,
                 skip=layer.skip is not None,
                 projected=projection.weight.shape[0] if last and projection is not None else 0,
@@ -208,7 +207,7 @@ def compile_fno(
     device: torch.device | str,
     precision: str = "fp32",
     max_batch: int = 64,
-    max_graphs: int = 16,
+    max_graphs: int = 64,
     max_graph_bytes: int = 4 * 2**30,
 ) -> CompiledFNO:
     """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.

@@ -45,8 +45,9 @@ class Forward:
                 )
             except ChainRefused as refusal:
                 self._log_refusal(str(refusal))
-            # What was put there on this thread's stream is read on others.
-            torch.cuda.synchronize(device)
+            # What was put there on this thread's stream is read on others. Not the whole device: the device
+            # thread may be capturing a graph, which that would break.
+            torch.cuda.current_stream(device).synchronize()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""

@@ -20,7 +20,7 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
-from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
+from turbofno_ops import ChainRefused, CompiledFNO, PointwiseMap, Scaling, compile_fno
 from turbofno_ops._fold import check, fold
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
@@ -43,7 +43,8 @@ def test_chain_equals_the_network(draw: int) -> None:
     x = field(module, rng.randint(1, 5), draw_size(rng, arch))
     expected = truth(module, x)
     single = compile_fno(module.description(), device="cpu")(x)
-    limit = max(2 * relative_l2(module(x), expected), 1e-6)
+    # with few channels and points the two errors may differ by more than twice, either way
+    limit = max(2 * relative_l2(module(x), expected), 3e-6)
     assert relative_l2(single, expected) < limit, arch
     double = compile_fno(module.double().description(), device="cpu")(x.double())
     assert double.dtype == torch.float64
@@ -147,6 +148,15 @@ def test_descriptions_that_contradict_themselves_are_refused() -> None:
     wrong = replace(description.layers[0], weight=torch.randn(7, 8, 6, 5, dtype=torch.complex64))
     with pytest.raises(ChainRefused, match="takes 7 channels where it is given 8"):
         check(replace(description, layers=(wrong,)))
+    ones = torch.ones(1)
+    for part, why in (
+        ({"inputs": Scaling(ones, torch.ones(2))}, "mean of its inputs"),
+        ({"outputs": Scaling(torch.ones(3), ones)}, "standard deviation of its outputs"),
+        ({"layers": (replace(description.layers[0], skip=torch.ones(1, 8)),)}, "a skip has shape"),
+        ({"projection": (PointwiseMap(torch.ones(3, 8), ones),)}, "a bias has shape"),
+    ):
+        with pytest.raises(ChainRefused, match=why):
+            check(replace(description, **part))
     with pytest.raises(ChainRefused, match="softplus"):
         check(replace(description, activation="softplus"))
 
