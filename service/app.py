@@ -21,7 +21,7 @@ from service.pipeline.admission import Admission, QueueSlots
 from service.pipeline.local_engine import LocalEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fastapi import FastAPI
 
@@ -31,22 +31,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    *,
+    engine: Engine | None = None,
+    metrics: Metrics | None = None,
+    slots: QueueSlots | None = None,
+    scrape: Callable[[], Awaitable[bytes]] | None = None,
+) -> FastAPI:
     """The application. Without `engine` it runs its own in this process, from lifespan start to end.
 
     Models load in the background once the application has started, so that it can say that it is alive but
     not ready.
 
+    Args:
+        metrics, slots: those that a given engine shares with the application.
+        scrape: gives the text of /metrics, if this process alone does not know all of it.
+
     Raises:
         ValueError: a wrong repository, model name or device.
     """
-    metrics = Metrics(version=turbofno_ops.__version__)
-    slots = QueueSlots(settings, metrics)
+    metrics = metrics or Metrics(version=turbofno_ops.__version__)
+    slots = slots or QueueSlots(settings, metrics)
     context = AppContext(
         settings=settings,
         engine=engine or LocalEngine(settings, metrics, slots),
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
+        scrape=scrape or metrics.text,
     )
 
     @asynccontextmanager

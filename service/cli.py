@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from models.config import Channel, GridSpec
-from service.banner import banner
+from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
 from service.settings import Settings, env_name, http_url, misspelt_variables
@@ -22,8 +22,6 @@ from service.settings import Settings, env_name, http_url, misspelt_variables
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pydantic_core import ErrorDetails
-
-    from service.pipeline.engine import Engine
 
 _Signature = tuple[Sequence[Channel], Sequence[Channel], GridSpec]
 
@@ -158,17 +156,16 @@ def _url(arguments: argparse.Namespace) -> str:
 
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
+    # A log for machines must hold nothing but its own lines.
+    for_people = settings.log_format == "console"
     # Slow to import, and needed by this command alone.
+    if settings.frontends:
+        from service.processes.start import run_processes
+
+        return run_processes(settings, for_people=for_people)
     from service.server import run
 
-    # A log for machines must hold nothing but its own lines.
-    return run(settings, on_ready=_greet if settings.log_format == "console" else None)
-
-
-def _greet(url: str, engine: Engine) -> None:
-    names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
-    sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
-    sys.stdout.flush()
+    return run(settings, on_ready=greet if for_people else None)
 
 
 def _config(arguments: argparse.Namespace) -> int:

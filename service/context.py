@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from fastapi import Request
 
     from service.metrics import Metrics
@@ -36,6 +38,8 @@ class AppContext:
     engine: Engine
     admission: Admission
     metrics: Metrics
+    scrape: Callable[[], Awaitable[bytes]]
+    """The metrics of the whole service, in the text format."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from fastapi import FastAPI
+
     from service.pipeline.engine import Engine
     from service.settings import Settings
 
@@ -55,7 +57,25 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         logger.error("cannot start: %s", error)
         return 1
     context: AppContext = app.state.context
-    config = uvicorn.Config(
+    server = DrainingServer(server_config(app, settings), context, on_ready)
+    try:
+        server.run()
+    except SystemExit:
+        return 1
+    failed = bool(context.engine.failure)
+    status = 1 if server.force_exit or failed else 0
+    if failed or any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()):
+        # Left behind in the middle of a batch, or a GPU whose memory cannot be freed any more: the end of
+        # the interpreter would meet that inside torch, which then aborts the process.
+        logging.shutdown()
+        os._exit(status)
+    return status
+
+
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """uvicorn as this service uses it, whatever engine the application has."""
+    context: AppContext = app.state.context
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -71,19 +91,6 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         timeout_graceful_shutdown=FLUSH_SECONDS,
         # limit_concurrency stays unset: it answers plain text, and counts idle connections as load.
     )
-    server = DrainingServer(config, context, on_ready)
-    try:
-        server.run()
-    except SystemExit:
-        return 1
-    failed = bool(context.engine.failure)
-    status = 1 if server.force_exit or failed else 0
-    if failed or any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()):
-        # Left behind in the middle of a batch, or a GPU whose memory cannot be freed any more: the end of
-        # the interpreter would meet that inside torch, which then aborts the process.
-        logging.shutdown()
-        os._exit(status)
-    return status
 
 
 class DrainingServer(uvicorn.Server):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -81,6 +83,24 @@ class Settings(BaseSettings):
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="where models run: auto (CUDA when there is any), cpu, cuda, cuda:1, ...",
+    )
+    frontends: NonNegativeInt = Field(
+        default=0,
+        description="HTTP processes on the one port, beside an engine process for each device; "
+        "0 does everything in one process",
+    )
+    devices: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        default=None,
+        description="with frontends: run every model on each of these (comma-separated: 0,1,... for CUDA "
+        "devices, or cpu); unset takes the one that device names",
+    )
+    shared_memory_bytes: PositiveInt = Field(
+        default=512 * MIB,
+        description="with frontends: most memory of each for the bodies and answers under way",
+    )
+    hang_seconds: PositiveFloat = Field(
+        default=10.0,
+        description="with frontends: a process that gives no sign of life for so long is started again",
     )
     torch_threads: PositiveInt | None = Field(
         default=None,
@@ -159,12 +179,34 @@ class Settings(BaseSettings):
         default="console", description="console for people, json (one object a line) for machines"
     )
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "devices", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip()) or None
         return value
+
+    @field_validator("devices", mode="after")
+    @classmethod
+    def _name_devices(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is None:
+            return None
+        named = tuple(f"cuda:{one}" if one.isdecimal() else one for one in value)
+        for one in named:
+            if not re.fullmatch(r"cpu|cuda:\d+", one):
+                raise ValueError(f"{one!r} is no device: expected cpu, or numbers of CUDA devices")
+        return named
+
+    @model_validator(mode="after")
+    def _processes_fit_together(self) -> Self:
+        if self.devices and not self.frontends:
+            raise ValueError(f"{env_name('devices')} needs {env_name('frontends')} to be 1 or more")
+        if self.frontends and self.shared_memory_bytes < 4 * self.max_body_bytes:
+            raise ValueError(
+                f"{env_name('shared_memory_bytes')}={self.shared_memory_bytes} must be at least four times "
+                f"{env_name('max_body_bytes')}={self.max_body_bytes}, to hold a body and its answer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _limits_leave_room(self) -> Self:

@@ -6,12 +6,12 @@ import asyncio
 import zlib
 from typing import TYPE_CHECKING
 
-import numpy as np
 from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
 from service.http.offload import offload
+from service.pipeline.engine import heap_buffer
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from service.pipeline.admission import Room
 
-_ALIGNMENT = 64
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
 
@@ -42,7 +41,7 @@ async def read_body(
     *,
     limit: int,
     setting: str | None = "max_body_bytes",
-    aligned_at: int = 0,
+    aligned_at: int | None = None,
 ) -> memoryview:
     """Read and decompress the whole body.
 
@@ -50,8 +49,8 @@ async def read_body(
         room: where its bytes are counted as they arrive.
         limit: most bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
-        aligned_at: the byte at this offset is put on a 64-byte boundary, so that an array that starts there
-            can be used without a copy.
+        aligned_at: given for a body whose fields are used as they stand: it is read into the engine's memory, the
+            byte at this offset on a 64-byte boundary. Compressed, or of unknown length, it is copied there later.
 
     Returns:
         A writable view of bytes.
@@ -70,7 +69,7 @@ async def read_body(
             if coding is None and declared is not None:
                 body = await _read_declared(request, room, declared, aligned_at)
             else:
-                body = await _read_unknown(request, room, limit, setting, aligned_at)
+                body = await _read_unknown(request, room, limit, setting)
     except TimeoutError:
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
@@ -79,7 +78,7 @@ async def read_body(
     if coding is None:
         return body
     # Always off the event loop: a few kilobytes can inflate to the whole limit.
-    decoded = await offload(True, _inflate, body, coding, limit, aligned_at)
+    decoded = await offload(True, _inflate, body, coding, limit, aligned_at or 0)
     if decoded is None:
         raise _too_large(request, "the decompressed body is longer", limit, setting)
     room.hold(len(decoded))
@@ -121,13 +120,6 @@ def _too_large(request: Request, what: str, limit: int, setting: str | None) -> 
     return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
 
 
-def _buffer(size: int, aligned_at: int) -> memoryview:
-    """`size` writable bytes, uninitialised: pages that are never written are never committed."""
-    raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
-    start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
-    return memoryview(raw.data)[start : start + size]
-
-
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
     while True:
         message = await request.receive()
@@ -138,8 +130,13 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
             return
 
 
-async def _read_declared(request: Request, room: Room, size: int, aligned_at: int) -> memoryview:
-    body = _buffer(size, aligned_at)
+async def _read_declared(
+    request: Request, room: Room, size: int, aligned_at: int | None
+) -> memoryview:
+    if aligned_at is None:
+        body = heap_buffer(size)
+    else:
+        body = context_of(request).engine.buffer(size, aligned_at=aligned_at)
     read = 0
     async for chunk in _chunks(request):
         if read + len(chunk) > size:
@@ -153,7 +150,7 @@ async def _read_declared(request: Request, room: Room, size: int, aligned_at: in
 
 
 async def _read_unknown(
-    request: Request, room: Room, limit: int, setting: str | None, aligned_at: int
+    request: Request, room: Room, limit: int, setting: str | None
 ) -> memoryview:
     chunks: list[bytes] = []
     size = 0
@@ -164,7 +161,7 @@ async def _read_unknown(
         room.hold(size)
         if chunk:
             chunks.append(chunk)
-    body = _buffer(size, aligned_at)
+    body = heap_buffer(size)
     start = 0
     for chunk in chunks:
         body[start : start + len(chunk)] = chunk
@@ -194,6 +191,6 @@ def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memo
         # Concatenated gzip members are legal in files, but nothing sends them, and millions of empty ones
         # would cost far more time than bytes.
         raise BadRequest(f"{len(stream.unused_data)} bytes follow the end of the {coding} body")
-    body = _buffer(len(decoded), aligned_at)
+    body = heap_buffer(len(decoded), aligned_at)
     body[:] = decoded
     return body

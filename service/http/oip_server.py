@@ -75,7 +75,7 @@ async def all_statistics(request: Request) -> Statistics:
     engine = context_of(request).engine
     return Statistics(
         model_stats=[
-            oip_describe.statistics(m.name, m.version, engine.counters(m.name, m.version))
+            oip_describe.statistics(m.name, m.version, await engine.counters(m.name, m.version))
             for m in engine.statuses()
             if m.state == _READY
         ]
@@ -144,7 +144,7 @@ def _configuration(request: Request, model: str, version: str | None) -> dict[st
 @router.get("/v2/models/{model}/stats", summary="Statistics of a model")
 async def model_statistics(request: Request, model: ModelName) -> Statistics:
     """Counts and nanoseconds since load, of the newest version."""
-    return _statistics(request, model, None)
+    return await _statistics(request, model, None)
 
 
 @router.get("/v2/models/{model}/versions/{version}/stats", summary="Statistics of one version")
@@ -152,13 +152,13 @@ async def version_statistics(
     request: Request, model: ModelName, version: ModelVersion
 ) -> Statistics:
     """Counts and nanoseconds since load."""
-    return _statistics(request, model, version)
+    return await _statistics(request, model, version)
 
 
-def _statistics(request: Request, model: str, version: str | None) -> Statistics:
+async def _statistics(request: Request, model: str, version: str | None) -> Statistics:
     engine = context_of(request).engine
     config = engine.config(model, version)
-    counters = engine.counters(config.name, config.version)
+    counters = await engine.counters(config.name, config.version)
     return Statistics(model_stats=[oip_describe.statistics(config.name, config.version, counters)])
 
 

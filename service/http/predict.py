@@ -163,7 +163,9 @@ async def _predict(
     setting = "max_json_bytes" if reader is JSON else "max_body_bytes"
     limit: int = getattr(context.settings, setting)
     room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
-    body = await read_body(request, room, limit=limit, setting=setting)
+    # What is parsed or inflated is copied to the engine's memory afterwards.
+    aligned_at = None if reader in (JSON, NPZ) else 0
+    body = await read_body(request, room, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
     fields, form = await offload(
         # A small archive can inflate to the whole limit.

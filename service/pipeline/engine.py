@@ -12,6 +12,8 @@ from models.config import ModelConfig
 
 Fields = NDArray[np.float32]
 
+_ALIGNMENT = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PredictRequest:
@@ -95,8 +97,18 @@ class Engine(Protocol):
         """Every known (model, version), sorted by name, then version."""
         ...
 
-    def counters(self, model: str, version: str) -> ModelCounters:
+    async def counters(self, model: str, version: str) -> ModelCounters:
         """Totals of a READY model. Raises NotFound, Unavailable."""
+        ...
+
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+        """Writable memory for a request's body: what lies there reaches the device without another copy before it.
+
+        The byte at `aligned_at` is on a 64-byte boundary. The memory is given back with its last view.
+
+        Raises:
+            Unavailable: there is no room.
+        """
         ...
 
     async def predict(self, request: PredictRequest) -> PredictResult:
@@ -124,6 +136,13 @@ class Engine(Protocol):
     def failure(self) -> str:
         """Why this process can predict nothing more and should end, or empty."""
         ...
+
+
+def heap_buffer(size: int, aligned_at: int = 0) -> memoryview:
+    """Writable memory of this process, uninitialised: pages that are never written are never committed."""
+    raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
+    start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
+    return memoryview(raw.data)[start : start + size]
 
 
 def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from service.errors import ServiceError, Unavailable
-from service.pipeline.engine import PredictResult
+from service.pipeline.engine import PredictResult, heap_buffer
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.worker import arithmetic_threads
 from service.runtime.device import log_backend, memory_limit, prepare_device
@@ -90,8 +90,11 @@ class LocalEngine:
     def statuses(self) -> list[ModelStatus]:
         return self._repository.statuses()
 
-    def counters(self, model: str, version: str) -> ModelCounters:
+    async def counters(self, model: str, version: str) -> ModelCounters:
         return self._repository.slot(model, version).totals.snapshot()
+
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+        return heap_buffer(size, aligned_at)
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         with self._repository.lease(request.model, request.version) as slot:

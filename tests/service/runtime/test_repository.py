@@ -74,7 +74,7 @@ def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
             sample = metrics.registry.get_sample_value
             labels = {"model": "tiny-1d", "version": "1"}
             assert sample("turbofno_model_load_seconds", labels) > 0
-            counters = engine.counters("tiny-1d", "1")
+            counters = await engine.counters("tiny-1d", "1")
             assert (counters.success_count, counters.inference_count) == (1, 3)
             assert counters.batches[3][0] == counters.execution_count == 1
 

@@ -1,0 +1,34 @@
+"""A process that a supervisor starts; what it is to be stands on its standard input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+
+import uvloop
+
+from service import logs
+from service.processes.lifeline import EX_CONFIG, Launch, die_with
+from service.server import SWITCH_SECONDS
+
+
+def main() -> int:
+    launch = Launch.load(sys.stdin.buffer.read())
+    die_with(launch.supervisor)
+    logs.configure(launch.settings, process=launch.name)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    if launch.role == "engine":
+        from service.processes.engine_process import run
+    else:
+        from service.processes.frontend_process import run
+    try:
+        return uvloop.run(run(launch))
+    except (ValueError, OSError) as error:
+        logging.getLogger(__name__).error("cannot start: %s", error)
+        return EX_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())
