@@ -76,6 +76,11 @@ class Metrics:
             "Body and unsent answer bytes of the requests being served.",
             (),
         )
+        self.shared_memory = self._gauge(
+            "turbofno_shared_memory_bytes",
+            "Shared memory that bodies and answers under way lie in, where front ends are processes of their own.",
+            (),
+        )
         self.out_of_memory_splits = self._counter(
             "turbofno_out_of_memory_splits",
             "Times a batch was cut in two because memory ran out.",

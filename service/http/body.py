@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
-from service.http.offload import offload
+from service.http.offload import BINARY_BYTES, offload
 from service.pipeline.engine import heap_buffer
 from service.settings import env_name
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from service.pipeline.admission import Room
 
+    _Chunks = list[bytes | bytearray]
+
+_SMALL_CHUNK = 4096
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
 
@@ -49,8 +52,8 @@ async def read_body(
         room: where its bytes are counted as they arrive.
         limit: most bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
-        aligned_at: given for a body whose fields are used as they stand: it is read into the engine's memory, the
-            byte at this offset on a 64-byte boundary. Compressed, or of unknown length, it is copied there later.
+        aligned_at: given for a body whose fields are used as they stand: it is put into the engine's memory, the
+            byte at this offset on a 64-byte boundary. Fields of other bodies are copied there once they are decoded.
 
     Returns:
         A writable view of bytes.
@@ -67,13 +70,20 @@ async def read_body(
     try:
         async with asyncio.timeout(seconds):
             if coding is None and declared is not None:
-                body = await _read_declared(request, room, declared, aligned_at)
+                chunks = await _read_declared(request, room, declared)
             else:
-                body = await _read_unknown(request, room, limit, setting)
+                chunks = await _read_unknown(request, room, limit, setting)
     except TimeoutError:
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None
+    size = sum(map(len, chunks))
+    # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
+    if aligned_at is None or coding is not None:
+        body = heap_buffer(size)
+    else:
+        body = context_of(request).engine.buffer(size, aligned_at=aligned_at)
+    await offload(size > BINARY_BYTES, _join, chunks, body)
     record_of(request).body_bytes = len(body)
     if coding is None:
         return body
@@ -130,43 +140,48 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
             return
 
 
-async def _read_declared(
-    request: Request, room: Room, size: int, aligned_at: int | None
-) -> memoryview:
-    if aligned_at is None:
-        body = heap_buffer(size)
-    else:
-        body = context_of(request).engine.buffer(size, aligned_at=aligned_at)
+async def _read_declared(request: Request, room: Room, size: int) -> _Chunks:
+    chunks: _Chunks = []
     read = 0
     async for chunk in _chunks(request):
-        if read + len(chunk) > size:
-            raise BadRequest(f"Content-Length says {size} bytes, but more came")
-        room.hold(read + len(chunk))
-        body[read : read + len(chunk)] = chunk
         read += len(chunk)
+        if read > size:
+            raise BadRequest(f"Content-Length says {size} bytes, but more came")
+        room.hold(read)
+        _keep(chunks, chunk)
     if read != size:
         raise BadRequest(f"Content-Length says {size} bytes, but {read} came")
-    return body
+    return chunks
 
 
-async def _read_unknown(
-    request: Request, room: Room, limit: int, setting: str | None
-) -> memoryview:
-    chunks: list[bytes] = []
+async def _read_unknown(request: Request, room: Room, limit: int, setting: str | None) -> _Chunks:
+    chunks: _Chunks = []
     size = 0
     async for chunk in _chunks(request):
         size += len(chunk)
         if size > limit:
             raise _too_large(request, "the body is longer than allowed", limit, setting)
         room.hold(size)
-        if chunk:
-            chunks.append(chunk)
-    body = heap_buffer(size)
+        _keep(chunks, chunk)
+    return chunks
+
+
+def _keep(chunks: _Chunks, chunk: bytes) -> None:
+    """Add a chunk; small ones are put together, else a client could send millions of them, each an object."""
+    if len(chunk) >= _SMALL_CHUNK:
+        chunks.append(chunk)
+    elif chunks and isinstance(chunks[-1], bytearray):
+        chunks[-1] += chunk
+    else:
+        chunks.append(bytearray(chunk))
+
+
+def _join(chunks: _Chunks, body: memoryview) -> None:
     start = 0
     for chunk in chunks:
         body[start : start + len(chunk)] = chunk
         start += len(chunk)
-    return body
+    chunks.clear()
 
 
 def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memoryview | None:

@@ -1,11 +1,9 @@
-"""A process that a supervisor starts; what it is to be stands on its standard input."""
+"""A process that a supervisor starts. What it is to be stands on standard input; its argument is for `ps` only."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import threading
 
 import uvloop
 

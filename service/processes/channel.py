@@ -40,7 +40,7 @@ class Channel:
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outgoing: dict[bytes, list[Message]] = {}
-        self._fd: int = socket.getsockopt(zmq.FD)
+        self._fd: int = socket.FD
         self._loop.add_reader(self._fd, self._take_in)
         # The descriptor tells of changes only; what came before is met here.
         self._loop.call_soon(self._take_in)
@@ -89,9 +89,12 @@ class Channel:
 
     def _take_in(self) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            if self._socket.closed or not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if self._socket.closed:
                 return
-            *sender, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                *sender, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             for message in _decoder.decode(data):
                 self._receive(sender[0] if sender else b"", message)
         self._loop.call_soon(self._take_in)

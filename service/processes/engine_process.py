@@ -38,13 +38,15 @@ from service.processes.messages import (
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
-    from service.pipeline.engine import ModelStatus
+    from service.pipeline.engine import ModelStatus, PredictResult
     from service.processes.lifeline import Launch
 
 logger = logging.getLogger(__name__)
 
 _STATE_SECONDS = 0.05
 """How often to look whether models changed their state."""
+_HEAVY_BYTES = 1 << 20
+"""Answers longer than this (about 0.2 ms) are copied off the event loop."""
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
 
@@ -56,7 +58,9 @@ class EngineServer:
         self._engine = engine
         self._slots = slots
         self._memories: dict[bytes, LentMemory] = {}
-        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._work: dict[tuple[bytes, int], asyncio.Task[PredictResult]] = {}
+        """Of each front end by number: what it may cancel."""
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
         """(model, version) -> its configuration, the digest and JSON of that."""
@@ -75,9 +79,9 @@ class EngineServer:
     def forget(self, front_end: bytes) -> None:
         """It is dead: stop what it asked for, let go of its memory."""
         self._memories.pop(front_end, None)
-        for (sender, _), task in self._tasks.items():
+        for (sender, _), work in self._work.items():
             if sender == front_end:
-                task.cancel()
+                work.cancel()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -100,11 +104,11 @@ class EngineServer:
                 self._channel.send(self._state, sender)
                 self._channel.send(self._queue, sender)
             case Predict() | Ask():
-                key = (sender, message.id)
-                self._tasks[key] = asyncio.create_task(self._answer(sender, message))
-                self._tasks[key].add_done_callback(lambda _: self._tasks.pop(key))
-            case Cancel() if task := self._tasks.get((sender, message.id)):
-                task.cancel()
+                task = asyncio.create_task(self._answer(sender, message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Cancel() if work := self._work.get((sender, message.id)):
+                work.cancel()
 
     async def _answer(self, sender: bytes, message: Predict | Ask) -> None:
         answer: Predicted | Told | Refused
@@ -134,15 +138,25 @@ class EngineServer:
                 f"model {message.request['model']!r} was replaced while this request was read; send it again",
                 retry_after=1.0,
             )
-        result = await self._engine.predict(
-            PredictRequest(fields=memory.array(message.fields), config=config, **message.request)
+        request = PredictRequest(
+            fields=memory.array(message.fields), config=config, **message.request
         )
+        key = (sender, message.id)
+        work = self._work[key] = asyncio.create_task(self._engine.predict(request))
+        try:
+            result = await work
+        finally:
+            del self._work[key]
         answer = memory.array(message.answer)
         if answer.shape != result.fields.shape:
             raise InferenceFailed(
                 f"the model gave shape {result.fields.shape}, expected {answer.shape}"
             )
-        np.copyto(answer, result.fields)
+        # Once begun it is carried through: the slot is the front end's again when it is told so, not earlier.
+        if answer.nbytes > _HEAVY_BYTES:
+            await asyncio.to_thread(np.copyto, answer, result.fields)
+        else:
+            np.copyto(answer, result.fields)
         return Predicted(
             message.id,
             result.version,
@@ -171,9 +185,11 @@ class EngineServer:
             tuple((s.name, s.version, self._slots.waiting(s.name, s.version)) for s in statuses),
             self._slots.drain_seconds,
         )
-        for changed in {state, queue} - {self._state, self._queue}:
-            for front_end in self._memories:
-                self._channel.send(changed, front_end)
+        for front_end in self._memories:
+            if state != self._state:
+                self._channel.send(state, front_end)
+            if queue != self._queue:
+                self._channel.send(queue, front_end)
         self._state, self._queue = state, queue
 
     def _model_state(self, status: ModelStatus) -> ModelState:

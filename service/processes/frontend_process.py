@@ -11,8 +11,8 @@ from service.metrics import Metrics
 from service.processes.lifeline import Lifeline
 from service.processes.memory import SlotMemory
 from service.processes.messages import Beat, Engines, Message
-from service.processes.remote_engine import EngineQueue, RemoteEngine
 from service.processes.port import bind
+from service.processes.remote_engine import EngineQueue, RemoteEngine
 from service.server import DrainingServer, server_config
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ async def run(launch: Launch) -> int:
     settings = launch.settings
     metrics = Metrics(version=turbofno_ops.__version__)
     queue = EngineQueue(settings, metrics)
-    engine = RemoteEngine(launch.identity, SlotMemory(settings.shared_memory_bytes), queue)
+    memory = SlotMemory(settings.shared_memory_bytes)
+    metrics.shared_memory.set_function(lambda: memory.used_bytes)
+    engine = RemoteEngine(launch.identity, memory, queue)
 
     def tell(message: Message) -> None:
         if isinstance(message, Engines):

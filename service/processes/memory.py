@@ -49,10 +49,10 @@ class SlotMemory:
         self._given_back: deque[tuple[int, int]] = deque()
 
     @property
-    def free_bytes(self) -> int:
-        """Bytes in no slot."""
+    def used_bytes(self) -> int:
+        """Bytes in slots."""
         self._take_back()
-        return sum(stop - start for start, stop in self._free)
+        return self._size - sum(stop - start for start, stop in self._free)
 
     def attachment(self) -> Attach:
         """What an engine needs to see this memory."""
@@ -63,15 +63,14 @@ class SlotMemory:
         self._take_back()
         needed = max(1, -(-size // _PAGE)) * _PAGE
         # First fit: low pages are used again and again, and high ones never touched, so never committed.
-        for index, (start, stop) in enumerate(self._free):
-            if stop - start >= needed:
-                break
-        else:
+        index = next((i for i, (a, b) in enumerate(self._free) if b - a >= needed), None)
+        if index is None:
             raise Unavailable(
                 f"the shared memory of this front end has no room for {size} more bytes: "
                 f"it has {self._size} ({env_name('shared_memory_bytes')}). Retry after the time in Retry-After.",
                 retry_after=1.0,
             )
+        start, stop = self._free[index]
         if stop - start == needed:
             del self._free[index]
         else:

@@ -20,7 +20,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class Attach(_Message):
+class Attach(_Message, frozen=True):
     """Front end to engine, first of all: my shared memory is `/proc/<pid>/fd/<fd>`."""
 
     pid: int
@@ -29,7 +29,7 @@ class Attach(_Message):
     size: int
 
 
-class Predict(_Message):
+class Predict(_Message, frozen=True):
     """Front end to engine. Until its one answer has come, both arrays are the engine's."""
 
     id: int
@@ -42,13 +42,13 @@ class Predict(_Message):
     """Everything else that a PredictRequest says."""
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True):
     """Front end to engine: nobody waits for this prediction any more. It is answered nevertheless."""
 
     id: int
 
 
-class Ask(_Message):
+class Ask(_Message, frozen=True):
     """Front end to engine: call `load`, `unload` or `counters`."""
 
     id: int
@@ -56,7 +56,7 @@ class Ask(_Message):
     arguments: tuple[str, ...]
 
 
-class Predicted(_Message):
+class Predicted(_Message, frozen=True):
     """Engine to front end: the answer stands where it was to be written."""
 
     id: int
@@ -68,14 +68,14 @@ class Predicted(_Message):
     precision: str
 
 
-class Told(_Message):
+class Told(_Message, frozen=True):
     """Engine to front end: the call returned this."""
 
     id: int
     value: Any
 
 
-class Refused(_Message):
+class Refused(_Message, frozen=True):
     """Engine to front end: the prediction or call raised this error of service/errors.py."""
 
     id: int
@@ -92,7 +92,7 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
     config: str
 
 
-class State(_Message):
+class State(_Message, frozen=True):
     """Engine to front end, whenever it changes."""
 
     ready: bool
@@ -100,14 +100,14 @@ class State(_Message):
     models: tuple[ModelState, ...]
 
 
-class Queue(_Message):
+class Queue(_Message, frozen=True):
     """Engine to front end, whenever it changes: how many fields wait, by model and version, and how fast they go."""
 
     waiting: tuple[tuple[str, str, int], ...]
     drain_seconds: float
 
 
-class Beat(_Message):
+class Beat(_Message, frozen=True):
     """Any process to its supervisor, at regular intervals: I am alive, and if so, I can be used."""
 
     ready: bool
@@ -124,25 +124,25 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str
 
 
-class Engines(_Message):
+class Engines(_Message, frozen=True):
     """Supervisor to front ends, whenever it changes: the engines that are alive."""
 
     peers: tuple[Peer, ...]
 
 
-class Gone(_Message):
+class Gone(_Message, frozen=True):
     """Supervisor to engines: this front end is dead."""
 
     identity: bytes
 
 
-class Scrape(_Message):
+class Scrape(_Message, frozen=True):
     """Supervisor to all, and front end to supervisor: give me your metrics (the supervisor's are those of all)."""
 
     id: int
 
 
-class Scraped(_Message):
+class Scraped(_Message, frozen=True):
     """The answer, in the text format."""
 
     id: int

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from service import logs
 from service.processes.port import reserve
 from service.processes.supervisor import Supervisor
-from service.settings import misspelt_variables
+from service.settings import http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -34,9 +34,14 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         return 1
     with reserved:
         settings = settings.model_copy(update={"port": reserved.getsockname()[1]})
+        engines = engine_settings(settings)
+        logger.info(
+            "%d front ends on %s, engines on %s", settings.frontends,
+            http_url(settings.host, settings.port), ", ".join(one.device for one in engines),
+        )  # fmt: skip
         supervisor = Supervisor(
             settings,
-            engines=engine_settings(settings),
+            engines=engines,
             frontends=[frontend_settings(settings)] * settings.frontends,
             greet=for_people,
         )

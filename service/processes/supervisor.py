@@ -134,7 +134,7 @@ class Supervisor:
         )
         # A process group of its own: Ctrl-C is for the supervisor, which ends the others in order.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "service.processes",
+            sys.executable, "-m", "service.processes", seat.name,
             stdin=asyncio.subprocess.PIPE, process_group=0,
         )  # fmt: skip
         running = seat.running = _Running(launch, process, time.monotonic())
@@ -176,6 +176,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
+            logger.info("draining: no new work, finishing what was accepted")
             self._stop.set()
             return
         for running in self._running("frontend"):

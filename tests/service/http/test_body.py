@@ -24,6 +24,7 @@ from service.errors import (
 )
 from service.http.body import declared_size, read_body
 from service.metrics import Metrics
+from service.pipeline.engine import heap_buffer
 from service.settings import Settings
 
 DATA = bytes(range(256)) * 40
@@ -47,7 +48,9 @@ def make_request(
         return {"type": "http.request", "body": chunk, "more_body": bool(left)}
 
     context = SimpleNamespace(
-        settings=Settings(body_timeout_seconds=body_timeout_seconds), metrics=Metrics()
+        settings=Settings(body_timeout_seconds=body_timeout_seconds),
+        metrics=Metrics(),
+        engine=SimpleNamespace(buffer=heap_buffer),
     )
     scope = {
         "type": "http",
