@@ -17,8 +17,9 @@ from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
 from service.metrics import Metrics
-from service.pipeline.admission import Admission, QueueSlots
+from service.pipeline.admission import Admission
 from service.pipeline.local_engine import LocalEngine
+from service.pipeline.queue_slots import QueueSlots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

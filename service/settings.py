@@ -111,13 +111,13 @@ class Settings(BaseSettings):
         description="how long an idle device waits for a batch to fill; 0 starts at once",
     )
     max_queued_fields_per_model: PositiveInt = Field(
-        default=1024, description="most fields of one model that wait for the device"
+        default=8192, description="most fields of one model that wait for the device"
     )
     max_queued_fields: PositiveInt = Field(
-        default=4096, description="most fields of all models together that wait for the device"
+        default=16384, description="most fields of all models together that wait for the device"
     )
     max_fields_per_request: PositiveInt = Field(
-        default=256, description="most fields that one request may carry"
+        default=4096, description="most fields that one request may carry"
     )
     request_deadline_seconds: PositiveFloat = Field(
         default=30.0, description="a request that has not started to run after this time gets 504"

@@ -23,9 +23,9 @@ from service.runtime.repository import Repository
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.metrics import Metrics
-    from service.pipeline.admission import QueueSlots
     from service.pipeline.batch import BatchReport
     from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
+    from service.pipeline.queue_slots import QueueSlots
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
