@@ -12,6 +12,7 @@ import turbofno_ops
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
@@ -39,7 +40,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
     not ready.
 
     Raises:
-        ValueError: a wrong repository, model name or device.
+        ValueError: a wrong repository, model name, device or key file.
+        OSError: the key file cannot be read.
     """
     metrics = Metrics(version=turbofno_ops.__version__)
     slots = QueueSlots(settings, metrics)
@@ -67,6 +69,13 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
+    if settings.api_keys_file is not None:
+        app.add_middleware(
+            KeyMiddleware,
+            keys=Keys.read(settings.api_keys_file),
+            metrics=metrics,
+            open_paths=HEALTH | ({"/metrics"} if settings.public_metrics else set()),
+        )
     app.add_middleware(
         RequestMiddleware, metrics=metrics, server=f"turbofno/{turbofno_ops.__version__}"
     )
@@ -89,5 +98,6 @@ async def drain(context: AppContext) -> None:
             await context.admission.wait_idle()
     except TimeoutError:
         logger.warning("requests were unfinished when the drain time ended")
+        context.admission.end()
     if isinstance(context.engine, LocalEngine):
         await context.engine.close(within=max(0.0, until - time.monotonic()))

@@ -15,8 +15,9 @@ from service import logs
 from service.app import create_app, drain
 from service.context import AppContext
 from service.http.protocol import bounded_protocol
+from service.http.tls import tls_options
 from service.pipeline.worker import THREAD_NAME
-from service.settings import http_url, misspelt_variables
+from service.settings import exposure_warnings, http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +48,10 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     # The device thread gives the interpreter lock away at every torch call and, while the event loop
     # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
     sys.setswitchinterval(SWITCH_SECONDS)
-    for problem in misspelt_variables(os.environ):
+    for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
         logger.warning(problem)
     try:
+        tls = tls_options(settings)
         app = create_app(settings)
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
@@ -69,6 +71,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=FLUSH_SECONDS,
+        **tls,
         # limit_concurrency stays unset: it answers plain text, and counts idle connections as load.
     )
     server = DrainingServer(config, context, on_ready)
@@ -113,7 +116,7 @@ class DrainingServer(uvicorn.Server):
     def url(self) -> str:
         """Where this machine reaches the listening socket, whatever port was picked."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
-        return http_url(host, port)
+        return http_url(host, port, tls=self.config.is_ssl)
 
     async def on_tick(self, counter: int) -> bool:
         if self._on_ready is not None and self._context.engine.ready:

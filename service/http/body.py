@@ -57,21 +57,25 @@ async def read_body(
         A writable view of bytes.
 
     Raises:
-        PayloadTooLarge, QueueFull, RequestTimeout, UnsupportedMediaType, BadRequest: as the messages say.
+        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest: as the messages
+            say.
         ClientDisconnect: the client went away.
     """
     coding = _coding(request)
     declared = _content_length(request)
     if declared is not None and declared > limit:
         raise _too_large(request, f"the body has {declared} bytes", limit, setting)
-    seconds = context_of(request).settings.body_timeout_seconds
+    context = context_of(request)
+    seconds = context.settings.body_timeout_seconds
     try:
-        async with asyncio.timeout(seconds):
-            if coding is None and declared is not None:
-                body = await _read_declared(request, room, declared, aligned_at)
-            else:
-                body = await _read_unknown(request, room, limit, setting, aligned_at)
+        async with asyncio.timeout(seconds) as patience:
+            with context.admission.reading(patience):
+                if coding is None and declared is not None:
+                    body = await _read_declared(request, room, declared, aligned_at)
+                else:
+                    body = await _read_unknown(request, room, limit, setting, aligned_at)
     except TimeoutError:
+        context.admission.refuse_if_ended()
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None

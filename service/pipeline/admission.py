@@ -68,6 +68,8 @@ class Admission:
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._reading: set[asyncio.Timeout] = set()
+        self._ended = False
         self.draining = False
 
     @contextmanager
@@ -126,6 +128,31 @@ class Admission:
             raise Unavailable(
                 "the service is shutting down and takes no new work; retry, another instance may answer",
                 retry_after=self._settings.drain_seconds,
+            )
+
+    @contextmanager
+    def reading(self, patience: asyncio.Timeout) -> Iterator[None]:
+        """While a body is read within this time limit: it is cut short when the drain time ends."""
+        self._reading.add(patience)
+        try:
+            yield
+        finally:
+            self._reading.discard(patience)
+
+    def end(self) -> None:
+        """The drain time is over: what still sends its body times out now."""
+        self._ended = True
+        for patience in self._reading:
+            if not patience.expired():
+                patience.reschedule(0.0)
+
+    def refuse_if_ended(self) -> None:
+        """Raises Unavailable if the drain time is over."""
+        if self._ended:
+            self._metrics.rejections.labels(reason="draining").inc()
+            raise Unavailable(
+                "the service stopped before the whole body had come; retry, another instance may answer",
+                retry_after=1.0,
             )
 
     async def wait_idle(self) -> None:
