@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from models.config import ModelConfig, read_config
 from models.fno import FNO
+from models.registry import CONFIG_FILE
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "C64": torch.complex64}

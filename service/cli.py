@@ -17,7 +17,7 @@ from models.config import Channel, GridSpec
 from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
-from service.settings import Settings, env_name, http_url, misspelt_variables
+from service.settings import API_KEY_VARIABLE, Settings, env_name, http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,7 +121,8 @@ def _add_url(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"where the server listens (default: from {env_name('host')} and {env_name('port')})",
+        help=f"where the server listens (default: from {env_name('host')} and {env_name('port')}); "
+        f"an API key, where it asks for one, is taken from {API_KEY_VARIABLE}",
     )
 
 
@@ -151,7 +152,12 @@ def _url(arguments: argparse.Namespace) -> str:
     if arguments.url is not None:
         return str(arguments.url)
     settings = _settings(arguments)
-    return http_url(settings.host, settings.port)
+    return http_url(settings.host, settings.port, tls=settings.tls_certificate is not None)
+
+
+def _authorization() -> dict[str, str]:
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -188,7 +194,7 @@ def _assignment(name: str, value: Any) -> str:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    with Client(_url(arguments), retries=0) as client:
+    with Client(_url(arguments), retries=0, headers=_authorization()) as client:
         listing = client.models()
     rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
     rows += [
@@ -223,7 +229,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         answer = local.fields
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
     else:
-        with Client(_url(arguments)) as client:
+        with Client(_url(arguments), headers=_authorization()) as client:
             answer = client.predict(arguments.model, fields, version=arguments.version)
             signature = _signature(client.model(arguments.model))
     with arguments.output.open("wb") as file:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-import torch
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -22,6 +22,8 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
 SECONDS = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3,
@@ -100,7 +102,11 @@ class Metrics:
             "turbofno_model_load_seconds", "How long loading and warming up took.", MODEL
         )
         Info("turbofno_build", "What is running.", registry=self.registry).info(
-            {"version": version, "torch": torch.__version__, "python": platform.python_version()}
+            {
+                "version": version,
+                "torch": metadata.version("torch"),
+                "python": platform.python_version(),
+            }
         )
         self.device_memory = DeviceMemory()
         self.registry.register(self.device_memory)
@@ -158,6 +164,9 @@ class DeviceMemory(Collector):
             "turbofno_staging_bytes", "Pinned host memory that batches pass through."
         )
         if self._device is not None:
+            # Slow to import, and of no use in a process without a device.
+            import torch
+
             memory.add_metric(["allocated"], torch.cuda.memory_allocated(self._device))
             memory.add_metric(["reserved"], torch.cuda.memory_reserved(self._device))
             memory.add_metric(["peak_allocated"], torch.cuda.max_memory_allocated(self._device))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ENV_PREFIX = "TURBOFNO_"
+API_KEY_VARIABLE = ENV_PREFIX + "API_KEY"
+"""Where the command line's client finds its key; no setting of the server."""
 MIB = 1024 * 1024
 
 
@@ -38,20 +40,40 @@ def misspelt_variables(environment: Iterable[str]) -> list[str]:
     lines = []
     for name in sorted(environment):
         setting = name.upper().removeprefix(ENV_PREFIX).lower()
-        if name.upper().startswith(ENV_PREFIX) and setting not in Settings.model_fields:
+        known = setting in Settings.model_fields or name == API_KEY_VARIABLE
+        if name.upper().startswith(ENV_PREFIX) and not known:
             close = difflib.get_close_matches(setting, Settings.model_fields, n=1)
             remedy = f"did you mean {env_name(close[0])}?" if close else "see turbofno config"
             lines.append(f"{name} is not a setting; {remedy}")
     return lines
 
 
-def http_url(host: str, port: int) -> str:
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
     """Where this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _is_loopback(host: str) -> bool:
+def exposure_warnings(settings: Settings) -> list[str]:
+    """A line for each way in which whoever reaches the address is trusted more than they may deserve."""
+    if is_loopback(settings.host):
+        return []
+    if settings.api_keys_file is None:
+        return [
+            f"listening on {settings.host}, not loopback, without API keys: whoever reaches it can use it "
+            f"({env_name('api_keys_file')})"
+        ]
+    if settings.tls_certificate is None:
+        return [
+            f"listening on {settings.host}, not loopback, without TLS: API keys and fields can be read on the way, "
+            f"unless a proxy in front speaks TLS ({env_name('tls_certificate')})"
+        ]
+    return []
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -75,9 +97,27 @@ class Settings(BaseSettings):
         default=None, description="load only these models (comma-separated names); unset loads all"
     )
     model_control: bool = Field(
-        default_factory=lambda data: _is_loopback(data.get("host", "")),
+        default_factory=lambda data: is_loopback(data.get("host", "")),
         description="allow loading and unloading models over HTTP; "
         "unset allows it only when the service listens on a loopback address",
+    )
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="file with a line NAME KEY [fields=N] [bytes=N] for each API key and what it may have in work "
+        "at once; unset lets everybody in",
+    )
+    public_metrics: bool = Field(
+        default=False, description="with API keys: let /metrics be read without one"
+    )
+    tls_certificate: Path | None = Field(
+        default=None, description="certificate chain (PEM); set, the server speaks HTTPS only"
+    )
+    tls_key: Path | None = Field(
+        default=None, description="its private key (PEM); unset: in the same file"
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="certificate authority (PEM) that clients must have a certificate of; unset asks for none",
     )
     device: str = Field(
         default="auto",
@@ -131,13 +171,13 @@ class Settings(BaseSettings):
         description="how long an idle device waits for a batch to fill; 0 starts at once",
     )
     max_queued_fields_per_model: PositiveInt = Field(
-        default=1024, description="most fields of one model that wait for the device"
+        default=8192, description="most fields of one model that wait for the device"
     )
     max_queued_fields: PositiveInt = Field(
-        default=4096, description="most fields of all models together that wait for the device"
+        default=16384, description="most fields of all models together that wait for the device"
     )
     max_fields_per_request: PositiveInt = Field(
-        default=256, description="most fields that one request may carry"
+        default=4096, description="most fields that one request may carry"
     )
     request_deadline_seconds: PositiveFloat = Field(
         default=30.0, description="a request that has not started to run after this time gets 504"
@@ -206,6 +246,15 @@ class Settings(BaseSettings):
                 f"{env_name('shared_memory_bytes')}={self.shared_memory_bytes} must be at least four times "
                 f"{env_name('max_body_bytes')}={self.max_body_bytes}, to hold a body and its answer"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_needs_a_certificate(self) -> Self:
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(self, name) is not None and self.tls_certificate is None:
+                raise ValueError(
+                    f"{env_name(name)} is set, but {env_name('tls_certificate')} is not"
+                )
         return self
 
     @model_validator(mode="after")

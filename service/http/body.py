@@ -59,21 +59,25 @@ async def read_body(
         A writable view of bytes.
 
     Raises:
-        PayloadTooLarge, QueueFull, RequestTimeout, UnsupportedMediaType, BadRequest: as the messages say.
+        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest: as the messages
+            say.
         ClientDisconnect: the client went away.
     """
     coding = _coding(request)
     declared = _content_length(request)
     if declared is not None and declared > limit:
         raise _too_large(request, f"the body has {declared} bytes", limit, setting)
-    seconds = context_of(request).settings.body_timeout_seconds
+    context = context_of(request)
+    seconds = context.settings.body_timeout_seconds
     try:
-        async with asyncio.timeout(seconds):
-            if coding is None and declared is not None:
-                chunks = await _read_declared(request, room, declared)
-            else:
-                chunks = await _read_unknown(request, room, limit, setting)
+        async with asyncio.timeout(seconds) as patience:
+            with context.admission.reading(patience):
+                if coding is None and declared is not None:
+                    chunks = await _read_declared(request, room, declared)
+                else:
+                    chunks = await _read_unknown(request, room, limit, setting)
     except TimeoutError:
+        context.admission.refuse_if_ended()
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None
@@ -82,7 +86,7 @@ async def read_body(
     if aligned_at is None or coding is not None:
         body = heap_buffer(size)
     else:
-        body = context_of(request).engine.buffer(size, aligned_at=aligned_at)
+        body = context.engine.buffer(size, aligned_at=aligned_at)
     await offload(size > BINARY_BYTES, _join, chunks, body)
     record_of(request).body_bytes = len(body)
     if coding is None:

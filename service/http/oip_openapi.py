@@ -25,7 +25,11 @@ _PARAMETERS = {
     "additionalProperties": {"type": ["string", "number", "boolean"]},
     "propertyNames": {"not": {"pattern": "^triton_"}},
     "properties": {
-        "priority": {"type": "integer", "minimum": 0, "description": "1 is highest, 0 the default"},
+        "priority": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "1 is highest, 10 lowest, 0 counts as 5",
+        },
         "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
         "binary_data_output": {"type": "boolean"},
     },

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-import turbofno_ops
 from service.codec.json import json_type, parse_object
 from service.context import context_of
 from service.errors import BadRequest, Forbidden, Unavailable
@@ -27,6 +26,7 @@ from service.http.openapi import ModelName, ModelVersion
 from service.pipeline.admission import Room
 from service.pipeline.engine import status_of
 from service.settings import env_name
+from service.version import VERSION
 
 router = APIRouter()
 
@@ -46,9 +46,7 @@ _READY = "READY"
 @router.get("/v2", summary="Server metadata")
 async def server_metadata() -> ServerMetadata:
     """Name, version and the protocol extensions that this server offers."""
-    return ServerMetadata(
-        name="turbofno", version=turbofno_ops.__version__, extensions=list(EXTENSIONS)
-    )
+    return ServerMetadata(name="turbofno", version=VERSION, extensions=list(EXTENSIONS))
 
 
 @router.get("/v2/health/live", summary="Is the process alive?")

@@ -23,9 +23,9 @@ from service.runtime.repository import Repository
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.metrics import Metrics
-    from service.pipeline.admission import QueueSlots
     from service.pipeline.batch import BatchReport
     from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
+    from service.pipeline.queue_slots import QueueSlots
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -65,17 +65,15 @@ class LocalEngine:
         self._draining = False
 
     def start(self) -> None:
-        """Begin to load the models in the background."""
+        # Models load in the background, so that the service can say that it is alive but not ready.
         log_backend(self._device)
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 
     def start_draining(self) -> None:
-        """Not ready from now on; what was admitted can still be predicted."""
         self._draining = True
 
     async def close(self, *, within: float) -> None:
-        """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop."""
         self._draining = True
         if self._loading is not None:
             self._loading.cancel()

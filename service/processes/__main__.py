@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import uvloop
@@ -29,4 +30,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    # Nothing is left to be tidied up, and a device thread in the middle of a batch may not be met by the end of
+    # the interpreter.
+    os._exit(status)

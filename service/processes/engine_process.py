@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import turbofno_ops
 from service.errors import InferenceFailed, ServiceError, Unavailable
 from service.metrics import Metrics
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import PredictRequest
 from service.pipeline.local_engine import LocalEngine
+from service.pipeline.queue_slots import QueueSlots
 from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import Lifeline
 from service.processes.memory import LentMemory
@@ -35,6 +34,7 @@ from service.processes.messages import (
     State,
     Told,
 )
+from service.version import VERSION
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -213,7 +213,7 @@ async def run(launch: Launch) -> int:
     Raises:
         ValueError: a wrong repository, model name or device.
     """
-    metrics = Metrics(version=turbofno_ops.__version__)
+    metrics = Metrics(version=VERSION)
     slots = QueueSlots(launch.settings, metrics)
     engine = LocalEngine(launch.settings, metrics, slots)
     engine.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import turbofno_ops
 from service.app import create_app
 from service.banner import greet
 from service.metrics import Metrics
@@ -14,6 +13,7 @@ from service.processes.messages import Beat, Engines, Message
 from service.processes.port import bind
 from service.processes.remote_engine import EngineQueue, RemoteEngine
 from service.server import DrainingServer, server_config
+from service.version import VERSION
 
 if TYPE_CHECKING:
     from service.processes.lifeline import Launch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def run(launch: Launch) -> int:
     """Serve HTTP until SIGTERM. Returns the exit status: 1 if the drain was cut short."""
     settings = launch.settings
-    metrics = Metrics(version=turbofno_ops.__version__)
+    metrics = Metrics(version=VERSION)
     queue = EngineQueue(settings, metrics)
     memory = SlotMemory(settings.shared_memory_bytes)
     metrics.shared_memory.set_function(lambda: memory.used_bytes)
@@ -33,12 +33,11 @@ async def run(launch: Launch) -> int:
             engine.meet(message.peers)
 
     line = Lifeline(launch, metrics.registry, beat=lambda: Beat(server.started), receive=tell)
-    app = create_app(settings, engine=engine, slots=queue, metrics=metrics, scrape=line.scrape)
+    app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=line.scrape)
     config = server_config(app, settings)
     server = DrainingServer(config, app.state.context, greet if launch.greet else None)
     try:
         await server.serve(sockets=[bind(settings, shared=True)])
     finally:
-        engine.close()
         line.close()
     return 1 if server.force_exit else 0

@@ -44,7 +44,8 @@ class MetricsSum:
         lasting = [
             family
             for family in self._latest.pop(identity, ())
-            if family.type in ("counter", "histogram") and not family.name.startswith(PER_PROCESS)
+            if family.type in ("counter", "histogram", "unknown")
+            and not family.name.startswith(PER_PROCESS)
         ]
         self._retired = _merge([self._retired, lasting])
 

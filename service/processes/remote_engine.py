@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig
 from service.errors import NotFound, Unavailable
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest, PredictResult
+from service.pipeline.queue_slots import QueueSlots
 from service.processes.engine_link import EngineLink
-from service.processes.messages import Predict
+from service.processes.messages import Predict, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from service.processes.memory import SlotMemory
-    from service.processes.messages import Peer, Queue
+    from service.processes.messages import Peer
 
 _BY_VALUE = tuple(
     one.name for one in dataclasses.fields(PredictRequest) if one.name not in ("fields", "config")
@@ -33,15 +33,18 @@ class EngineQueue(QueueSlots):
     The engines count for themselves, and refuse what slips through.
     """
 
+    _drain_seconds = 1.0
+
     def tell(self, queues: Sequence[Queue]) -> None:
-        """Take over what each of the engines told."""
-        self._waiting = Counter()
-        # A request goes to one engine; it is refused only if none has room.
-        fullest = min(queues, key=_total, default=None)
-        self.total = 0 if fullest is None else _total(fullest)
-        if fullest is not None:
-            self._waiting.update({(m, v): fields for m, v, fields in fullest.waiting})
-            self._seconds_per_field = fullest.drain_seconds / max(1, self.total)
+        """Take over what each of the engines told. A request goes to one of them: where there is most room counts."""
+        emptiest = min(queues, key=_total, default=Queue((), 1.0))
+        self.total = _total(emptiest)
+        self._waiting = Counter({(model, v): fields for model, v, fields in emptiest.waiting})
+        self._drain_seconds = emptiest.drain_seconds
+
+    @property
+    def drain_seconds(self) -> float:
+        return self._drain_seconds
 
 
 def _total(queue: Queue) -> int:
@@ -63,6 +66,7 @@ class RemoteEngine:
         """By digest: one object for all engines, and for as long as any of them serves it."""
         self._digests: dict[int, str] = {}
         self._last: list[ModelStatus] = []
+        self._draining = False
 
     def meet(self, peers: Sequence[Peer]) -> None:
         """Talk to these engines from now on. What was at others is refused: they are dead."""
@@ -80,8 +84,15 @@ class RemoteEngine:
         self._on_state()
         self._on_queue()
 
-    def close(self) -> None:
-        """Refuse what is under way, and talk to nobody any more."""
+    def start(self) -> None:
+        """Nothing: the engines start by themselves."""
+
+    def start_draining(self) -> None:
+        self._draining = True
+
+    async def close(self, *, within: float) -> None:
+        # The engines go on until no front end is left.
+        del within
         self.meet(())
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
@@ -159,7 +170,7 @@ class RemoteEngine:
     @property
     def ready(self) -> bool:
         """One engine is enough to answer."""
-        return any(link.state.ready for link in self._links.values())
+        return not self._draining and any(link.state.ready for link in self._links.values())
 
     @property
     def failure(self) -> str:

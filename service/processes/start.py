@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from service import logs
 from service.processes.port import reserve
 from service.processes.supervisor import Supervisor
-from service.settings import http_url, misspelt_variables
+from service.settings import exposure_warnings, http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def run_processes(settings: Settings, *, for_people: bool) -> int:
     """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or the drain was aborted."""
     logs.configure(settings, process="supervisor")
-    for problem in misspelt_variables(os.environ):
+    for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
         logger.warning(problem)
     if not sys.platform.startswith("linux"):
         logger.error("cannot start: several processes need Linux; leave frontends at 0 here")
@@ -37,7 +37,8 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         engines = engine_settings(settings)
         logger.info(
             "%d front ends on %s, engines on %s", settings.frontends,
-            http_url(settings.host, settings.port), ", ".join(one.device for one in engines),
+            http_url(settings.host, settings.port, tls=settings.tls_certificate is not None),
+            ", ".join(one.device for one in engines),
         )  # fmt: skip
         supervisor = Supervisor(
             settings,

@@ -30,6 +30,7 @@ class FakeEngine:
         self.error: Exception | None = None
         self.ready = True
         self.failure = ""
+        self.alive = False
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         found = [c for (name, v), c in self.configs.items() if name == model]
@@ -59,6 +60,16 @@ class FakeEngine:
             last_inference_ms=1234,
             batches={4: (1, 80), 1: (1, 20)},
         )
+
+    def start(self) -> None:
+        self.alive = True
+
+    def start_draining(self) -> None:
+        self.ready = False
+
+    async def close(self, *, within: float) -> None:
+        del within
+        self.alive = False
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
         return heap_buffer(size, aligned_at)

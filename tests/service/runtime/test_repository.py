@@ -18,9 +18,9 @@ from models.config import Channel
 from models.fno import FNO
 from service.errors import NotFound, Unavailable
 from service.metrics import Metrics
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.local_engine import LocalEngine
+from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.ticket import ModelOutput
 from service.runtime.model_slot import ModelSlot
 from service.settings import Settings

@@ -1,0 +1,164 @@
+"""The queue's room: how many fields may wait, how long they would, and so who is told at once to come back later."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from service.errors import PayloadTooLarge, QueueFull
+from service.pipeline.shares import LEVELS
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from service.metrics import Metrics
+    from service.pipeline.engine import PredictRequest
+    from service.pipeline.ticket import Ticket
+    from service.settings import Settings
+
+_SMOOTHING = 0.2
+"""Weight of the newest batch in the drain rate."""
+
+
+class QueueSlots:
+    """Counts the fields that wait for the device and says when there is room again.
+
+    Used from the event loop only.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        self._ahead: dict[str, Counter[int]] = {}
+        """Model -> input bytes that wait at each level: what a field takes goes by its size."""
+        self._seconds_per_byte: dict[str, float] = {}
+        """By model, in full batches."""
+        self._in_work: Counter[str] = Counter()
+        """By caller."""
+        self.total = 0
+
+    def waiting(self, model: str, version: str) -> int:
+        """Fields of this model that wait now."""
+        return self._waiting[model, version]
+
+    def take(self, ticket: Ticket) -> None:
+        """Count a ticket's fields in.
+
+        Raises:
+            QueueFull: there is no room for them, or too much is ahead of them to start before their deadline.
+        """
+        name, version = ticket.runnable.name, ticket.runnable.version
+        self._check(name, version, ticket.size)
+        if ticket.deadline is not None:
+            self._check_deadline(ticket, ticket.deadline - ticket.arrival)
+        self._count(ticket, ticket.size)
+
+    def release(self, ticket: Ticket, fields: int) -> None:
+        """Count `fields` out: they have started to run or were dropped."""
+        self._count(ticket, -fields)
+
+    def check_room(self, model: str, version: str) -> None:
+        """Raises QueueFull if not even one more field of the model would find room."""
+        self._check(model, version, 1)
+
+    @contextmanager
+    def in_work(self, request: PredictRequest) -> Iterator[None]:
+        """Count a request's fields to its caller, from the queue to the answer.
+
+        Raises:
+            PayloadTooLarge: they are more than the caller may have in work at all.
+            QueueFull: they are too many beside what it has in work now.
+        """
+        fields, most, mine = len(request.fields), request.client_max_fields, request.client
+        if most and self._in_work[mine] + fields > most:
+            message = (
+                f"API key {mine!r} has {self._in_work[mine]} fields in work and asks for {fields} more: "
+                f"its limit is {most}."
+            )
+            if fields > most:
+                self._metrics.rejections.labels(reason="caller_fields").inc()
+                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
+            raise self._full(message, "caller_fields")
+        self._in_work[mine] += fields
+        try:
+            yield
+        finally:
+            self._in_work[mine] -= fields
+            if not self._in_work[mine]:
+                del self._in_work[mine]
+
+    def note_batch(self, model: str, room: int, seconds: float) -> None:
+        """Learn the drain rate from one batch, in which `room` input bytes would have had room.
+
+        Counted as if it had been full: under load, when the rate matters, it is.
+        """
+        latest = seconds / room
+        if model in self._seconds_per_byte:
+            latest = _SMOOTHING * latest + (1 - _SMOOTHING) * self._seconds_per_byte[model]
+        self._seconds_per_byte[model] = latest
+
+    def wait_seconds(self, model: str, level: int) -> float:
+        """How long new work should wait: for its own model's queue, and for other models' turns meanwhile."""
+        own = self._backlog(model, level)
+        return own + sum(
+            min(own, self._backlog(other, level)) for other in self._ahead if other != model
+        )
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
+        return _bounded(sum(self._backlog(model, LEVELS) for model in self._ahead))
+
+    def _backlog(self, model: str, level: int) -> float:
+        """Device seconds of what waits of a model at this level or a higher one."""
+        waiting = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
+        return waiting * self._seconds_per_byte.get(model, 0.0)
+
+    def _check(self, model: str, version: str, fields: int) -> None:
+        for waiting, setting, whose in (
+            (
+                self._waiting[model, version],
+                "max_queued_fields_per_model",
+                f"the queue of model {model!r}",
+            ),
+            (self.total, "max_queued_fields", "the queue of all models together"),
+        ):
+            limit = getattr(self._settings, setting)
+            if waiting + fields > limit:
+                raise self._full(
+                    f"{whose} holds {waiting} fields and has no room for {fields} more: "
+                    f"the limit is {limit} ({env_name(setting)}).",
+                    "queue_full",
+                )
+
+    def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
+        wait = self.wait_seconds(ticket.flow.model, ticket.flow.level)
+        if wait > allowed > 0.0:
+            raise self._full(
+                f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
+                f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
+                "too_late",
+                wait - allowed,
+            )
+
+    def _full(self, message: str, reason: str, retry_after: float | None = None) -> QueueFull:
+        self._metrics.rejections.labels(reason=reason).inc()
+        return QueueFull(
+            f"{message} Retry after the time in Retry-After.",
+            retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
+        )
+
+    def _count(self, ticket: Ticket, fields: int) -> None:
+        model, version = ticket.runnable.name, ticket.runnable.version
+        self.total += fields
+        self._waiting[model, version] += fields
+        levels = self._ahead.setdefault(model, Counter())
+        levels[ticket.flow.level] += fields * ticket.field_bytes
+        self._metrics.queue_depth.labels(model=model, version=version).inc(fields)
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, 1.0), 60.0)
