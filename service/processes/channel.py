@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _MESSAGES_A_TURN = 64
 """So that a full socket does not keep everything else on the loop waiting."""
+
+logger = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -95,8 +98,12 @@ class Channel:
                 *sender, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            for message in _decoder.decode(data):
-                self._receive(sender[0] if sender else b"", message)
+            try:
+                for message in _decoder.decode(data):
+                    self._receive(sender[0] if sender else b"", message)
+            except Exception:
+                # What else has come in must still be met: the descriptor will not tell of it again.
+                logger.exception("a message of %s could not be dealt with", sender)
         self._loop.call_soon(self._take_in)
 
 

@@ -18,7 +18,7 @@ from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import Lifeline
-from service.processes.memory import LentMemory
+from service.processes.memory import HEAVY_BYTES, LentMemory
 from service.processes.messages import (
     Ask,
     Attach,
@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 _STATE_SECONDS = 0.05
 """How often to look whether models changed their state."""
-_HEAVY_BYTES = 1 << 20
-"""Answers longer than this (about 0.2 ms) are copied off the event loop."""
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
 
@@ -153,7 +151,7 @@ class EngineServer:
                 f"the model gave shape {result.fields.shape}, expected {answer.shape}"
             )
         # Once begun it is carried through: the slot is the front end's again when it is told so, not earlier.
-        if answer.nbytes > _HEAVY_BYTES:
+        if answer.nbytes > HEAVY_BYTES:
             await asyncio.to_thread(np.copyto, answer, result.fields)
         else:
             np.copyto(answer, result.fields)

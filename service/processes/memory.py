@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from service.pipeline.engine import Fields
 
+HEAVY_BYTES = 1 << 20
+"""Fields longer than this (about 0.2 ms) are copied off the event loop."""
+
 _PAGE = 4096
 _ALIGNMENT = 64
 
@@ -90,14 +93,9 @@ class SlotMemory:
         count = math.prod(shape)
         return np.frombuffer(self.slot(4 * count).data, np.float32, count).reshape(shape)
 
-    def place(self, fields: Fields) -> Fields:
-        """The same fields in this memory: themselves if they lie there, else a copy."""
-        start = fields.ctypes.data - self._start
-        if 0 <= start < self._size:
-            return fields
-        copy = self.array(fields.shape)
-        copy[...] = fields
-        return copy
+    def holds(self, fields: Fields) -> bool:
+        """Whether an array lies in this memory."""
+        return 0 <= fields.ctypes.data - self._start < self._size
 
     def span(self, fields: Fields) -> Span:
         """Where an array of this memory lies."""

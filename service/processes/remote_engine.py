@@ -7,16 +7,20 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from models.config import ModelConfig
 from service.errors import NotFound, Unavailable
 from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest, PredictResult
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.engine_link import EngineLink
+from service.processes.memory import HEAVY_BYTES
 from service.processes.messages import Predict, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from service.pipeline.engine import Fields
     from service.processes.memory import SlotMemory
     from service.processes.messages import Peer
 
@@ -132,12 +136,12 @@ class RemoteEngine:
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config or self.config(request.model, request.version)
-        link = self._choose(config)
         size = len(request.fields)
         answer = self._memory.array(
             (size, config.architecture.out_channels, *request.fields.shape[2:])
         )
-        fields = self._memory.place(request.fields)
+        fields = await self._placed(request.fields)
+        link = self._choose(config)
         values = {name: getattr(request, name) for name in _BY_VALUE}
         predicted = await link.predict(
             fields,
@@ -176,6 +180,17 @@ class RemoteEngine:
     def failure(self) -> str:
         """Never: an engine that fails is started again."""
         return ""
+
+    async def _placed(self, fields: Fields) -> Fields:
+        """The same fields in shared memory; those that were parsed or converted do not lie there yet."""
+        if self._memory.holds(fields):
+            return fields
+        placed = self._memory.array(fields.shape)
+        if placed.nbytes > HEAVY_BYTES:
+            await asyncio.to_thread(np.copyto, placed, fields)
+        else:
+            np.copyto(placed, fields)
+        return placed
 
     def _choose(self, config: ModelConfig) -> EngineLink:
         """The least busy of the engines that serve the configuration, or else the model."""

@@ -103,7 +103,11 @@ class Supervisor:
         quick_deaths = 0
         while not self._stop.is_set():
             started = time.monotonic()
-            status = await self._live(seat)
+            try:
+                status = await self._live(seat)
+            except OSError as error:
+                logger.error("%s cannot be started: %s", seat.name, error)
+                status = -1
             if self._stop.is_set():
                 return
             if status == EX_CONFIG and not seat.ever_up:
@@ -137,6 +141,8 @@ class Supervisor:
             sys.executable, "-m", "service.processes", seat.name,
             stdin=asyncio.subprocess.PIPE, process_group=0,
         )  # fmt: skip
+        if self._stop.is_set():
+            process.kill()
         running = seat.running = _Running(launch, process, time.monotonic())
         watching = asyncio.create_task(self._watch(running))
         await process.communicate(launch.dump())
@@ -148,7 +154,12 @@ class Supervisor:
 
     async def _watch(self, running: _Running) -> None:
         while True:
+            before = time.monotonic()
             await asyncio.sleep(BEAT_SECONDS)
+            late = time.monotonic() - before - BEAT_SECONDS
+            if late > BEAT_SECONDS:
+                # This process stood still itself, and so may all have done: a container that was paused.
+                running.last_sign += late
             patience = self._settings.hang_seconds if running.beat else START_SECONDS
             silent = time.monotonic() - running.last_sign
             if silent > patience:

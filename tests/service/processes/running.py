@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -41,7 +42,19 @@ class Service:
         return found
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        # Without certificates, whose loading takes longer than the request; on a connection of its own.
+        return httpx.get(self.url + path, timeout=10, verify=False)
+
+    def post(self, path: str, body: bytes = b"") -> httpx.Response:
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(self.url + path, content=body, headers=headers, timeout=20, verify=False)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, verify=False)
+
+    def connect(self) -> socket.socket:
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=10)
 
     def until_ready(self, seconds: float = 40) -> None:
         """All processes are there, and each front end says that it is ready."""

@@ -9,7 +9,6 @@ import socket
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.service.processes.running import Service, running, until
@@ -31,11 +30,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def connect(service: Service) -> socket.socket:
-    host, port = service.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
-
-
 def status(connection: socket.socket) -> int:
     return int(connection.recv(65536).split()[1])
 
@@ -46,7 +40,7 @@ def alive(pids: dict[str, int]) -> list[str]:
 
 def listening(service: Service) -> bool:
     try:
-        connect(service).close()
+        service.connect().close()
     except ConnectionError:
         return False
     return True
@@ -57,15 +51,15 @@ def test_drain_answers_what_was_accepted_and_leaves_nothing_behind(repository: P
     with running(repository) as service:
         service.until_ready()
         pids = service.pids()
-        slow = [connect(service) for _ in range(8)]
+        slow = [service.connect() for _ in range(8)]
         for connection in slow:
             connection.sendall(HEAD + BODY[:5])
         time.sleep(0.3)
         service.process.terminate()
         # Each front end refuses new work, says that it is not ready, and goes on answering.
         until(lambda: service.get("/readyz").status_code == 503, 5)
-        assert {httpx.post(f"{service.url}/v1/models/tiny-1d:predict", content=BODY, headers={
-            "Content-Type": "application/json"}).status_code for _ in range(8)} == {503}  # fmt: skip
+        refused = [service.post("/v1/models/tiny-1d:predict", BODY) for _ in range(8)]
+        assert {answer.status_code for answer in refused} == {503}
         for connection in slow:
             connection.sendall(BODY[5:])
         assert [status(connection) for connection in slow] == [200] * 8
@@ -91,7 +85,7 @@ def test_second_signal_aborts(repository: Path) -> None:
     with running(repository) as service:
         service.until_ready()
         pids = service.pids()
-        with connect(service) as stuck:
+        with service.connect() as stuck:
             stuck.sendall(HEAD + BODY[:5])
             time.sleep(0.3)
             service.process.terminate()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 import random
+import select
 import signal
-import socket
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,7 @@ class Load:
 
     def _run(self) -> None:
         service, modules = self._work
-        client = httpx.Client(base_url=service.url, timeout=20)
+        client = service.client()
         while not self._stop.is_set():
             model = random.choice(list(modules))
             fields = random_fields(model)
@@ -187,7 +187,7 @@ class Load:
             except httpx.TransportError as error:
                 self.outcomes[type(error).__name__] += 1
                 client.close()
-                client = httpx.Client(base_url=service.url, timeout=20)
+                client = service.client()
                 time.sleep(0.02)
                 continue
             finally:
@@ -228,7 +228,7 @@ def attached(pid: int) -> int:
 def test_a_thousand_mixed_requests_are_all_answered_right(
     service: Service, modules: dict[str, FNO]
 ) -> None:
-    clients = [httpx.Client(base_url=service.url, timeout=20) for _ in range(8)]
+    clients = [service.client() for _ in range(8)]
 
     def ask(number: int) -> str:
         model = random.choice(list(modules))
@@ -266,13 +266,13 @@ def test_front_ends_agree_on_models_and_counters(service: Service) -> None:
 
     assert len(answers("/v1/models")) == 1
     assert len(answers("/v2/models/stats")) == 1
-    assert httpx.post(f"{service.url}/v2/repository/models/tiny-2d/unload").status_code == 200
+    assert service.post("/v2/repository/models/tiny-2d/unload").status_code == 200
     until(lambda: len(answers("/v1/models")) == 1, 2)
     for _ in range(8):
         refused = service.get("/v2/models/tiny-2d")
         assert (refused.status_code, "unloaded" in refused.text) == (503, True)
-    assert httpx.post(f"{service.url}/v2/repository/models/tiny-2d/load").status_code == 200
-    assert httpx.post(f"{service.url}/v2/repository/models/nothing/load").status_code == 404
+    assert service.post("/v2/repository/models/tiny-2d/load").status_code == 200
+    assert service.post("/v2/repository/models/nothing/load").status_code == 404
     until(lambda: len(answers("/v1/models")) == 1, 2)
     assert [model["state"] for model in service.get("/v1/models").json()["models"]] == ["READY"] * 2
 
@@ -281,7 +281,7 @@ def test_reloads_under_load_fail_nothing(service: Service, modules: dict[str, FN
     with Load(service, modules, clients=4) as load:
         for _ in range(5):
             time.sleep(0.1)
-            answer = httpx.post(f"{service.url}/v2/repository/models/tiny-1d/load", timeout=20)
+            answer = service.post("/v2/repository/models/tiny-1d/load")
             assert answer.status_code == 200
     assert set(load.outcomes) == {"200"}
     assert not load.odd
@@ -344,27 +344,25 @@ def npy_request(body: bytes) -> bytes:
 
 
 def test_full_shared_memory_is_refused_at_once_and_the_rest_is_answered(service: Service) -> None:
-    body = as_npy(np.zeros((15, 1, 64, 64), np.float32))  # 240 KiB, and an answer of 480 KiB
-
-    def ask() -> httpx.Response:
-        return httpx.post(
-            f"{service.url}/v1/models/tiny-2d:predict", content=body, timeout=20,
-            headers={"Content-Type": "application/x-npy"},
-        )  # fmt: skip
-
+    # 240 KiB, and an answer of 480 KiB
+    request = npy_request(as_npy(np.zeros((15, 1, 64, 64), np.float32)))
     engine = service.pids()["engine-0"]
-    with ThreadPoolExecutor(24) as pool:
+    with ExitStack() as closing:
+        connections = [closing.enter_context(service.connect()) for _ in range(24)]
         os.kill(engine, signal.SIGSTOP)
         try:
-            asked = [pool.submit(ask) for _ in range(24)]
-            at_once = [one.result() for one in wait(asked, timeout=0.8).done]
+            for connection in connections:
+                connection.sendall(request)
+            time.sleep(0.5)
+            at_once = select.select(connections, [], [], 0)[0]
         finally:
             os.kill(engine, signal.SIGCONT)
-        answers = [one.result() for one in asked]
-    assert {answer.status_code for answer in at_once} == {503}
-    assert all("SHARED_MEMORY_BYTES" in answer.text for answer in at_once)
-    assert all(answer.headers["Retry-After"] for answer in at_once)
-    served = [answer for answer in answers if answer.status_code == 200]
+        heads = {connection: connection.recv(65536) for connection in connections}
+    statuses = {connection: int(head.split()[1]) for connection, head in heads.items()}
+    assert {statuses[connection] for connection in at_once} == {503}
+    assert all(b"retry-after: 1" in heads[connection].lower() for connection in at_once)
+    assert all(b"SHARED_MEMORY_BYTES" in heads[connection] for connection in at_once)
+    served = [connection for connection in connections if statuses[connection] == 200]
     assert 1 <= len(served) <= 2 * SHARED // 720_000
     assert len(served) + len(at_once) == 24
     everything_is_given_back(service)
@@ -372,10 +370,9 @@ def test_full_shared_memory_is_refused_at_once_and_the_rest_is_answered(service:
 
 def test_clients_that_leave_give_their_slots_back(service: Service) -> None:
     request = npy_request(as_npy(np.zeros((8, 1, 64, 64), np.float32)))
-    host, port = service.url.removeprefix("http://").split(":")
     for cut in (len(request), len(request) - 1, 1000):
         for _ in range(8):
-            with socket.create_connection((host, int(port))) as connection:
+            with service.connect() as connection:
                 connection.sendall(request[:cut])
     everything_is_given_back(service)
     assert service.pids().keys() == {"engine-0", "frontend-0", "frontend-1"}
@@ -383,15 +380,27 @@ def test_clients_that_leave_give_their_slots_back(service: Service) -> None:
 
 def test_announced_bodies_that_do_not_come_take_no_shared_memory(service: Service) -> None:
     request = npy_request(as_npy(np.zeros((60, 1, 64, 64), np.float32)))
-    host, port = service.url.removeprefix("http://").split(":")
     with ExitStack() as connections:
         for _ in range(40):  # 37 MiB announced, of 8 MiB
-            connection = connections.enter_context(socket.create_connection((host, int(port))))
+            connection = connections.enter_context(service.connect())
             connection.sendall(request[:2000])
         assert service.total("turbofno_shared_memory_bytes") == 0
         fields = np.zeros((1, 1, 16, 16), np.float32)
-        with httpx.Client(base_url=service.url) as client:
+        with service.client() as client:
             assert by_npy(client, "tiny-2d", fields)[0].status_code == 200
+
+
+def test_a_pause_of_everything_kills_nothing(service: Service) -> None:
+    pids = service.pids()
+    everyone = [service.process.pid, *pids.values()]
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(HANG_SECONDS + 0.5)
+    for pid in everyone:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(1)
+    service.until_ready()
+    assert service.pids() == pids
 
 
 def test_metrics_label_what_belongs_to_one_process(service: Service) -> None:
