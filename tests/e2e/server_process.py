@@ -22,6 +22,7 @@ _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
+_SERVE = "import sys; from service.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,21 @@ class Footprint:
 
 
 class ServerProcess:
-    """`python -m service serve`; a context manager that kills the process if it is still there."""
+    """`python -m service serve`; a context manager that kills the process if it is still there.
 
-    def __init__(self, repository: Path, log: Path, *options: str) -> None:
+    `fault` is Python that runs in it first: what a test breaks on purpose.
+    """
+
+    def __init__(self, repository: Path, log: Path, *options: str, fault: str = "") -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._terminated = False
         # One arithmetic thread: the machine is shared with the clients that put it under load.
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "TURBOFNO_TORCH_THREADS": "1"}
-        serve = ["-m", "service", "serve", "--port", str(self.port)]
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path, "TURBOFNO_TORCH_THREADS": "1"}
+        program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "service"]
+        serve = [*program, "serve", "--port", str(self.port)]
         where = ["--model-repository", str(repository)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
