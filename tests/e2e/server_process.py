@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -37,12 +38,21 @@ class Footprint:
 class ServerProcess:
     """`python -m service serve`; a context manager that kills the process if it is still there.
 
-    `fault` is Python that runs in it first: what a test breaks on purpose.
+    `fault` is Python that runs in it first: what a test breaks on purpose. `trust` is for a server that the options
+    make speak TLS.
     """
 
-    def __init__(self, repository: Path, log: Path, *options: str, fault: str = "") -> None:
+    def __init__(
+        self,
+        repository: Path,
+        log: Path,
+        *options: str,
+        fault: str = "",
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if trust is None else 'https'}://127.0.0.1:{self.port}"
+        self._trust = trust or False
         self.log = log
         self._terminated = False
         # One arithmetic thread: the machine is shared with the clients that put it under load.
@@ -84,7 +94,10 @@ class ServerProcess:
                     f"the server ended with {self.process.returncode}\n{self.tail()}"
                 )
             try:
-                if httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200:
+                if (
+                    httpx.get(f"{self.url}/readyz", timeout=5.0, verify=self._trust).status_code
+                    == 200
+                ):
                     return
             except httpx.TransportError:
                 pass
