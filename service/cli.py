@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,8 +174,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _greet(url: str, engine: Engine) -> None:
     names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
-    sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
-    sys.stdout.flush()
+    # Where standard output goes may be full or closed by now; that is no reason not to serve.
+    with suppress(OSError):
+        sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
+        sys.stdout.flush()
 
 
 def _config(arguments: argparse.Namespace) -> int:

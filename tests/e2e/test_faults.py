@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,12 @@ def test_a_culprit_in_a_batch_fails_alone_and_its_mates_are_answered(
         answer = await send(faulty.port, after)
         right(after, answer)
         assert answer.seconds < 2.0
+        metrics = await send(faulty.port, Call("metrics", "/metrics", b"", method="GET"))
+        splits = re.search(
+            r"^turbofno_out_of_memory_splits_total\{.*\} (\S+)$", metrics.body.decode(), re.M
+        )
+        assert splits is not None, "no batch was too large"
+        assert float(splits[1]) > 0
 
     asyncio.run(main())
 
