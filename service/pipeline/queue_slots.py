@@ -72,14 +72,17 @@ class QueueSlots:
 
     @contextmanager
     def in_work(self, request: PredictRequest) -> Iterator[None]:
-        """Count a request's fields to its caller, from the queue to the answer.
+        """Count a request's fields to its caller, if that has a limit, from the queue to the answer.
 
         Raises:
             PayloadTooLarge: they are more than the caller may have in work at all.
             QueueFull: they are too many beside what it has in work now.
         """
         fields, most, mine = len(request.fields), request.client_max_fields, request.client
-        if most and self._in_work[mine] + fields > most:
+        if not most:
+            yield
+            return
+        if self._in_work[mine] + fields > most:
             message = (
                 f"API key {mine!r} has {self._in_work[mine]} fields in work and asks for {fields} more: "
                 f"its limit is {most}."
@@ -93,8 +96,6 @@ class QueueSlots:
             yield
         finally:
             self._in_work[mine] -= fields
-            if not self._in_work[mine]:
-                del self._in_work[mine]
 
     def start_batch(self, model: str, size: int, now: float) -> None:
         """Note a batch of so many input bytes on its way to the device."""
@@ -137,21 +138,20 @@ class QueueSlots:
         return waiting * self._seconds_per_byte.get(model, 0.0)
 
     def _check(self, model: str, version: str, fields: int) -> None:
-        for waiting, setting, whose in (
-            (
-                self._waiting[model, version],
-                "max_queued_fields_per_model",
-                f"the queue of model {model!r}",
-            ),
-            (self.total, "max_queued_fields", "the queue of all models together"),
-        ):
-            limit = getattr(self._settings, setting)
-            if waiting + fields > limit:
-                raise self._full(
-                    f"{whose} holds {waiting} fields and has no room for {fields} more: "
-                    f"the limit is {limit} ({env_name(setting)}).",
-                    "queue_full",
-                )
+        settings, waiting = self._settings, self._waiting[model, version]
+        if waiting + fields > settings.max_queued_fields_per_model:
+            raise self._no_slot(
+                f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
+            )
+        if self.total + fields > settings.max_queued_fields:
+            raise self._no_slot("of all models together", self.total, fields, "max_queued_fields")
+
+    def _no_slot(self, whose: str, waiting: int, fields: int, setting: str) -> QueueFull:
+        return self._full(
+            f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
+            f"the limit is {getattr(self._settings, setting)} ({env_name(setting)}).",
+            "queue_full",
+        )
 
     def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
         wait = self.wait_seconds(ticket.flow.model, ticket.flow.level, ticket.arrival)
@@ -176,7 +176,7 @@ class QueueSlots:
         self._waiting[model, version] += fields
         levels = self._ahead.setdefault(model, Counter())
         levels[ticket.flow.level] += fields * ticket.field_bytes
-        self._metrics.queue_depth.labels(model=model, version=version).inc(fields)
+        self._metrics.queue_depth.labels(model, version).inc(fields)
 
 
 def _bounded(seconds: float) -> float:

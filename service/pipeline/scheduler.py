@@ -172,8 +172,8 @@ class Scheduler:
             self._expire(ticket)
         if decision.batch:
             first = decision.batch[0].ticket
-            size = sum(part.fields.nbytes for part in decision.batch)
-            self._slots.start_batch(first.runnable.name, size, now)
+            count = sum(part.stop - part.start for part in decision.batch)
+            self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
             for part in decision.batch:
                 ticket = part.ticket
                 self._slots.release(ticket, part.stop - part.start)
