@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from service.codec.fields import grid_limits
@@ -20,8 +21,10 @@ _POINTS = 32
 def greet(url: str, engine: Engine) -> None:
     """Print the text for the models that are ready."""
     names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
-    sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
-    sys.stdout.flush()
+    # Where standard output goes may be full or closed by now; that is no reason not to serve.
+    with suppress(OSError):
+        sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
+        sys.stdout.flush()
 
 
 def banner(url: str, configs: Sequence[ModelConfig]) -> str:

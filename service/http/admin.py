@@ -28,6 +28,7 @@ CARD_FILE = "card.md"
 router = APIRouter()
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
+    401: problem("No known API key, where the server asks for one."),
     404: problem("No such model, or it has no such file."),
     503: problem("The model is not ready; the error says why."),
 }

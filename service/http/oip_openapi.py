@@ -11,6 +11,7 @@ _EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": Error, "description": "The request does not follow the protocol."},
+    401: {"model": Error, "description": "No known API key, where the server asks for one."},
     404: {"model": Error, "description": "No such model or version."},
     503: {"model": Error, "description": "Not ready, or shutting down."},
 }

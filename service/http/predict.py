@@ -94,6 +94,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         },
     },
     400: problem("The body or a parameter cannot be understood."),
+    401: problem("No known API key, where the server asks for one."),
     404: problem("No such model or version."),
     406: problem("Accept allows none of the offered forms; the error lists them."),
     408: problem("The body took too long to arrive."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -80,9 +80,11 @@ class Batcher:
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
         """Charge the device time of a batch to the flows whose fields ran in it."""
-        size = sum(part.stop - part.start for part in batch)
+        fields: Counter[Flow] = Counter()
         for part in batch:
-            self._shares.charge(part.ticket.flow, seconds * (part.stop - part.start) / size)
+            fields[part.ticket.flow] += part.stop - part.start
+        for flow, count in fields.items():
+            self._shares.charge(flow, seconds * count / fields.total())
 
     def lower_limit(self, bucket: Bucket, fields: int) -> None:
         """From now on at most that many fields of this bucket in a batch: more ran out of memory."""

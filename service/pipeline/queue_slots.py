@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""
+_MARGIN = 1.1
+"""Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
 
 
 class QueueSlots:
@@ -36,6 +38,10 @@ class QueueSlots:
         """Model -> input bytes that wait at each level: what a field takes goes by its size."""
         self._seconds_per_byte: dict[str, float] = {}
         """By model, in full batches."""
+        self._running: deque[float] = deque()
+        """Seconds that each batch on the device should take, in their order."""
+        self._running_since = 0.0
+        """When the first of them had the device to itself."""
         self._in_work: Counter[str] = Counter()
         """By caller."""
         self.total = 0
@@ -66,14 +72,17 @@ class QueueSlots:
 
     @contextmanager
     def in_work(self, request: PredictRequest) -> Iterator[None]:
-        """Count a request's fields to its caller, from the queue to the answer.
+        """Count a request's fields to its caller, if that has a limit, from the queue to the answer.
 
         Raises:
             PayloadTooLarge: they are more than the caller may have in work at all.
             QueueFull: they are too many beside what it has in work now.
         """
         fields, most, mine = len(request.fields), request.client_max_fields, request.client
-        if most and self._in_work[mine] + fields > most:
+        if not most:
+            yield
+            return
+        if self._in_work[mine] + fields > most:
             message = (
                 f"API key {mine!r} has {self._in_work[mine]} fields in work and asks for {fields} more: "
                 f"its limit is {most}."
@@ -87,8 +96,17 @@ class QueueSlots:
             yield
         finally:
             self._in_work[mine] -= fields
-            if not self._in_work[mine]:
-                del self._in_work[mine]
+
+    def start_batch(self, model: str, size: int, now: float) -> None:
+        """Note a batch of so many input bytes on its way to the device."""
+        if not self._running:
+            self._running_since = now
+        self._running.append(size * self._seconds_per_byte.get(model, 0.0))
+
+    def end_batch(self, now: float) -> None:
+        """Note that the batch started first has ended, however."""
+        self._running.popleft()
+        self._running_since = now
 
     def note_batch(self, model: str, room: int, seconds: float) -> None:
         """Learn the drain rate from one batch, in which `room` input bytes would have had room.
@@ -100,12 +118,14 @@ class QueueSlots:
             latest = _SMOOTHING * latest + (1 - _SMOOTHING) * self._seconds_per_byte[model]
         self._seconds_per_byte[model] = latest
 
-    def wait_seconds(self, model: str, level: int) -> float:
-        """How long new work should wait: for its own model's queue, and for other models' turns meanwhile."""
+    def wait_seconds(self, model: str, level: int, now: float) -> float:
+        """How long new work should wait: for what runs, its own model's queue, and other models' turns meanwhile."""
         own = self._backlog(model, level)
-        return own + sum(
+        turns = sum(
             min(own, self._backlog(other, level)) for other in self._ahead if other != model
         )
+        running = sum(self._running) - (now - self._running_since) if self._running else 0.0
+        return max(running, 0.0) + own + turns
 
     @property
     def drain_seconds(self) -> float:
@@ -118,30 +138,29 @@ class QueueSlots:
         return waiting * self._seconds_per_byte.get(model, 0.0)
 
     def _check(self, model: str, version: str, fields: int) -> None:
-        for waiting, setting, whose in (
-            (
-                self._waiting[model, version],
-                "max_queued_fields_per_model",
-                f"the queue of model {model!r}",
-            ),
-            (self.total, "max_queued_fields", "the queue of all models together"),
-        ):
-            limit = getattr(self._settings, setting)
-            if waiting + fields > limit:
-                raise self._full(
-                    f"{whose} holds {waiting} fields and has no room for {fields} more: "
-                    f"the limit is {limit} ({env_name(setting)}).",
-                    "queue_full",
-                )
+        settings, waiting = self._settings, self._waiting[model, version]
+        if waiting + fields > settings.max_queued_fields_per_model:
+            raise self._no_slot(
+                f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
+            )
+        if self.total + fields > settings.max_queued_fields:
+            raise self._no_slot("of all models together", self.total, fields, "max_queued_fields")
+
+    def _no_slot(self, whose: str, waiting: int, fields: int, setting: str) -> QueueFull:
+        return self._full(
+            f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
+            f"the limit is {getattr(self._settings, setting)} ({env_name(setting)}).",
+            "queue_full",
+        )
 
     def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
-        wait = self.wait_seconds(ticket.flow.model, ticket.flow.level)
-        if wait > allowed > 0.0:
+        wait = self.wait_seconds(ticket.flow.model, ticket.flow.level, ticket.arrival)
+        if wait * _MARGIN > allowed > 0.0:
             raise self._full(
                 f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
                 f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
                 "too_late",
-                wait - allowed,
+                wait * _MARGIN - allowed,
             )
 
     def _full(self, message: str, reason: str, retry_after: float | None = None) -> QueueFull:
@@ -157,7 +176,7 @@ class QueueSlots:
         self._waiting[model, version] += fields
         levels = self._ahead.setdefault(model, Counter())
         levels[ticket.flow.level] += fields * ticket.field_bytes
-        self._metrics.queue_depth.labels(model=model, version=version).inc(fields)
+        self._metrics.queue_depth.labels(model, version).inc(fields)
 
 
 def _bounded(seconds: float) -> float:

@@ -171,6 +171,9 @@ class Scheduler:
         for ticket in decision.expired:
             self._expire(ticket)
         if decision.batch:
+            first = decision.batch[0].ticket
+            count = sum(part.stop - part.start for part in decision.batch)
+            self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
             for part in decision.batch:
                 ticket = part.ticket
                 self._slots.release(ticket, part.stop - part.start)
@@ -217,6 +220,7 @@ class Scheduler:
             future.set_result(result)
 
     def _finish_batch(self, slices: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
+        self._slots.end_batch(time.monotonic())
         if isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
             for part in slices:

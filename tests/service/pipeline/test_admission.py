@@ -160,10 +160,10 @@ def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -
     _, slots, metrics = make()
     slots.note_batch("m", room=1000, seconds=1.0)
     slots.take(ticket(40))
-    slots.take(ticket(1, deadline=4.1))
+    slots.take(ticket(1, deadline=4.5))
     with pytest.raises(QueueFull, match="TURBOFNO_REQUEST_DEADLINE_SECONDS") as caught:
         slots.take(ticket(1, deadline=1.1))
-    assert caught.value.retry_after == pytest.approx(3.0)
+    assert caught.value.retry_after == pytest.approx(4.1 * 1.1 - 1.1)
     slots.take(ticket(1, deadline=0.1, priority=1))
     slots.take(ticket(1, "other", deadline=0.1))
     read = metrics.registry.get_sample_value
@@ -175,9 +175,22 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
     for model, fields, priority in (("a", 10, 5), ("a", 20, 6), ("b", 40, 5), ("c", 5, 5)):
         slots.note_batch(model, room=1000, seconds=1.0)
         slots.take(ticket(fields, model, priority=priority))
-    assert slots.wait_seconds("a", 5) == pytest.approx(1.0 + 1.0 + 0.5)
-    assert slots.wait_seconds("a", 6) == pytest.approx(3.0 + 3.0 + 0.5)
-    assert slots.wait_seconds("new", 10) == 0.0
+    assert slots.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
+    assert slots.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
+    assert slots.wait_seconds("new", 10, 0.0) == 0.0
+
+
+def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
+    _, slots, _ = make()
+    slots.note_batch("m", room=1000, seconds=1.0)
+    for start in (10.0, 10.2):
+        slots.start_batch("m", 1000, start)
+    assert slots.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
+    slots.end_batch(10.9)
+    assert slots.wait_seconds("m", 5, 11.0) == pytest.approx(0.9)
+    assert slots.wait_seconds("m", 5, 15.0) == 0.0
+    slots.end_batch(15.0)
+    assert slots.wait_seconds("m", 5, 15.0) == 0.0
 
 
 def request(fields: int, *, most: int) -> PredictRequest:
