@@ -123,7 +123,7 @@ class Engine(Protocol):
         The byte at `aligned_at` is on a 64-byte boundary. The memory is given back with its last view.
 
         Raises:
-            Unavailable: there is no room.
+            PayloadTooLarge, Unavailable: there never is, or is no room now.
         """
         ...
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.errors import Unavailable
+from service.errors import PayloadTooLarge, Unavailable
 from service.processes.messages import Attach, Span
 from service.settings import env_name
 
@@ -62,9 +62,19 @@ class SlotMemory:
         return Attach(os.getpid(), self._fd, self._name, self._size)
 
     def slot(self, size: int) -> NDArray[np.uint8]:
-        """`size` uninitialised bytes, page-aligned. Raises Unavailable if there is no room for them."""
+        """`size` uninitialised bytes, page-aligned.
+
+        Raises:
+            PayloadTooLarge: there never is room for so many.
+            Unavailable: there is none now.
+        """
         self._take_back()
         needed = max(1, -(-size // _PAGE)) * _PAGE
+        if needed > self._size:
+            raise PayloadTooLarge(
+                f"the request's fields, or its answer, take {size} bytes, the limit is {self._size} "
+                f"({env_name('shared_memory_bytes')}); send fewer fields in a request"
+            )
         # First fit: low pages are used again and again, and high ones never touched, so never committed.
         index = next((i for i, (a, b) in enumerate(self._free) if b - a >= needed), None)
         if index is None:

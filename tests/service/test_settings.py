@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import ValidationError
@@ -100,3 +100,23 @@ def test_public_address_is_warned_of_without_keys_and_without_tls(tmp_path: Path
 
 def test_the_clients_key_is_no_misspelt_setting() -> None:
     assert misspelt_variables(["TURBOFNO_API_KEY"]) == []
+
+
+def test_devices_are_named_in_short_or_in_full() -> None:
+    settings = Settings(frontends=2, devices="0,cuda:3,cpu")
+    assert settings.devices == ("cuda:0", "cuda:3", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": "0"}, "TURBOFNO_FRONTENDS"),
+        ({"frontends": 1, "devices": "gpu"}, "'gpu' is no device"),
+        ({"frontends": 1, "shared_memory_bytes": 1000}, "TURBOFNO_MAX_BODY_BYTES"),
+    ],
+)
+def test_processes_that_do_not_fit_together_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Settings(**given)

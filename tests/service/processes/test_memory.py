@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from service.errors import Unavailable
+from service.errors import PayloadTooLarge, Unavailable
 from service.processes.memory import LentMemory, SlotMemory
 from tests.service.processes.running import ROOT
 
@@ -44,6 +44,8 @@ def test_slots_of_any_size_never_overlap_and_all_come_back() -> None:
     assert full
     with pytest.raises(Unavailable, match="TURBOFNO_SHARED_MEMORY_BYTES") as refusal:
         memory.slot(2 * MIB)
+    with pytest.raises(PayloadTooLarge, match="TURBOFNO_SHARED_MEMORY_BYTES"):
+        memory.slot(2 * MIB + 1)
     assert refusal.value.retry_after
     held.clear()
     gc.collect()
