@@ -61,6 +61,9 @@ def _check(arch: FNOArchitecture) -> None:
         "activation": arch.activation != "gelu",
         "domain_padding": arch.domain_padding is not None and arch.domain_padding.sides != "both",
     }
+    for name in ("block", "last_block", "lifting_activation", "projection_activation"):
+        wrong[name] = bool(getattr(arch, name))
+    wrong["resolution_scaling"] = bool(arch.resolution_scaling)
     if any(wrong.values()):
         raise ValueError(
             f"no twin in neuraloperator for {[name for name, bad in wrong.items() if bad]}"

@@ -112,8 +112,8 @@ def gpu_layers(rows: list[Row]) -> list[str]:
         *_measured_on(rows[0]),
         "Spectral convolution, 1x1 skip, bias, GELU. ms of a layer and, in brackets, times the floor: the field read once",
         "and written once at the copy bandwidth of the same run, at bf16 half of that. PyTorch at its best of calls and",
-        'CUDA graph. "In a chain" is one of eight such layers back to back, as a compiled model runs them; "alone" is one',
-        "layer by itself.",
+        'CUDA graph. "In a chain" is one of eight such layers back to back, as a compiled model runs them, so that small',
+        'fields stay in the L2 cache; "alone" is one layer by itself, PyTorch too, on inputs that do not fit there.',
         "",
         *markdown(
             [

@@ -12,7 +12,13 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from models.config import ModelConfig, read_config
+from models.config import (
+    FieldNormalization,
+    FNOArchitecture,
+    ModelConfig,
+    Normalization,
+    read_config,
+)
 from models.fno import FNO
 from models.registry import CONFIG_FILE
 
@@ -83,10 +89,28 @@ def load_model(path: Path, *, device: torch.device | str = "cpu") -> LoadedModel
             f"{weights}: SHA-256 is {found}, but {CONFIG_FILE} says {config.sha256}: the file is "
             "damaged or was replaced; restore it, or save the checkpoint again with save_model"
         )
-    module = FNO(config.architecture, config.normalization)
-    module.load_state_dict(_read_weights(weights, module.state_dict()))
+    normalization = config.normalization or config.field_normalization
+    try:
+        expected = state_shapes(config.architecture, normalization)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: its architecture is absurd: {error}") from error
+    state = _read_weights(weights, expected)
+    module = FNO(config.architecture, normalization)
+    module.load_state_dict(state)
+    if config.field_normalization is not None:
+        for name in ("input_std", "output_std"):
+            if not (module.get_buffer(name) > 0).all():
+                raise CheckpointError(f"{weights}: {name} must be positive everywhere")
     module.requires_grad_(False)
     return LoadedModel(config, module.to(device).eval())
+
+
+def state_shapes(
+    arch: FNOArchitecture, normalization: Normalization | FieldNormalization | None = None
+) -> dict[str, torch.Tensor]:
+    """The state dict of such a network without its numbers: a file may claim any size, this takes no memory."""
+    with torch.device("meta"):
+        return dict(FNO(arch, normalization).state_dict())
 
 
 def _read_config(path: Path) -> ModelConfig:

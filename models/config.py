@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Skip = Literal["linear", "soft-gating", "identity", "none"]
-Norm = Literal["none", "instance_norm", "group_norm"]
+Norm = Literal["none", "instance_norm", "group_norm", "affine"]
 Precision = Literal["fp32", "tf32", "bf16"]
-PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included"]
+PositionalGrid = Literal["none", "endpoint_excluded", "endpoint_included", "cell_centres"]
+ModePlacement = Literal["exact", "centred", "floor_window", "corners_overwrite", "corners_add"]
+BlockStep = Literal["spectral", "skip", "activation", "mlp", "mlp_skip", "norm", "tanh", "branch"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -24,22 +26,28 @@ class _Strict(BaseModel):
 
 
 class ChannelMLP(_Strict):
-    """The pointwise two-layer perceptron after a Fourier layer (neuraloperator's `channel_mlp`)."""
+    """The pointwise two-layer perceptron after a Fourier layer (neuraloperator's `channel_mlp`).
+
+    `activation` stands between its two maps; None is the network's own.
+    """
 
     hidden_channels: PositiveInt
     skip: Skip = "soft-gating"
+    activation: Activation | None = None
 
 
 class DomainPadding(_Strict):
-    """Zero padding around the hidden field, removed before the projection (non-periodic domains).
+    """Padding around the hidden field, removed before the projection (non-periodic domains).
 
     `points` pads a fixed number of grid points, `fraction` a share of each axis (rounded); give one
     of them, one entry an axis. `sides="end"` pads after the last point only, `"both"` on both sides.
+    `mode` says with what: zeros, the edge's value, the mirrored or the periodically continued field.
     """
 
     points: tuple[int, ...] | None = None
     fraction: tuple[float, ...] | None = None
     sides: Literal["end", "both"] = "end"
+    mode: Literal["zeros", "replicate", "reflect", "circular"] = "zeros"
 
     @model_validator(mode="after")
     def _exactly_one_amount(self) -> Self:
@@ -56,12 +64,31 @@ class FNOArchitecture(_Strict):
 
     `modes[i]` is the number of kept frequencies on axis i. On every axis but the last it counts both
     signs: -(K//2) .. (K+1)//2 - 1. On the last axis it counts 0 .. K-1.
+
+    Where a library that networks are imported from does something else, it is said here:
+
+    `mode_placement`, `odd_axes_rolled` and `resolution_scaling` are explained in models/spectrum.py.
+    A grid on which they change nothing runs as any other network does.
+
+    `block` lists what a hidden layer does to its field y, in order; x is the field it was given, or y as
+    it stood at the step "branch":
+        spectral    y = spectral convolution of y, plus the spectral bias
+        skip        y = y + skip(x)
+        activation  y = activation(y)
+        mlp         y = channel MLP of y
+        mlp_skip    y = y + channel_mlp.skip(x)
+        norm        y = norm(y); the first and the second norm have their own parameters
+        tanh        y = tanh(y)
+        branch      x = y
+    Empty, it is the usual one: spectral, norm, skip, activation, then mlp, mlp_skip, norm, activation if
+    there is a channel MLP. `last_block` is that of the last layer; empty, it is `block` without its
+    activations.
     """
 
     in_channels: PositiveInt
     out_channels: PositiveInt
     hidden_channels: PositiveInt
-    n_layers: PositiveInt
+    n_layers: Annotated[PositiveInt, Field(le=1024)]
     modes: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=3)]
     activation: Activation = "gelu"
     lifting_channels: tuple[PositiveInt, ...] = ()
@@ -74,6 +101,13 @@ class FNOArchitecture(_Strict):
     norm_groups: PositiveInt = 1
     positional_grid: PositionalGrid = "none"
     domain_padding: DomainPadding | None = None
+    lifting_activation: Activation | None = None
+    projection_activation: Activation | None = None
+    mode_placement: ModePlacement = "exact"
+    odd_axes_rolled: bool = False
+    resolution_scaling: tuple[tuple[PositiveFloat, ...], ...] = ()
+    block: tuple[BlockStep, ...] = ()
+    last_block: tuple[BlockStep, ...] = ()
 
     @property
     def n_dim(self) -> int:
@@ -84,7 +118,64 @@ class FNOArchitecture(_Strict):
     def smallest_grid(self) -> tuple[int, ...]:
         """Fewest points an axis needs to hold the kept modes, domain padding left out of account."""
         *others, last = self.modes
+        if self.mode_placement in ("centred", "floor_window"):
+            return (1,) * self.n_dim
+        if self.mode_placement in ("corners_overwrite", "corners_add"):
+            others = [count // 2 for count in others]
         return (*others, max(1, 2 * (last - 1)))
+
+    def steps(self, *, last: bool) -> tuple[BlockStep, ...]:
+        """What a hidden layer does, in order; `last` asks for the last one."""
+        block = self.block or self._usual_block()
+        if not last:
+            return block
+        return self.last_block or tuple(step for step in block if step != "activation")
+
+    def _usual_block(self) -> tuple[BlockStep, ...]:
+        norm: list[BlockStep] = [] if self.norm == "none" else ["norm"]
+        skip: list[BlockStep] = [] if self.skip == "none" else ["skip"]
+        first: list[BlockStep] = ["spectral", *norm, *skip, "activation"]
+        if self.channel_mlp is None:
+            return tuple(first)
+        mlp_skip: list[BlockStep] = [] if self.channel_mlp.skip == "none" else ["mlp_skip"]
+        return (*first, "mlp", *mlp_skip, *norm, "activation")
+
+    @model_validator(mode="after")
+    def _steps_have_their_modules(self) -> Self:
+        mlp = self.channel_mlp
+        expected: dict[BlockStep, int] = {
+            "spectral": 1,
+            "skip": self.skip != "none",
+            "mlp": mlp is not None,
+            "mlp_skip": mlp is not None and mlp.skip != "none",
+        }
+        for last in (False, True):
+            what, steps = "last_block" if last else "block", self.steps(last=last)
+            for step, count in expected.items():
+                if steps.count(step) != count:
+                    raise ValueError(
+                        f"{what} has the step {step!r} {steps.count(step)} times, the rest of the "
+                        f"architecture asks for {int(count)}"
+                    )
+            norms = range(1) if self.norm == "none" else range(1, 3)
+            if steps.count("norm") not in norms:
+                raise ValueError(
+                    f"{what} has the step 'norm' {steps.count('norm')} times with norm={self.norm!r}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _scaling_fits(self) -> Self:
+        scaling = self.resolution_scaling
+        if not scaling:
+            return self
+        if len(scaling) != self.n_layers or any(len(axes) != self.n_dim for axes in scaling):
+            raise ValueError(
+                f"resolution_scaling needs {self.n_layers} entries (layers) of {self.n_dim} (axes)"
+            )
+        if self.domain_padding is not None:
+            raise ValueError("resolution_scaling with domain_padding is not supported")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -93,6 +184,12 @@ class FNOArchitecture(_Strict):
         if padding is not None and len(amounts) != self.n_dim:
             raise ValueError(
                 f"domain_padding has {len(amounts)} entries, expected one for each of {self.n_dim} axes"
+            )
+        corners = self.mode_placement in ("corners_overwrite", "corners_add")
+        if corners and any(count % 2 for count in self.modes[:-1]):
+            raise ValueError(
+                f"mode_placement={self.mode_placement!r} needs even modes on every axis but the last, got "
+                f"{list(self.modes)}"
             )
         if self.norm == "group_norm" and self.hidden_channels % self.norm_groups:
             raise ValueError(
@@ -129,6 +226,16 @@ class Normalization(_Strict):
     input_std: tuple[PositiveFloat, ...]
     output_mean: tuple[float, ...]
     output_std: tuple[PositiveFloat, ...]
+
+
+class FieldNormalization(_Strict):
+    """Physical = normalised * std + mean with a mean and std for every grid point.
+
+    The four fields are tensors of model.safetensors: input_mean, input_std [in_channels, *grid],
+    output_mean, output_std [out_channels, *grid]. The model runs on this grid only.
+    """
+
+    grid: tuple[PositiveInt, ...]
 
 
 class Parameter(_Strict):
@@ -202,6 +309,7 @@ class ModelConfig(_Strict):
     outputs: Annotated[tuple[Channel, ...], Field(min_length=1)]
     grid: GridSpec
     normalization: Normalization | None = None
+    field_normalization: FieldNormalization | None = None
     precision: Precision = Field(
         default="fp32",
         description="of products and stored fields on a GPU, as the author asks for it",
@@ -215,6 +323,20 @@ class ModelConfig(_Strict):
     training: Training | None = None
     evaluation: tuple[Metric, ...] = ()
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @model_validator(mode="after")
+    def _one_normalization(self) -> Self:
+        fields, grid = self.field_normalization, self.grid
+        if fields is None:
+            return self
+        if self.normalization is not None:
+            raise ValueError("give normalization or field_normalization, not both")
+        if not fields.grid == grid.training == grid.minimum == grid.maximum:
+            raise ValueError(
+                f"field_normalization is on the grid {list(fields.grid)}, so grid.training, "
+                "grid.minimum and grid.maximum must be that grid"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

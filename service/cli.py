@@ -1,4 +1,4 @@
-"""The command line: serve, predict, models, config; user errors are one line on stderr."""
+"""The command line: serve, predict, import, models, config; user errors are one line on stderr."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from models.config import Channel, GridSpec
+from models.import_arguments import add_arguments
 from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
@@ -91,6 +92,21 @@ def _parser() -> argparse.ArgumentParser:
         help=f"run the checkpoint in {env_name('model_repository')} here, without a server",
     )
     predict.set_defaults(command=_predict)
+
+    imports = commands.add_parser(
+        "import",
+        help="turn a checkpoint of another library into a model that can be served",
+        description="Turn a checkpoint of another library into a native one. Nothing in the file is "
+        "executed. Formats, settings and what is tested: docs/checkpoints-import.md.",
+    )
+    add_arguments(imports)
+    imports.add_argument(
+        "--repository",
+        metavar="DIR",
+        type=Path,
+        help=f"where the model goes (default: from {env_name('model_repository')})",
+    )
+    imports.set_defaults(command=_import)
 
     models = commands.add_parser("models", help="list what a server has")
     _add_url(models)
@@ -191,6 +207,14 @@ def _assignment(name: str, value: Any) -> str:
         value = ",".join(value)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{env_name(name)}={text}\n"
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    repository = arguments.repository or _settings(arguments).model_repository
+    # Slow to import, and needed by this command alone.
+    from models.import_command import run
+
+    return run(arguments, repository)
 
 
 def _models(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._cuda import gpu_refusal
 from turbofno_ops._native import NativeStatus, native_status
 from turbofno_ops.description import (
     PRECISIONS,
@@ -39,6 +40,7 @@ __all__ = [
     "compile_fno",
     "explain",
     "fourier_layer",
+    "gpu_refusal",
     "last_choice",
     "native_status",
     "spectral_conv",

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from turbofno_ops import BACKENDS, __version__, native_status
+from turbofno_ops import BACKENDS, __version__, gpu_refusal, native_status
 
 
 def report() -> str:
@@ -20,9 +20,11 @@ def report() -> str:
     ]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
+        refused = gpu_refusal(torch.device("cuda", index)) if status.loaded else None
         lines.append(
             f"GPU {index}: {properties.name}, sm_{properties.major}{properties.minor}, "
             f"{properties.total_memory / 2**30:.0f} GiB"
+            f"{f'; the CUDA kernels do not run there: {refused}' if refused else ''}"
         )
     return "\n".join(lines)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -14,23 +14,17 @@ from turbofno_ops import (
 )
 from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._channels import mode_major
-from turbofno_ops._native import native_status, unsupported
+from turbofno_ops._native import native_status, unsupported, workspace_bytes
 from turbofno_ops._stages import Layer, Projection, two_axes
 from turbofno_ops.description import PRECISIONS
 
 _ALIGNMENT = 16
 _OLDEST_MAJOR = 8  # compute capability: A100
+_SHARED_MEMORY = 160 * 1024  # of a block of the row kernels (csrc/plan/rows_plan.h)
+# Up to so many modes along w, and channels times modes, rows that also analyze their result for the next
+# layer beat an analysis of its own, on an H200 (docs/kernels.md, "With or without the next analysis").
+_FUSED = {"fp32": (32, 1024), "tf32": (32, 3072), "bf16": (48, 4096)}
 _ops = torch.ops.turbofno
-
-
-def _run(op: Callable[..., Any], *args: object) -> Any:
-    """Call a stage. Its library is behind a C interface, which passes words on, but no type of error."""
-    try:
-        return op(*args)
-    except RuntimeError as error:
-        if "out of memory" in str(error):
-            raise torch.OutOfMemoryError(str(error).splitlines()[0]) from None
-        raise
 
 
 def field_dtype(precision: str) -> torch.dtype:
@@ -59,6 +53,9 @@ class CudaStages:
         h_out, w_out = out_size or size
         self._size, self._modes_w = (h_out, w_out), modes_w
         self._precision = PRECISIONS.index(precision)
+        self._device = device
+        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._most_modes, self._most_products = _FUSED[precision]
         self._analysis = _cuda_tables.row_analysis(w, modes_w, device)
         self._synthesis = _cuda_tables.row_synthesis(w_out, modes_w, device)
         self._columns: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
@@ -69,43 +66,88 @@ class CudaStages:
             )
 
     def analyze(self, x: torch.Tensor) -> torch.Tensor:
-        return _run(_ops.analyze_rows, x, self._analysis, self._modes_w, self._precision)
+        *rows, points = x.shape
+        spectra = x.new_empty((*rows, self._modes_w), dtype=torch.complex64)
+        workspace = self._workspace(
+            "analysis", rows=math.prod(rows), points=points, modes=self._modes_w
+        )
+        _ops.analyze_rows(x, self._analysis, self._modes_w, self._precision, spectra, workspace)
+        return spectra
 
     def mix(self, spectra: torch.Tensor, layer: Layer) -> torch.Tensor:
-        columns, h_out = self._columns, self._size[0]
-        return _run(_ops.spectral_mix, spectra, layer.weight, *columns, h_out, self._precision)
+        (batch, _, h, _), h_out = spectra.shape, self._size[0]
+        modes_h, modes_w, c_in, c_out = layer.weight.shape
+        mixed = spectra.new_empty(batch, c_out, h_out, modes_w)
+        workspace = self._workspace(
+            "mix",
+            batch=batch,
+            c_in=c_in,
+            c_out=c_out,
+            h_in=h,
+            h_out=h_out,
+            modes_h=modes_h,
+            modes_w=modes_w,
+        )
+        _ops.spectral_mix(spectra, layer.weight, *self._columns, self._precision, mixed, workspace)
+        return mixed
 
     def rows(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return _run(
-            _ops.fourier_rows,
+        products = spectra.shape[1] * self._modes_w
+        fused = self._modes_w <= self._most_modes and products <= self._most_products and not last
+        y = x.new_empty((*spectra.shape[:3], self._size[1]))
+        following = torch.empty_like(spectra) if fused else None
+        _ops.fourier_rows(
             *self._summands(spectra, x, layer),
-            None if last else self._analysis,
-            0 if last else self._modes_w,
+            self._analysis if fused else None,
             ACTIVATIONS.index(layer.activation),
-            self._size[1],
             self._precision,
+            y,
+            following,
+            self._rows_workspace(spectra, x, layer, next_modes=self._modes_w if fused else 0),
         )
+        if following is None:
+            following = spectra[..., :0] if last else self.analyze(y)
+        return y, following
 
     def project(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
     ) -> torch.Tensor:
-        return _run(
-            _ops.project_rows,
+        (batch, _, h, _), projected = spectra.shape, projection.weight.shape[0]
+        out = projection.weight.new_empty(batch, projected, h, self._size[1])
+        _ops.project_rows(
             *self._summands(spectra, x, layer),
             projection.weight,
             projection.bias,
             ACTIVATIONS.index(layer.activation),
-            self._size[1],
             self._precision,
+            out,
+            self._rows_workspace(spectra, x, layer, projected=projected),
         )
+        return out
 
     def _summands(
         self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer
     ) -> tuple[torch.Tensor | None, ...]:
         given = x if layer.skip is not None else None
         return spectra, self._synthesis, given, layer.skip, layer.bias
+
+    def _rows_workspace(
+        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, **results: int
+    ) -> torch.Tensor:
+        batch, c_out, h, modes_w = spectra.shape
+        c_in = x.shape[1] if layer.skip is not None else 0
+        w = self._size[1]
+        return self._workspace(
+            "rows", batch=batch, c_in=c_in, c_out=c_out, h=h, w=w, modes=modes_w, **results
+        )
+
+    def _workspace(self, stage: str, **sizes: int) -> torch.Tensor:
+        count = workspace_bytes(
+            stage, precision=self._precision, multiprocessors=self._multiprocessors, **sizes
+        )
+        return torch.empty(count, dtype=torch.uint8, device=self._device)
 
     @property
     def table_bytes(self) -> int:
@@ -122,14 +164,13 @@ def stages_refusal(
     modes: tuple[int, int],
     *,
     precision: str,
-    first: bool = True,
     last: bool = True,
     skip: bool = True,
     projected: int = 0,
 ) -> str | None:
     """Why the kernels do not take one layer of these shapes, in words, or None if they do.
 
-    The `first` of a chain is analyzed on its own; all but the `last` make the next one's spectra.
+    All but the `last` of a chain may make the next one's spectra.
     """
     (c_in, c_out), (h, w), (modes_h, modes_w) = channels, size, modes
     code = PRECISIONS.index(precision)
@@ -137,7 +178,7 @@ def stages_refusal(
         "analysis", rows=batch * c_in * h, points=w, modes=modes_w, precision=code
     )
     return (
-        (analysis if first else None)
+        analysis
         or unsupported(
             "mix",
             batch=batch,
@@ -170,9 +211,15 @@ def gpu_refusal(device: torch.device) -> str | None:
     status = native_status()
     if not status.loaded:
         return status.detail
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < _OLDEST_MAJOR:
-        return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {major}.{minor}"
+    found = torch.cuda.get_device_properties(device)
+    if found.major < _OLDEST_MAJOR:
+        return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {found.major}.{found.minor}"
+    # CUDA keeps 1 KiB of a multiprocessor's
+    if found.shared_memory_per_multiprocessor <= _SHARED_MEMORY:
+        return (
+            f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have it; {device} "
+            f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB a multiprocessor"
+        )
     return None
 
 

@@ -23,7 +23,8 @@ def analysis_exponent(points: int) -> int:
 def row_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
     """Table of turbofno_analyze_rows, and of turbofno_fourier_rows for the next layer. Int16 [words].
 
-    For each 16 points and 16 columns (cos, -sin, ..) the right operands of two mma.m16n8k16.
+    For each 16 points and 16 columns (cos, -sin, ..) the right operands of two mma.m16n8k16, lane by
+    lane; then the same as blocks for wgmma.
     """
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, modes, torch.float64, torch.device("cpu"))
@@ -32,15 +33,18 @@ def row_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
         chunk, step, pair, column, lane, register, half = _places(chunks, table.shape[1] // 16)
         point = CHUNK * chunk + 16 * pair + 4 * (lane % 4) + 2 * register + half
         operands = table[point, 16 * step + 8 * column + lane // 4]
-        return _words(operands, analysis_exponent(points)).to(device)
+        exponent = analysis_exponent(points)
+        # all columns of 16 points side by side: for wgmma they are one operand
+        blocks = _blocks(operands.transpose(1, 2), exponent)
+        return torch.cat([_words(operands, exponent), blocks]).to(device)
 
 
 @_tables.cached
 def row_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
     """Table of turbofno_fourier_rows. Int16 [words].
 
-    For each 16 points and 16 rows (cos, -sin, ..) the right operands of two mma.m16n8k16; the order
-    of the points is that of csrc/kernels/row_quads.cuh.
+    For each 16 points and 16 rows (cos, -sin, ..) the right operands of two mma.m16n8k16, lane by lane,
+    in the order of the points of csrc/kernels/row_quads.cuh; then the same as blocks for wgmma.
     """
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
@@ -50,7 +54,8 @@ def row_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor
         group = lane // 4
         point = CHUNK * chunk + 16 * pair + 4 * (group // 2) + 2 * column + group % 2
         operands = table[16 * step + 8 * register + 2 * (lane % 4) + half, point]
-        return _words(operands, SYNTHESIS_EXPONENT).to(device)
+        exponent = SYNTHESIS_EXPONENT
+        return torch.cat([_words(operands, exponent), _blocks(operands, exponent)]).to(device)
 
 
 def _padded(table: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -70,12 +75,25 @@ def _places(chunks: int, steps: int) -> list[torch.Tensor]:
 
 def _words(operands: torch.Tensor, exponent: int) -> torch.Tensor:
     """Operands as the kernels' bits: high and low float16, scaled, lane by lane; then bfloat16, unscaled."""
+    split = _split(operands, exponent, dim=-3)  # [.., column, lane, high or low, register, half]
+    single = operands.to(torch.bfloat16).movedim(3, 4)  # [.., lane, column, register, half]
+    return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
+
+
+def _blocks(operands: torch.Tensor, exponent: int) -> torch.Tensor:
+    """The same as blocks of 8 columns and 8 terms, [column][term] (csrc/kernels/warpgroup.cuh)."""
+    blocks = operands.movedim(4, 5)  # [.., column, register, lane, half]
+    split = _split(blocks, exponent, dim=4)  # [.., column, high or low, register, lane, half]
+    single = blocks.to(torch.bfloat16)
+    return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
+
+
+def _split(operands: torch.Tensor, exponent: int, *, dim: int) -> torch.Tensor:
+    """Scaled float16 parts, high and low along a new axis."""
     scaled = operands * 2.0**exponent
     high = scaled.to(torch.float16)
     low = (scaled - high.to(torch.float64)).to(torch.float16)
-    split = torch.stack([high, low], dim=-3)  # [.., column, lane, high or low, register, half]
-    single = operands.to(torch.bfloat16).movedim(3, 4)  # [.., lane, column, register, half]
-    return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
+    return torch.stack([high, low], dim=dim)
 
 
 def column_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:

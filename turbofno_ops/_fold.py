@@ -51,6 +51,7 @@ class Chain:
         out_channels: Of the result.
         positions: As in FNODescription.
         padding: As in FNODescription.
+        refusal: As in FNODescription.
         shift: Subtracted from x, [in_channels], or None.
         scale: Powers of two that multiply what is left, [in_channels], or None.
         lifting: Maps that run in plain torch before the first layer; () if they are folded into it.
@@ -58,7 +59,8 @@ class Chain:
         layers: Weights [modes_h, modes_w, c_in, c_out] with modes_h = 1 on grids of one axis.
         projection: Applied by the last stage, or None if `tail` follows.
         tail: Maps that run in plain torch after the last layer.
-        activation: Between the maps of lifting and tail.
+        lifting_activation: Between the maps of lifting.
+        tail_activation: Between the maps of tail.
     """
 
     n_dim: int
@@ -66,6 +68,7 @@ class Chain:
     out_channels: int
     positions: Callable[[Size], torch.Tensor] | None
     padding: Callable[[Size], Sequence[tuple[int, int]]] | None
+    refusal: Callable[[Size], str | None] | None
     shift: torch.Tensor | None
     scale: torch.Tensor | None
     lifting: tuple[PointwiseMap, ...]
@@ -73,7 +76,8 @@ class Chain:
     layers: tuple[Layer, ...]
     projection: Projection | None
     tail: tuple[PointwiseMap, ...]
-    activation: str
+    lifting_activation: str
+    tail_activation: str
 
     @property
     def modes(self) -> tuple[int, int]:
@@ -106,24 +110,46 @@ def check(description: FNODescription) -> None:
         )
     if any(layer.weight.shape[2:] != modes for layer in description.layers):
         raise ChainRefused("its layers keep different modes")
-    if description.activation not in ACTIVATIONS:
-        raise ChainRefused(
-            f"its activation {description.activation!r} is not one of {', '.join(ACTIVATIONS)}"
-        )
+    for activation in (
+        description.activation,
+        description.lifting_activation,
+        description.projection_activation,
+    ):
+        if activation is not None and activation not in ACTIVATIONS:
+            raise ChainRefused(
+                f"its activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
+            )
     dtypes = {layer.weight.dtype for layer in description.layers}
     if dtypes not in ({torch.complex64}, {torch.complex128}):
         raise ChainRefused(
             f"its weights are {', '.join(map(str, dtypes))}, not complex64 or complex128"
         )
-    width = None
-    for weight in (
-        *(m.weight for m in description.lifting),
-        *(layer.weight.transpose(0, 1) for layer in description.layers),
-        *(m.weight for m in description.projection),
+    width: int | None = None
+    steps: list[PointwiseMap | FourierMap]
+    steps = [*description.lifting, *description.layers, *description.projection]
+    for step in steps:
+        c_out, c_in = step.weight.shape[:2]
+        if isinstance(step, FourierMap):
+            c_in, c_out = c_out, c_in
+        if width is not None and c_in != width:
+            raise ChainRefused(f"a map takes {c_in} channels where it is given {width}")
+        width = c_out
+        if isinstance(step, FourierMap):
+            _check_shape("a skip", step.skip, (c_out, c_in))
+        _check_shape("a bias", step.bias, (c_out,))
+    for what, scaling, channels in (
+        ("inputs", description.inputs, description.in_channels),
+        ("outputs", description.outputs, width),
     ):
-        if width is not None and weight.shape[1] != width:
-            raise ChainRefused(f"a map takes {weight.shape[1]} channels where it is given {width}")
-        width = weight.shape[0]
+        if scaling is not None:
+            _check_shape(f"the mean of its {what}", scaling.mean, (channels,))
+            _check_shape(f"the standard deviation of its {what}", scaling.std, (channels,))
+
+
+def _check_shape(what: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
+    # a broadcast shape would be folded into something else than the network
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise ChainRefused(f"{what} has shape {tuple(tensor.shape)}, expected {shape}")
 
 
 def fold(description: FNODescription, device: torch.device) -> Chain:
@@ -136,6 +162,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         _layer(_to(m, device, torch.float64), description.activation) for m in description.layers
     ]
     projection = [_to(m, device, torch.float64) for m in description.projection]
+    projection_activation = description.projection_activation or description.activation
     layers[-1] = replace(layers[-1], activation="none")
     scale: torch.Tensor | None = None
     if inputs is not None:
@@ -150,7 +177,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         layers[0] = _after(layers[0], lifting.pop())
     last: Projection | None = None
     if _is_small(projection):
-        layers[-1], last = _before(layers[-1], projection, description.activation)
+        layers[-1], last = _before(layers[-1], projection, projection_activation)
         projection = []
     return Chain(
         n_dim=description.layers[0].weight.ndim - 2,
@@ -158,6 +185,7 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         out_channels=description.projection[-1].weight.shape[0],
         positions=description.positions,
         padding=description.padding,
+        refusal=description.refusal,
         shift=None if inputs is None else inputs.mean.to(real),
         scale=None if scale is None else scale.to(real),
         lifting=tuple(_to(m, device, real) for m in lifting),
@@ -165,7 +193,8 @@ def fold(description: FNODescription, device: torch.device) -> Chain:
         layers=tuple(_to(layer, device, real) for layer in layers),
         projection=last and _to(last, device, real),
         tail=tuple(_to(m, device, real) for m in projection),
-        activation=description.activation,
+        lifting_activation=description.lifting_activation or description.activation,
+        tail_activation=projection_activation,
     )
 
 

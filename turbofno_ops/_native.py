@@ -94,3 +94,11 @@ def unsupported(stage: str, **sizes: int) -> str | None:
     shape = STAGES[stage](**sizes, multiprocessors=1)
     reason: bytes | None = getattr(_library(), f"turbofno_{stage}_unsupported")(ctypes.byref(shape))
     return reason.decode() if reason is not None else None
+
+
+@lru_cache(maxsize=4096)
+def workspace_bytes(stage: str, **sizes: int) -> int:
+    """Bytes that a stage of these sizes needs besides its results, on a GPU of so many multiprocessors."""
+    shape = STAGES[stage](**sizes)
+    count: int = getattr(_library(), f"turbofno_{stage}_workspace_bytes")(ctypes.byref(shape))
+    return count

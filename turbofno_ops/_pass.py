@@ -115,7 +115,8 @@ class Pass:
         chain, stages = self._chain, self._stages
         x = buffer
         if chain.lifting:
-            x = self._frame.pad(self._mapped(buffer, chain.lifting)).to(self._field_dtype)
+            lifted = _mapped(buffer, chain.lifting, chain.lifting_activation)
+            x = self._frame.pad(lifted).to(self._field_dtype)
         spectra = stages.analyze(x)
         *inner, last = chain.layers
         for layer in inner:
@@ -124,16 +125,18 @@ class Pass:
         if chain.projection is not None:
             return self._frame.inside(stages.project(mixed, x, last, chain.projection))
         x, _ = stages.rows(mixed, x, last, last=True)
-        return self._mapped(self._frame.inside(x).to(chain.dtype), chain.tail)
+        left = self._frame.inside(x).to(chain.dtype)
+        return _mapped(left, chain.tail, chain.tail_activation)
 
     def _inside(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer if self._chain.lifting else self._frame.inside(buffer)
 
-    def _mapped(self, x: torch.Tensor, maps: tuple[PointwiseMap, ...]) -> torch.Tensor:
-        activate = ACTIVATION_FUNCTIONS[self._chain.activation]
-        for i, linear in enumerate(maps):
-            x = pointwise(activate(x) if i else x, linear.weight, linear.bias)
-        return x
+
+def _mapped(x: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
+    activate = ACTIVATION_FUNCTIONS[activation]
+    for i, linear in enumerate(maps):
+        x = pointwise(activate(x) if i else x, linear.weight, linear.bias)
+    return x
 
 
 def bytes_of_one(chain: Chain, frame: Frame, field_dtype: torch.dtype) -> int:

@@ -51,8 +51,8 @@ class Scaling:
 class FNODescription:
     """project(layers(pad(lift([normalised x, positions])))) of Li et al. 2020, Figure 2, in physical units.
 
-    `activation` (one of `ACTIVATIONS`) stands between the maps of the lifting, after every layer but the
-    last, and between the maps of the projection. All tensors are of one dtype and its complex twin.
+    Activations are of `ACTIVATIONS`. `activation` stands after every layer but the last, and between the maps
+    of lifting and projection unless these have their own. All tensors are of one dtype and its complex twin.
 
     Attributes:
         in_channels: Of x, without positions.
@@ -60,11 +60,14 @@ class FNODescription:
         layers: At least one, all with the same modes.
         projection: At least one map.
         activation: Its name.
+        lifting_activation: Another one between the maps of the lifting.
+        projection_activation: Another one between the maps of the projection.
         inputs: How x is normalised, or None.
         outputs: How the result is brought back to physical units, or None.
         positions: For a grid, the channels that depend on it alone: float64 [channels, *grid] on the CPU.
         padding: For a grid, points of zeros (before, after) each axis around the lifted field, cut off
             again before the projection.
+        refusal: For a padded grid, why the layers are something else there, in words, or None.
     """
 
     in_channels: int
@@ -72,7 +75,10 @@ class FNODescription:
     layers: tuple[FourierMap, ...]
     projection: tuple[PointwiseMap, ...]
     activation: str
+    lifting_activation: str | None = None
+    projection_activation: str | None = None
     inputs: Scaling | None = None
     outputs: Scaling | None = None
     positions: Callable[[Size], torch.Tensor] | None = None
     padding: Callable[[Size], Sequence[tuple[int, int]]] | None = None
+    refusal: Callable[[Size], str | None] | None = None

@@ -128,6 +128,11 @@ class CompiledFNO:
         frame = Frame.of(self._chain, size)
         if any(k > limit for k, limit in zip(modes, axis_limits(frame.padded), strict=True)):
             return _Verdict(f"the grid {grid} does not hold the network's modes", 0)
+        refused = (
+            self._chain.refusal(frame.padded[-n_dim:]) if self._chain.refusal is not None else None
+        )
+        if refused is not None:
+            return _Verdict(refused, 0)
         one = bytes_of_one(self._chain, frame, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1
@@ -147,7 +152,6 @@ class CompiledFNO:
                 padded,
                 self._chain.modes,
                 precision=self.precision,
-                first=i == 0,
                 last=last,
                 skip=layer.skip is not None,
                 projected=projection.weight.shape[0] if last and projection is not None else 0,
@@ -208,7 +212,7 @@ def compile_fno(
     device: torch.device | str,
     precision: str = "fp32",
     max_batch: int = 64,
-    max_graphs: int = 16,
+    max_graphs: int = 64,
     max_graph_bytes: int = 4 * 2**30,
 ) -> CompiledFNO:
     """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models.blocks import Pointwise, activate
 from models.config import Activation
-from models.fno import FNO, Pointwise, activate
+from models.fno import FNO
 
 
 def corners_of(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -67,7 +68,7 @@ class _Block(nn.Module):
     def __init__(self, block: Any) -> None:
         super().__init__()
         skip = block.skip
-        if not isinstance(skip, Pointwise) or block.norm is not None or block.mlp is not None:
+        if not isinstance(skip, Pointwise) or not block.joined or block.before or block.after:
             raise ValueError("the published network has linear skips, no norms and no channel MLPs")
         if block.spectral_bias is not None:
             raise ValueError("the published network has no spectral bias")

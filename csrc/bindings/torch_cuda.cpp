@@ -1,19 +1,15 @@
-// The stages as ops for CUDA tensors, through LibTorch's stable ABI. Schemas and fakes stand in Python.
+// The stages as ops for CUDA tensors, through LibTorch's stable ABI. Schemas stand in Python (_stage_ops.py).
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <cuda_runtime.h>
 
-#include <exception>
-#include <initializer_list>
 #include <mutex>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "../api/turbofno.h"
@@ -39,7 +35,7 @@ int multiprocessors(int device) {
 // One call of a stage: the device of its first argument, that device's current stream, checked pointers.
 class Call {
   public:
-    Call(const char *stage, const Tensor &on) : stage_(stage), on_(on), device_(on.get_device_index()), guard_(device_) {
+    Call(const char *stage, const Tensor &on) : stage_(stage), device_(on.get_device_index()), guard_(device_) {
         void *stream = nullptr;
         TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_, &stream));
         stream_ = static_cast<CUstream_st *>(stream);
@@ -81,16 +77,21 @@ class Call {
         return bytes(tensor, name);
     }
 
-    Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
-        try {
-            return torch::stable::new_empty(on_, shape, dtype);
-        } catch (const std::exception &) {
-            // the stable ABI passes no reason on; for a shape that is served there is but one
-            STD_TORCH_CHECK(false, "turbofno: ", stage_, ": out of memory for its output or workspace");
-        }
+    // What a stage writes: the caller's tensor.
+    void *result(const Tensor &tensor, const char *name, ScalarType dtype, int64_t numel) const {
+        typed(tensor, name, dtype, numel);
+        return const_cast<void *>(bytes(tensor, name));
     }
 
-    Tensor workspace(size_t count) const { return empty({int64_t(count)}, ScalarType::Byte); }
+    float *spectra(const Tensor &tensor, const char *name, int64_t numel) const {
+        return static_cast<float *>(result(tensor, name, ScalarType::ComplexFloat, numel));
+    }
+
+    void *workspace(const Tensor &tensor, size_t count) const {
+        STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Byte && size_t(tensor.numel()) >= count, "turbofno: ",
+                        stage_, ": the workspace must have ", count, " bytes");
+        return const_cast<void *>(bytes(tensor, "workspace"));
+    }
 
     static ScalarType field_type(int32_t precision) {
         return precision == TURBOFNO_BF16 ? ScalarType::BFloat16 : ScalarType::Float;
@@ -110,13 +111,13 @@ class Call {
     }
 
     const char *stage_;
-    const Tensor &on_;
     int device_;
     torch::stable::accelerator::DeviceGuard guard_;
     CUstream_st *stream_ = nullptr;
 };
 
-Tensor analyze_rows(const Tensor &x, const Tensor &table, int64_t modes, int64_t precision) {
+void analyze_rows(const Tensor &x, const Tensor &table, int64_t modes, int64_t precision, const Tensor &spectra,
+                  const Tensor &workspace) {
     const Call call("analyze_rows", x);
     call.fits(x.dim() == 4, "x must be [batch, channels, h, w]");
     turbofno_analysis analysis{};
@@ -126,48 +127,44 @@ Tensor analyze_rows(const Tensor &x, const Tensor &table, int64_t modes, int64_t
     analysis.precision = int32_t(precision);
     analysis.multiprocessors = call.processors();
     call.serves(turbofno_analysis_unsupported(&analysis));
-    Tensor spectra = call.empty({x.size(0), x.size(1), x.size(2), modes}, ScalarType::ComplexFloat);
-    Tensor workspace = call.workspace(turbofno_analysis_workspace_bytes(&analysis));
     analysis.x = call.field(x, "x", analysis.precision, x.numel());
     analysis.table = call.bytes(table, "table");
-    analysis.spectra = static_cast<float *>(spectra.mutable_data_ptr());
-    analysis.workspace = workspace.mutable_data_ptr();
+    analysis.spectra = call.spectra(spectra, "spectra", analysis.rows * modes);
+    analysis.workspace = call.workspace(workspace, turbofno_analysis_workspace_bytes(&analysis));
     call.run(turbofno_analyze_rows, analysis);
-    return spectra;
 }
 
-Tensor spectral_mix(const Tensor &spectra, const Tensor &weight, const std::optional<Tensor> &column_analysis,
-                    const std::optional<Tensor> &column_synthesis, int64_t h_out, int64_t precision) {
+void spectral_mix(const Tensor &spectra, const Tensor &weight, const std::optional<Tensor> &column_analysis,
+                  const std::optional<Tensor> &column_synthesis, int64_t precision, const Tensor &mixed,
+                  const Tensor &workspace) {
     const Call call("spectral_mix", spectra);
-    call.fits(spectra.dim() == 4 && weight.dim() == 4, "spectra and weight must have four axes");
+    call.fits(spectra.dim() == 4 && weight.dim() == 4 && mixed.dim() == 4,
+              "spectra, weight and mixed must have four axes");
     call.fits(weight.size(1) == spectra.size(3) && weight.size(2) == spectra.size(1), "weight does not fit spectra");
     turbofno_mix mix{};
     mix.batch = spectra.size(0);
     mix.c_in = int32_t(weight.size(2));
     mix.c_out = int32_t(weight.size(3));
     mix.h_in = int32_t(spectra.size(2));
-    mix.h_out = int32_t(h_out);
+    mix.h_out = int32_t(mixed.size(2));
     mix.modes_h = int32_t(weight.size(0));
     mix.modes_w = int32_t(weight.size(1));
     mix.precision = int32_t(precision);
     mix.multiprocessors = call.processors();
     call.serves(turbofno_mix_unsupported(&mix));
-    Tensor mixed = call.empty({mix.batch, mix.c_out, h_out, mix.modes_w}, ScalarType::ComplexFloat);
-    Tensor workspace = call.workspace(turbofno_mix_workspace_bytes(&mix));
     mix.spectra = call.floats(spectra, "spectra", ScalarType::ComplexFloat, spectra.numel());
     mix.weight = call.floats(weight, "weight", ScalarType::ComplexFloat, weight.numel());
     mix.column_analysis = call.bytes(column_analysis, "column_analysis");
     mix.column_synthesis = call.bytes(column_synthesis, "column_synthesis");
-    mix.mixed = static_cast<float *>(mixed.mutable_data_ptr());
-    mix.workspace = workspace.mutable_data_ptr();
+    mix.mixed = call.spectra(mixed, "mixed", mix.batch * mix.c_out * mix.h_out * mix.modes_w);
+    mix.workspace = call.workspace(workspace, turbofno_mix_workspace_bytes(&mix));
     call.run(turbofno_spectral_mix, mix);
-    return mixed;
 }
 
-// What fourier_rows and project_rows share: the spectra's synthesis, skip, bias and activation.
+// What fourier_rows and project_rows share: the spectra's synthesis, skip, bias and activation, on rows of w points.
 turbofno_rows synthesis(const Call &call, const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
                         const std::optional<Tensor> &skip, const std::optional<Tensor> &bias, int64_t activation,
-                        int64_t w, int64_t precision) {
+                        int64_t precision, int64_t w) {
     call.fits(spectra.dim() == 4, "spectra must be [batch, channels, h, modes]");
     call.fits(x.has_value() == skip.has_value(), "x and skip go together");
     turbofno_rows rows{};
@@ -191,43 +188,44 @@ turbofno_rows synthesis(const Call &call, const Tensor &spectra, const Tensor &t
     return rows;
 }
 
-std::tuple<Tensor, Tensor> fourier_rows(const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
-                                        const std::optional<Tensor> &skip, const std::optional<Tensor> &bias,
-                                        const std::optional<Tensor> &next_table, int64_t next_modes,
-                                        int64_t activation, int64_t w, int64_t precision) {
+void fourier_rows(const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
+                  const std::optional<Tensor> &skip, const std::optional<Tensor> &bias,
+                  const std::optional<Tensor> &next_table, int64_t activation, int64_t precision, const Tensor &y,
+                  const std::optional<Tensor> &next_spectra, const Tensor &workspace) {
     const Call call("fourier_rows", spectra);
-    turbofno_rows rows = synthesis(call, spectra, table, x, skip, bias, activation, w, precision);
-    call.fits(next_table.has_value() == (next_modes > 0), "next_table and next_modes go together");
-    rows.next_modes = int32_t(next_modes);
+    call.fits(y.dim() == 4, "y must be [batch, channels, h, w]");
+    turbofno_rows rows = synthesis(call, spectra, table, x, skip, bias, activation, precision, y.size(3));
+    call.fits(next_table.has_value() == next_spectra.has_value(), "next_table and next_spectra go together");
+    const int64_t outputs = rows.batch * rows.c_out * rows.h;
+    if (next_spectra.has_value()) {
+        call.fits(next_spectra->dim() == 4, "next_spectra must be [batch, channels, h, modes]");
+        rows.next_modes = int32_t(next_spectra->size(3));
+        rows.next_table = call.bytes(next_table, "next_table");
+        rows.next_spectra = call.spectra(*next_spectra, "next_spectra", outputs * rows.next_modes);
+    }
     call.serves(turbofno_rows_unsupported(&rows));
-    Tensor y = call.empty({rows.batch, rows.c_out, rows.h, w}, Call::field_type(rows.precision));
-    Tensor next = call.empty({rows.batch, rows.c_out, rows.h, next_modes}, ScalarType::ComplexFloat);
-    Tensor workspace = call.workspace(turbofno_rows_workspace_bytes(&rows));
-    rows.y = y.mutable_data_ptr();
-    rows.next_table = call.bytes(next_table, "next_table");
-    if (next_modes > 0) rows.next_spectra = static_cast<float *>(next.mutable_data_ptr());
-    rows.workspace = workspace.mutable_data_ptr();
+    rows.y = call.result(y, "y", Call::field_type(rows.precision), outputs * rows.w);
+    rows.workspace = call.workspace(workspace, turbofno_rows_workspace_bytes(&rows));
     call.run(turbofno_fourier_rows, rows);
-    return {y, next};
 }
 
-Tensor project_rows(const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
-                    const std::optional<Tensor> &skip, const std::optional<Tensor> &bias, const Tensor &projection,
-                    const std::optional<Tensor> &projection_bias, int64_t activation, int64_t w, int64_t precision) {
+void project_rows(const Tensor &spectra, const Tensor &table, const std::optional<Tensor> &x,
+                  const std::optional<Tensor> &skip, const std::optional<Tensor> &bias, const Tensor &projection,
+                  const std::optional<Tensor> &projection_bias, int64_t activation, int64_t precision,
+                  const Tensor &out, const Tensor &workspace) {
     const Call call("project_rows", spectra);
-    turbofno_rows rows = synthesis(call, spectra, table, x, skip, bias, activation, w, precision);
     call.fits(projection.dim() == 2, "projection must be [projected, channels]");
+    call.fits(out.dim() == 4, "out must be [batch, projected, h, w]");
+    turbofno_rows rows = synthesis(call, spectra, table, x, skip, bias, activation, precision, out.size(3));
     rows.projected = int32_t(projection.size(0));
     call.serves(turbofno_rows_unsupported(&rows));
-    Tensor out = call.empty({rows.batch, rows.projected, rows.h, w}, ScalarType::Float);
-    Tensor workspace = call.workspace(turbofno_rows_workspace_bytes(&rows));
     rows.projection =
         call.floats(projection, "projection", ScalarType::Float, int64_t(rows.projected) * rows.c_out);
     rows.projection_bias = call.floats(projection_bias, "projection_bias", rows.projected);
-    rows.out = static_cast<float *>(out.mutable_data_ptr());
-    rows.workspace = workspace.mutable_data_ptr();
+    const int64_t outputs = rows.batch * rows.projected * rows.h * rows.w;
+    rows.out = static_cast<float *>(call.result(out, "out", ScalarType::Float, outputs));
+    rows.workspace = call.workspace(workspace, turbofno_rows_workspace_bytes(&rows));
     call.run(turbofno_fourier_rows, rows);
-    return out;
 }
 
 } // namespace

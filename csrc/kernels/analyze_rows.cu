@@ -112,7 +112,7 @@ template <typename P> turbofno_status launch(const turbofno_analysis &analysis, 
     a.splits = p.splits;
     a.split_chunks = p.split_chunks;
     a.sums = p.splits > 1 ? static_cast<float *>(analysis.workspace) : analysis.spectra;
-    a.table = row_analysis_table<P>(analysis.table, a.points, a.columns);
+    a.table = row_table<P>(analysis.table, a.points, a.columns, false);
     a.table_back = P::kScaled ? analysis_table_back(a.points) : 1.0f;
     const int64_t units = ceil_div(a.rows, int64_t(kRows)) * p.splits;
     const auto kernel = a.points % 4 == 0 ? analyze_rows<P, true> : analyze_rows<P, false>;

@@ -18,14 +18,25 @@
 
 #include "activations.cuh"
 #include "partial_sums.h"
+#include "row_group_product.cuh"
 #include "row_operands.cuh"
 #include "row_results.cuh"
 
 namespace turbofno {
 namespace {
 
-template <typename P, bool WHOLE, bool SHARED>
-__global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) fourier_rows(const RowsArguments a) {
+// How products find their operands: warp by warp, the tables through L1 or in shared memory; or a group of four warps
+// at once, on Hopper.
+enum class Way { kThroughL1, kShared, kGroup };
+
+constexpr int most_warps(Way way) {
+    return way == Way::kGroup ? kWarpsTogether : way == Way::kShared ? kWarps : kWarpsThroughL1;
+}
+
+template <typename P, bool WHOLE, Way WAY>
+__global__ void __launch_bounds__(32 * most_warps(WAY), 1) fourier_rows(const RowsArguments a) {
+    if constexpr (WAY == Way::kGroup && !kWarpgroups) return; // never launched there
+    constexpr bool SHARED = WAY != Way::kThroughL1, GROUP = kWarpgroups && WAY == Way::kGroup;
     using Field = typename P::Field;
     extern __shared__ uint4 shared[];
     const RowsPlan &plan = a.plan;
@@ -76,6 +87,7 @@ __global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) f
         }
     }
     if (!streams) wait_copies<0>();
+    if constexpr (GROUP) show_to_tensor_cores();
     __syncthreads();
     Rows skip_back, bias;
 #pragma unroll
@@ -107,6 +119,7 @@ __global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) f
             const uint4 *next_table = table + steps * (kPairs * kRightWords<P>);
             if (streams) {
                 wait_copies<0>();
+                if constexpr (GROUP) show_to_tensor_cores();
                 __syncthreads(); // this chunk's tables are there, and those of the chunk before have been read
                 slot ^= 1;
                 if (at.chunk + 1 < end || !last) {
@@ -117,20 +130,30 @@ __global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) f
                 table = a.table + int64_t(at.chunk) * steps * (kPairs * kRightWords<P>);
                 next_table = a.next_table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
             }
-            float slab_back = a.c_in > 0 ? stage_slab<P>(team, quads, plan.slab) : 0.0f;
+            float slab_back = a.c_in > 0 ? stage_slab<P, GROUP>(team, quads, plan.slab) : 0.0f;
+            const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
+            // the next x is sent for once the products' operands no longer take up registers; and a warpgroup's
+            // products would wait for loads under way
+            const auto send_for = [&](int channel) {
+                const bool more = channel < a.c_in;
+                if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, more ? at : next, more ? channel : 0);
+            };
             Values values;
             const auto from_table = [&](Right &right, int step, int pair) {
                 load_right<P, SHARED>(right, table + (step * kPairs + pair) * kRightWords<P>);
             };
-            if (half) {
+            if constexpr (GROUP) {
+                const auto right = table_operand(table, kTablePitch<P>, kPairs * kRightWords<P>);
+                add_group_product<P, false, true>(values, bias, team.spectra, steps, right, back);
+            } else if (half) {
                 add_product<P, true, true>(values, bias, team.spectra, steps * kLeftWords<P>, steps, from_table, back);
             } else {
                 add_product<P, false, true>(values, bias, team.spectra, steps * kLeftWords<P>, steps, from_table, back);
             }
             for (int channel = 0; channel < a.c_in; channel += plan.slab) {
                 if (channel > 0) {
-                    load_slab<WHOLE, Field>(quads, a, team, at, channel);
-                    slab_back = stage_slab<P>(team, quads, plan.slab);
+                    send_for(channel);
+                    slab_back = stage_slab<P, GROUP>(team, quads, plan.slab);
                 }
                 const uint4 *left = team.skip + channel / 16 * kLeftWords<P>;
                 const int slab_steps = sixteens(min(plan.slab, a.c_in - channel));
@@ -138,15 +161,16 @@ __global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) f
                 Rows scale;
 #pragma unroll
                 for (int i = 0; i < 2 * kTiles; ++i) scale[i / 2][i % 2] = slab_back * skip_back[i / 2][i % 2];
-                if (half) {
+                if constexpr (GROUP) {
+                    const auto right = tile_operand(team.tile, plan.slab * (kSwizzledPitch / 8));
+                    add_group_product<P, true, false>(values, bias, left, slab_steps, right, scale);
+                } else if (half) {
                     add_product<P, true, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 } else {
                     add_product<P, false, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 }
             }
-            // the next x is sent for once the products' operands no longer take up registers
-            const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
-            if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, next, 0);
+            send_for(a.c_in);
             activate<P>(values, a.activation);
             if (a.projected > 0) {
                 float *sums = reinterpret_cast<float *>(own + plan.sums);
@@ -170,7 +194,9 @@ __global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) f
                     split_rows<P>(values[m], left[m], scale[m]);
                     scale[m][0] *= a.next_back, scale[m][1] *= a.next_back;
                 }
-                if (half) {
+                if constexpr (GROUP) {
+                    add_group_analysis<P>(team.sums, left[0], scale[0], next_table, column_pairs);
+                } else if (half) {
                     add_analysis<P, SHARED, true>(team.sums, left, scale, next_table, column_pairs);
                 } else {
                     add_analysis<P, SHARED, false>(team.sums, left, scale, next_table, column_pairs);
@@ -188,12 +214,31 @@ __global__ void __launch_bounds__(32 * (SHARED ? kWarps : kWarpsThroughL1), 1) f
     }
 }
 
+template <typename P> auto kernel_of(bool whole, Way way) {
+    switch (way) {
+    case Way::kThroughL1:
+        return whole ? fourier_rows<P, true, Way::kThroughL1> : fourier_rows<P, false, Way::kThroughL1>;
+    case Way::kShared:
+        return whole ? fourier_rows<P, true, Way::kShared> : fourier_rows<P, false, Way::kShared>;
+    default:
+        return whole ? fourier_rows<P, true, Way::kGroup> : fourier_rows<P, false, Way::kGroup>;
+    }
+}
+
+// Warpgroups are of compute capability 9.0 alone.
+bool is_hopper() {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
 template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_t stream) {
     RowsArguments a{};
     int device = 0, shared_bytes = kRowsSharedBytes;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    a.plan = plan(r, shared_bytes);
+    a.plan = plan(r, shared_bytes, is_hopper());
     const RowsPlan &p = a.plan;
     float *parts = static_cast<float *>(r.workspace);
     a.x = r.x, a.skip = r.skip, a.bias = r.bias, a.spectra = r.spectra, a.y = r.y;
@@ -201,8 +246,8 @@ template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_
     a.c_in = r.c_in, a.c_out = r.c_out, a.h = r.h, a.w = r.w;
     a.columns = 2 * r.modes, a.next_columns = 2 * r.next_modes;
     a.projected = r.projected, a.activation = r.activation;
-    a.table = row_synthesis_table<P>(r.table, r.w, a.columns);
-    a.next_table = row_analysis_table<P>(r.next_table, r.w, a.next_columns);
+    a.table = row_table<P>(r.table, r.w, a.columns, p.together);
+    a.next_table = row_table<P>(r.next_table, r.w, a.next_columns, p.together);
     a.next_back = P::kScaled ? analysis_table_back(r.w) : 1.0f;
     const bool sum_next = p.splits > 1 && r.next_modes > 0, sum_tiles = p.channel_tiles > 1 && r.projected > 0;
     a.next_sums = sum_next ? parts : r.next_spectra;
@@ -210,9 +255,9 @@ template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_
     a.projection_bias = sum_tiles ? nullptr : r.projection_bias;
     a.out = sum_tiles ? parts : r.out;
 
-    const bool whole = r.w % 4 == 0, shared = p.slots > 0;
-    const auto kernel = whole ? (shared ? fourier_rows<P, true, true> : fourier_rows<P, true, false>)
-                              : (shared ? fourier_rows<P, false, true> : fourier_rows<P, false, false>);
+    const bool whole = r.w % 4 == 0;
+    const Way way = p.together ? Way::kGroup : p.slots > 0 ? Way::kShared : Way::kThroughL1;
+    const auto kernel = kernel_of<P>(whole, way);
     const int threads = 32 * p.warps * p.groups;
     const int resident = resident_blocks(kernel, threads, p.shared_bytes, shared_bytes, r.multiprocessors);
     const int units = ceil_div(a.rows, p.groups) * p.splits;

@@ -15,14 +15,12 @@ constexpr int kPairs = kChunk / 16; // pairs of fragments of a chunk
 using TileValues = float[2 * kPairs][4]; // 16 rows x kChunk points
 using Values = TileValues[kTiles]; // of a warp
 
-// A table of row_analysis holds the words of fp32 and tf32, then those of bf16.
-template <typename P> const uint4 *row_analysis_table(const void *table, int points, int columns) {
+// A table of row_analysis or row_synthesis holds the words of fp32 and tf32, then those of bf16, lane by lane; then the
+// same as blocks.
+template <typename P> const uint4 *row_table(const void *table, int points, int columns, bool blocks) {
     const int64_t pairs = int64_t(ceil_div(points, kChunk)) * kPairs * ceil_div(columns, 16);
-    return static_cast<const uint4 *>(table) + (P::kScaled ? 0 : pairs * kRightWords<Fp32>);
-}
-
-template <typename P> const uint4 *row_synthesis_table(const void *table, int points, int columns) {
-    return row_analysis_table<P>(table, points, columns); // as many words: [pair of points][step of 16 columns]
+    const int64_t words = (blocks ? kRightWords<Fp32> + kRightWords<Bf16> : 0) + (P::kScaled ? 0 : kRightWords<Fp32>);
+    return static_cast<const uint4 *>(table) + pairs * words;
 }
 
 // What undoes the power of two by which _cuda_tables.py multiplies a table of row_analysis.

@@ -5,6 +5,7 @@
 #include "row_product.cuh"
 #include "row_quads.cuh"
 #include "row_team.cuh"
+#include "warpgroup.cuh"
 
 namespace turbofno {
 
@@ -133,8 +134,9 @@ __device__ __forceinline__ void split_quad(uint2 v, float, uint32_t (&high)[2], 
     high[1] = finite_or_nan(*reinterpret_cast<__nv_bfloat162 *>(&v.y));
 }
 
-// Write the slab to the group's tile; returns what undoes its scale.
-template <typename P, typename Quad>
+// Write the slab to the group's tile, in rows of kTilePitch or, SWIZZLED, in those of warpgroup.cuh; returns what
+// undoes its scale.
+template <typename P, bool SWIZZLED, typename Quad>
 __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads)[kQuads], int slab) {
     Scale scale{1.0f, 1.0f};
     if constexpr (P::kScaled) {
@@ -152,17 +154,21 @@ __device__ __forceinline__ float stage_slab(const Team &team, const Quad (&quads
     }
     if (kRows * team.member < slab) {
         const int lane = threadIdx.x % 32, channel = kRows * team.member + lane / 16, quad = lane % 16;
-        uint32_t *to = reinterpret_cast<uint32_t *>(team.tile) + channel * (kTilePitch / 2) + quad / 4 * 8 + quad % 4;
-        uint32_t *to_low = to + slab * (kTilePitch / 2);
+        constexpr int kPitch = (SWIZZLED ? kSwizzledPitch : kTilePitch) / 2;
+        uint32_t *to = reinterpret_cast<uint32_t *>(team.tile);
+        const int word = channel * kPitch + quad % 4 + (SWIZZLED ? quad / 4 * 8 ^ lane / 16 * 4 : quad / 4 * 8);
+        const int low_words = slab * kPitch;
 #pragma unroll
         for (int i = 0; i < kQuads; ++i) {
             uint32_t high[2], low[2];
             split_quad<P>(quads[i], scale.to, high, low);
-            const int at = i * kTilePitch; // two channels on
-            to[at] = high[0], to[at + 4] = high[1];
-            if constexpr (P::kSplit) to_low[at] = low[0], to_low[at + 4] = low[1];
+            const int first = (SWIZZLED ? word ^ i % 4 * 8 : word) + i * 2 * kPitch; // two channels on
+            const int second = SWIZZLED ? first ^ 4 : first + 4;
+            to[first] = high[0], to[second] = high[1];
+            if constexpr (P::kSplit) to[first + low_words] = low[0], to[second + low_words] = low[1];
         }
     }
+    if constexpr (SWIZZLED) show_to_tensor_cores();
     team.wait();
     return scale.back;
 }

@@ -11,8 +11,11 @@ constexpr int kMostPoints = 16384;
 constexpr int64_t kMostBatch = 65536;
 constexpr int64_t kMostRows = int64_t(1) << 32; // of analyze_rows; 2^30 rows (b, h) at most in fourier_rows
 constexpr int kLaneWords = 32; // 16-byte words that a warp holds in one register quadruple
+constexpr int kTileWords = 64; // a tile that warps multiply together starts at a multiple of so many
 
 template <typename T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+
+int round_up(int words, int to) { return ceil_div(words, to) * to; }
 
 int steps(int terms) { return ceil_div(terms, 16); }
 
@@ -43,20 +46,22 @@ void lay_out(const turbofno_rows &r, RowsPlan &p) {
     p.skip_scales = tiles * steps(r.c_in) * planes * kLaneWords;
     p.tables = p.skip_scales + kRows * p.warps / 4;
     const int table_words = (steps(2 * r.modes) + steps(2 * r.next_modes)) * (kChunk / 16) * kLaneWords;
-    p.first_group = p.tables + p.slots * table_words * (r.precision == TURBOFNO_BF16 ? 1 : 2);
+    const int whole = p.together ? kTileWords : 1;
+    p.first_group = round_up(p.tables + p.slots * table_words * (r.precision == TURBOFNO_BF16 ? 1 : 2), whole);
     p.spectra = planes * p.slab * kTilePitch * 2 / 16;
     p.sums = p.spectra + tiles * steps(2 * r.modes) * planes * kLaneWords;
     const int next = tiles * steps(2 * r.next_modes) * 2 * kLaneWords;
     const int projected = p.warps * r.projected * kChunk / 4;
     p.maxima = p.sums + std::max(next, projected);
-    p.group_words = p.maxima + ceil_div(p.warps, 4);
+    p.group_words = round_up(p.maxima + ceil_div(p.warps, 4), whole);
     p.shared_bytes = 16 * (p.first_group + p.groups * p.group_words);
 }
 
 // The most warps a multiprocessor holds with `slots` chunks of the tables, in as small blocks as will do that.
-int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes) {
+int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes, bool hopper) {
     const int64_t rows = r.batch * r.h;
-    const int limit = slots > 0 ? kWarps : kWarpsThroughL1;
+    p.together = hopper && slots > 0 && p.warps == kGroupWarps;
+    const int limit = p.together ? kWarpsTogether : slots > 0 ? kWarps : kWarpsThroughL1;
     int most = 0, best = 1;
     p.slots = slots;
     for (p.groups = 1; p.groups * p.warps <= limit && p.groups <= rows; ++p.groups) {
@@ -75,12 +80,12 @@ int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes) {
 }
 
 // Tables in shared memory, of whole rows or two chunks, unless that leaves room for less than half of the warps.
-int fill(const turbofno_rows &r, RowsPlan &p, int shared_bytes) {
+int fill(const turbofno_rows &r, RowsPlan &p, int shared_bytes, bool hopper) {
     for (int slots : {ceil_div(r.w, kChunk), 2}) {
-        const int warps = fill(r, p, slots, shared_bytes);
+        const int warps = fill(r, p, slots, shared_bytes, hopper);
         if (2 * warps >= kWarps || (warps > 0 && p.groups * int64_t(r.multiprocessors) >= r.batch * r.h)) return warps;
     }
-    return fill(r, p, 0, shared_bytes);
+    return fill(r, p, 0, shared_bytes, hopper);
 }
 
 } // namespace
@@ -96,13 +101,13 @@ AnalysisPlan plan(const turbofno_analysis &a) {
     return p;
 }
 
-RowsPlan plan(const turbofno_rows &r, int shared_bytes) {
+RowsPlan plan(const turbofno_rows &r, int shared_bytes, bool hopper) {
     RowsPlan p{};
     p.channel_tiles = ceil_div(r.c_out, kRows * kGroupWarps);
     p.warps = ceil_div(r.c_out, kRows * p.channel_tiles);
-    while (2 * fill(r, p, kRowsSharedBytes) < kWarpsThroughL1 && p.warps > 1) --p.warps;
+    while (2 * fill(r, p, kRowsSharedBytes, false) < kWarpsThroughL1 && p.warps > 1) --p.warps;
     p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
-    fill(r, p, shared_bytes);
+    fill(r, p, shared_bytes, hopper);
     const int64_t rows = r.batch * r.h;
     const int64_t workers = int64_t(std::max(r.multiprocessors, 1)) * (kWarps / p.warps);
     split_row(rows * p.channel_tiles, workers, r.w, p.splits, p.split_chunks);

@@ -9,6 +9,7 @@ constexpr int kChunk = 64; // points that a warp computes at once
 constexpr int kTiles = 1; // of 16 rows, that a warp multiplies by the same right operands (2 is no faster)
 constexpr int kRows = 16 * kTiles; // of a warp: output channels (fourier_rows) or rows (analyze_rows)
 constexpr int kWarps = 16; // of a multiprocessor, for registers
+constexpr int kWarpsTogether = 12; // of fourier_rows where four multiply at once, on Hopper
 constexpr int kWarpsThroughL1 = 12; // of fourier_rows with tables through L1, which has more to wait for
 constexpr int kGroupWarps = 4; // of a group in fourier_rows, at most
 constexpr int kAnalysisWarps = 4; // of a block of analyze_rows
@@ -30,6 +31,7 @@ struct RowsPlan {
     int channel_tiles;
     int splits, split_chunks; // of a row's chunks
     int slab; // input channels in shared memory at once
+    bool together; // groups of four warps multiply at once, on Hopper
     int slots; // chunks of the tables in shared memory: the row's, 2 that take turns, or 0 for tables through L1
     // shared memory in 16-byte words: the block's skip, its scales and tables, then for each group, from its start:
     // the tile of x at 0, spectra, sums of the next analysis or the projection, largest values of the warps
@@ -39,6 +41,7 @@ struct RowsPlan {
 };
 
 AnalysisPlan plan(const turbofno_analysis &analysis);
-RowsPlan plan(const turbofno_rows &rows, int shared_bytes = kRowsSharedBytes); // that a block may have
+// `shared_bytes` that a block may have; `hopper`: four warps may multiply at once
+RowsPlan plan(const turbofno_rows &rows, int shared_bytes = kRowsSharedBytes, bool hopper = false);
 
 } // namespace turbofno

@@ -131,7 +131,8 @@ class RemoteEngine:
 
     async def counters(self, model: str, version: str) -> ModelCounters:
         self.config(model, version)
-        told = await self._ask_all("counters", model, version)
+        serving = [link for link in self._links.values() if (model, version) in link.digests]
+        told = await _ask(serving, "counters", model, version)
         return _sum([ModelCounters(**value) for value in told])
 
     async def predict(self, request: PredictRequest) -> PredictResult:
@@ -166,10 +167,10 @@ class RemoteEngine:
         )
 
     async def load(self, model: str) -> None:
-        await self._ask_all("load", model)
+        await _ask(list(self._links.values()), "load", model)
 
     async def unload(self, model: str) -> None:
-        await self._ask_all("unload", model)
+        await _ask(list(self._links.values()), "unload", model)
 
     @property
     def ready(self) -> bool:
@@ -199,18 +200,10 @@ class RemoteEngine:
         serving = [link for link in self._links.values() if key in link.digests]
         same = [link for link in serving if link.digests[key] == digest]
         if not serving:
+            # Unloaded meanwhile, or its engine died.
+            self.config(*key)
             raise _no_engine()
         return min(same or serving, key=lambda link: link.fields_under_way)
-
-    async def _ask_all(self, method: str, *arguments: str) -> list[Any]:
-        if not self._links:
-            raise _no_engine()
-        calls = (link.ask(method, arguments) for link in self._links.values())
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
 
     def _on_state(self) -> None:
         links = self._links.values()
@@ -256,6 +249,18 @@ def _sum(several: Sequence[ModelCounters]) -> ModelCounters:
     }
     latest = max(counters.last_inference_ms for counters in several)
     return ModelCounters(**totals, last_inference_ms=latest, batches=batches)
+
+
+async def _ask(links: Sequence[EngineLink], method: str, *arguments: str) -> list[Any]:
+    """What each of them returns. All are waited for, then the first error is raised."""
+    if not links:
+        raise _no_engine()
+    calls = (link.ask(method, arguments) for link in links)
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 def _no_engine() -> Unavailable:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from service.settings import env_name
-from turbofno_ops import native_status
+from turbofno_ops import gpu_refusal, native_status
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -40,12 +40,12 @@ def prepare_device(settings: Settings) -> torch.device:
     """
     device = resolve_device(settings.device)
     on_cuda = device.type == "cuda"
-    status = native_status()
-    if settings.require_native and not (on_cuda and status.loaded):
-        reason = status.detail if on_cuda else f"models run on the CPU ({env_name('device')})"
-        raise ValueError(
-            f"{env_name('require_native')} is set, but the CUDA kernels do not run: {reason}"
-        )
+    if settings.require_native:
+        on_cpu = f"models run on the CPU ({env_name('device')})"
+        if reason := gpu_refusal(device) if on_cuda else on_cpu:
+            raise ValueError(
+                f"{env_name('require_native')} is set, but the CUDA kernels do not run: {reason}"
+            )
     if on_cuda:
         torch.cuda.set_per_process_memory_fraction(settings.device_memory_fraction, device)
     return device
@@ -57,11 +57,12 @@ def log_backend(device: torch.device) -> None:
         logger.info("models run on the CPU")
         return
     where = f"{device} ({torch.cuda.get_device_name(device)})"
-    status = native_status()
-    if status.loaded:
-        logger.info("models run on %s through the CUDA kernels of %s", where, status.detail)
+    if refused := gpu_refusal(device):
+        logger.warning("models run on %s without our CUDA kernels: %s", where, refused)
     else:
-        logger.warning("models run on %s without our CUDA kernels: %s", where, status.detail)
+        logger.info(
+            "models run on %s through the CUDA kernels of %s", where, native_status().detail
+        )
 
 
 def memory_limit(device: torch.device, fraction: float) -> int:

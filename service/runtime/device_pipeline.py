@@ -112,7 +112,9 @@ class DevicePipeline:
                 self._copy_in.synchronize()
             except RuntimeError:
                 raise _lost(error) from error
-            self._free.put(staging)
+            finally:
+                # Of a lost device too: the rest of a batch in pieces must fail as well, not wait for room.
+                self._free.put(staging)
             raise
 
     def _enqueue(self, staging: _Staging, parts: Sequence[Fields], forward: Forward) -> _Running:

@@ -33,7 +33,8 @@ class Forward:
     ) -> None:
         """`module` lies on `device`; `max_batch` is the most fields that a call will bring."""
         self._name = name
-        self._module = module
+        self._module = module.compute_in(precision)
+        self._precision = precision
         self._refusals: set[str] = set()
         self.ran = Ran("none", "fp32")
         self._chain: CompiledFNO | None = None
@@ -45,8 +46,9 @@ class Forward:
                 )
             except ChainRefused as refusal:
                 self._log_refusal(str(refusal))
-            # What was put there on this thread's stream is read on others.
-            torch.cuda.synchronize(device)
+            # What was put there on this thread's stream is read on others. Not the whole device: the device
+            # thread may be capturing a graph, which that would break.
+            torch.cuda.current_stream(device).synchronize()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
@@ -59,7 +61,9 @@ class Forward:
                 self.ran = Ran(self._chain.backend, self._chain.precision)
                 return y
         y = self._module(x)
-        self.ran = Ran(last_backend(), "fp32")
+        backend = last_backend()
+        # no other backend rounds
+        self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
         return y
 
     @property
@@ -76,6 +80,6 @@ class Forward:
         if reason not in self._refusals:
             self._refusals.add(reason)
             logger.warning(
-                "model %s runs layer by layer, in fp32, where it cannot be one chain of kernels: %s",
+                "model %s runs layer by layer where it cannot be one chain of kernels: %s",
                 self._name, reason,
             )  # fmt: skip

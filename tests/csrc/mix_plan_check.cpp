@@ -1,11 +1,11 @@
 // Every plan of a mix fits what the kernels and all devices allow, over a grid of shapes. Prints what is wrong; exit 1
-// if anything.
+// if anything is, or if nothing was checked.
 #include <cstdio>
 #include <initializer_list>
 
 #include "../../csrc/plan/mix_plan.h"
 
-static int wrong = 0;
+static int wrong = 0, checked = 0;
 
 static void expect(bool holds, const char *what, const turbofno_mix &s) {
     if (holds) return;
@@ -32,6 +32,7 @@ static void check_columns(const turbofno::ColumnsPlan &p, int64_t columns, int f
 static void check(const turbofno_mix &s) {
     using namespace turbofno;
     if (turbofno_mix_unsupported(&s) != nullptr) return;
+    ++checked;
     const MixPlan plan = plan_mix(s);
     const ModesPlan &p = plan.modes;
     expect(p.batch_fragments == 1 || p.batch_fragments == 2 || p.batch_fragments == 4, "batch fragments", s);
@@ -79,5 +80,5 @@ int main() {
                                     s.modes_h = modes_h, s.modes_w = modes_w, s.multiprocessors = processors;
                                     check(s);
                                 }
-    return wrong != 0;
+    return wrong != 0 || checked == 0;
 }

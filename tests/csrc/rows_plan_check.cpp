@@ -26,14 +26,21 @@ static void check(const turbofno_rows &r) {
     ++checked;
     const int chunks = (r.w + kChunk - 1) / kChunk;
     const RowsPlan smallest = plan(r);
-    for (int shared_bytes : {kRowsSharedBytes, 163 * 1024, 227 * 1024}) {
-        const RowsPlan p = plan(r, shared_bytes);
+    for (int shared_bytes : {kRowsSharedBytes, 163 * 1024, 227 * 1024, -227 * 1024}) { // the last: of Hopper
+        const bool hopper = shared_bytes < 0;
+        shared_bytes = hopper ? -shared_bytes : shared_bytes;
+        const RowsPlan p = plan(r, shared_bytes, hopper);
         const int most = p.slots > 0 ? kWarps : kWarpsThroughL1;
         expect(p.warps >= 1 && p.warps <= kGroupWarps && p.groups >= 1 && p.groups * p.warps <= most, "warps", r);
         expect(p.warps == 1 || p.groups < 16, "one hardware barrier a group", r);
         expect(kRows * p.warps * p.channel_tiles >= r.c_out, "channel tiles cover the channels", r);
         expect(kRows * p.warps * (p.channel_tiles - 1) < r.c_out, "no empty channel tile", r);
         expect(p.shared_bytes > 0 && p.shared_bytes <= shared_bytes, "shared memory", r);
+        expect(hopper || !p.together, "warps multiply together on Hopper alone", r);
+        expect(!p.together || (p.warps == kGroupWarps && p.slots > 0 && p.first_group % 64 == 0 &&
+                               p.group_words % 64 == 0 &&
+                               p.groups * p.warps <= kWarpsTogether),
+               "groups of four warps, with tables in shared memory and tiles at 1024 bytes", r);
         expect(p.slots == 0 || p.slots == chunks || p.slots == 2, "tables of the row, or two that take turns", r);
         expect(covers(p.splits, p.split_chunks, r.w), "splits cover the row", r);
         expect(p.slab % kRows == 0 && p.slab <= kRows * p.warps && (r.c_in == 0 || p.slab > 0), "slab", r);

@@ -27,6 +27,9 @@ SHAPES = (
     (2, 20, (21, 37), (9, 19)),
     (1, 48, (85, 33), (24, 12)),
     (5, 8, (9, 130), (8, 64)),
+    # arrays that end between two words of 16 bytes
+    (1, 9, (13,), (5,)),
+    (1, 9, (11, 13), (4, 3)),
 )
 PROJECTED = 4
 LARGEST_ERROR = {"fp32": 2e-6, "tf32": 4e-3, "bf16": 4e-2}

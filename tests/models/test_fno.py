@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.neuraloperator_twin import twin
-from models.config import ChannelMLP, DomainPadding, FNOArchitecture, Normalization
+from models.config import (
+    ChannelMLP,
+    DomainPadding,
+    FNOArchitecture,
+    Normalization,
+    PositionalGrid,
+)
 from models.fno import FNO
 from tests.turbofno_ops.fourier_truth import relative_l2
 
@@ -135,6 +141,56 @@ def test_normalisation_is_applied_at_both_ends() -> None:
     x = torch.randn(3, 2, 10, 9, dtype=torch.float64)
     scaled = torch.stack([(x[:, 0] - 1) / 0.5, (x[:, 1] + 2) / 3], dim=1)
     torch.testing.assert_close(physical(x), plain(scaled) * 0.1 + 7)
+
+
+@pytest.mark.parametrize(
+    ("grid", "points"),
+    [
+        ("endpoint_excluded", [0.0, 0.25, 0.5, 0.75]),
+        ("endpoint_included", [0.0, 1 / 3, 2 / 3, 1.0]),
+        ("cell_centres", [0.125, 0.375, 0.625, 0.875]),
+    ],
+)
+def test_positions_count_as_the_grid_says(grid: PositionalGrid, points: list[float]) -> None:
+    arch = FNOArchitecture(
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=2,
+        n_layers=1,
+        modes=(2, 2),
+        positional_grid=grid,
+    )
+    seen = []
+    module = randomised(arch)
+    module.lifting.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    module(torch.zeros(2, 1, 4, 5, dtype=torch.float64))
+    expected = torch.tensor(points, dtype=torch.float64)
+    torch.testing.assert_close(seen[0][1, 1], expected[:, None].expand(4, 5))
+    assert seen[0].shape == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
+def test_padding_continues_the_hidden_field(mode: str) -> None:
+    padding = DomainPadding.model_validate({"points": (2, 3), "sides": "both", "mode": mode})
+    arch = FNOArchitecture(
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=2,
+        n_layers=1,
+        modes=(2, 2),
+        domain_padding=padding,
+        lifting_channels=(3,),
+        lifting_activation="tanh",
+        projection_activation="silu",
+    )
+    module = randomised(arch)
+    x = torch.randn(2, 1, 6, 7, dtype=torch.float64)
+    first, second = module.lifting.linears
+    hidden = second(torch.tanh(first(x)))
+    padded = F.pad(hidden, (3, 3, 2, 2), mode="constant" if mode == "zeros" else mode)
+    last = module.blocks[0](padded)[:, :, 2:-2, 3:-3]
+    first, second = module.projection.linears
+    assert relative_l2(module(x), second(F.silu(first(last)))) < 1e-12
 
 
 @pytest.fixture(scope="module")

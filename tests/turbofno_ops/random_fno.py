@@ -9,6 +9,7 @@ import torch
 
 from models.config import DomainPadding, FNOArchitecture, Normalization
 from models.fno import FNO
+from turbofno_ops import ACTIVATIONS
 
 
 def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
@@ -27,7 +28,9 @@ def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
         hidden_channels=rng.choice([1, 6, 8, 20, 32]),
         n_layers=rng.randint(1, 4),
         modes=modes,
-        activation=rng.choice(["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]),
+        activation=rng.choice(ACTIVATIONS),
+        lifting_activation=rng.choice([None, *ACTIVATIONS]),
+        projection_activation=rng.choice([None, *ACTIVATIONS]),
         lifting_channels=rng.choice([(), (), (12,), (7, 9)]),
         projection_channels=rng.choice([(), (16,), (40,), (12, 10), (300,)]),
         skip=rng.choice(["linear", "linear", "soft-gating", "identity", "none"]),

@@ -15,12 +15,32 @@ SHAPES = [(1, 1), (8, 5), (64, 12), (85, 43), (130, 12), (421, 9), (1024, 128)]
 def _operands(table: torch.Tensor, chunks: int, steps: int, exponent: int) -> list[torch.Tensor]:
     """Float64 [chunks, steps, 4, columns, lanes, registers, halves]: of the split part, and of the bfloat16 part."""
     count = chunks * steps * 4 * 2 * 32 * 4
-    split, single = table[: 2 * count], table[2 * count :]
-    assert single.numel() == count, "a table is its split words, then its bfloat16 words"
+    split, single = table[: 2 * count], table[2 * count : 3 * count]
+    assert table.numel() == 6 * count, "lane by lane and as blocks: split words, then bfloat16"
     halves = split.view(torch.float16).double().view(chunks, steps, 4, 2, 32, 2, 2, 2)
     assert halves.abs().max() < 2**15
     brief = single.view(torch.bfloat16).double().view(chunks, steps, 4, 32, 2, 2, 2).movedim(4, 3)
     return [halves.sum(5) / 2.0**exponent, brief]
+
+
+def _same_as_blocks(table: torch.Tensor, chunks: int, steps: int, *, points_first: bool) -> bool:
+    """Whether the second half holds the words of the first in blocks [columns][terms] of 8 by 8."""
+    lanes, blocks = table.view(2, -1)
+    count = lanes.numel() // 3
+    outer = (chunks, 4, steps) if points_first else (chunks, steps, 4)
+
+    def reordered(part: torch.Tensor, *sizes: int) -> torch.Tensor:
+        part = part.view(*outer, *sizes, 8, 8)
+        return part.transpose(1, 2) if points_first else part
+
+    split = lanes[: 2 * count].view(chunks, steps, 4, 2, 32, 2, 2, 2)
+    single = lanes[2 * count :].view(chunks, steps, 4, 32, 2, 2, 2)
+    got_split = reordered(blocks[: 2 * count], 2, 2, 2)
+    got_single = reordered(blocks[2 * count :], 2, 2)
+    # a lane's two halves: column lane // 4, terms 2 (lane % 4) and the next
+    want_split = split.movedim(4, 6).reshape(got_split.shape)
+    want_single = single.movedim(3, 5).reshape(got_single.shape)
+    return torch.equal(got_split, want_split) and torch.equal(got_single, want_single)
 
 
 def _right_operand(lanes: torch.Tensor) -> torch.Tensor:
@@ -34,6 +54,7 @@ def _right_operand(lanes: torch.Tensor) -> torch.Tensor:
 def test_analysis(points: int, modes: int) -> None:
     chunks, steps = math.ceil(points / 64), math.ceil(modes / 8)
     table = _cuda_tables.row_analysis(points, modes, torch.device("cpu"))
+    assert _same_as_blocks(table, chunks, steps, points_first=True)
     exponent = _cuda_tables.analysis_exponent(points)
     x = torch.randn(3, points, dtype=torch.float64)
     want = torch.view_as_real(torch.fft.rfft(x)[:, :modes] / points).flatten(1)
@@ -53,6 +74,7 @@ def test_analysis(points: int, modes: int) -> None:
 def test_synthesis(points: int, modes: int) -> None:
     chunks, steps = math.ceil(points / 64), math.ceil(modes / 8)
     table = _cuda_tables.row_synthesis(points, modes, torch.device("cpu"))
+    assert _same_as_blocks(table, chunks, steps, points_first=False)
     spectra = torch.randn(3, modes, dtype=torch.complex128)
     seen = spectra.clone()
     seen[:, 0] = seen[:, 0].real.to(

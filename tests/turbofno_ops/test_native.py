@@ -9,11 +9,20 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from turbofno_ops import PRECISIONS, _cuda, _native, dispatch, native_status, spectral_conv
+from turbofno_ops import (
+    PRECISIONS,
+    NativeStatus,
+    _cuda,
+    _native,
+    dispatch,
+    native_status,
+    spectral_conv,
+)
 from turbofno_ops.__main__ import report
 from turbofno_ops.dispatch import Choice, choose
 
@@ -53,7 +62,8 @@ def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("check", CHECKS, ids=lambda p: p.stem)
 def test_every_plan_fits_the_devices(check: Path, tmp_path: Path) -> None:
     program = tmp_path / "plan_check"
-    built = run("g++", "-std=c++17", "-O1", "-Wall", check, *PLANS, "-o", program)
+    flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
+    built = run("g++", *flags, check, *PLANS, "-o", program)
     assert built.returncode == 0, built.stderr
     checked = run(program)
     assert checked.returncode == 0, checked.stdout[:2000]
@@ -172,6 +182,33 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert "cannot be loaded" in native_status().detail
     finally:
         native_status.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "kib", "why"),
+    [
+        (8, 0, 164, None),
+        (9, 0, 228, None),
+        (10, 0, 228, None),
+        (7, 0, 96, "compute capability 8.0"),
+        (8, 6, 100, "160 KiB of shared memory"),
+        (12, 0, 100, "160 KiB of shared memory"),
+    ],
+)
+def test_cards_are_refused_by_what_they_lack(
+    monkeypatch: pytest.MonkeyPatch, major: int, minor: int, kib: int, why: str | None
+) -> None:
+    card = SimpleNamespace(
+        name="card", major=major, minor=minor, shared_memory_per_multiprocessor=kib * 1024
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(_cuda, "native_status", lambda: NativeStatus(True, "kernels.so"))
+    _cuda.gpu_refusal.cache_clear()
+    try:
+        refused = _cuda.gpu_refusal(torch.device("cuda", 0))
+    finally:
+        _cuda.gpu_refusal.cache_clear()
+    assert refused is None if why is None else why in str(refused)
 
 
 def test_kernels_are_chosen_where_they_serve() -> None:

@@ -13,6 +13,7 @@ import torch
 from models.checkpoint import load_model
 from models.config import FNOArchitecture, Normalization
 from models.fno import FNO
+from tests.models.importers.random_canonical import draw_canonical
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
@@ -91,6 +92,20 @@ def test_random_networks_equal_float64(draw: int) -> None:
         assert result.dtype == torch.float32
         error = relative_l2(result.cpu(), expected)
         assert error < limit * max(1.0, own / 5e-7), (arch, precision)
+
+
+@pytest.mark.parametrize("draw", range(40))
+def test_imported_networks_run_at_every_precision(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    module = network(draw_canonical(rng))
+    x = field(module, 2, tuple(max(2 * k, 12) + rng.randint(0, 9) for k in module.arch.modes))
+    expected = truth(module, x)
+    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
+    for precision, limit in LIMITS.items():
+        result = module.compute_in(precision)(x.cuda())
+        assert result.dtype == torch.float32
+        error = relative_l2(result.cpu(), expected)
+        assert error < limit * max(1.0, own / 5e-7), (module.arch, precision)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))

@@ -8,7 +8,6 @@ import torch
 from service.runtime import device as device_module
 from service.runtime.device import prepare_device, resolve_device
 from service.settings import Settings
-from turbofno_ops import NativeStatus
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, devices: int, current: int = 0) -> None:
@@ -47,14 +46,14 @@ def test_require_native_refuses_a_cpu_and_missing_kernels(monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match=r"TURBOFNO_REQUIRE_NATIVE.*on the CPU"):
         prepare_device(Settings(device="cpu", require_native=True))
     pretend(monkeypatch, 1)
-    monkeypatch.setattr(device_module, "native_status", lambda: NativeStatus(False, "not built"))
-    with pytest.raises(ValueError, match=r"TURBOFNO_REQUIRE_NATIVE.*not built"):
+    monkeypatch.setattr(device_module, "gpu_refusal", lambda device: f"not built for {device}")
+    with pytest.raises(ValueError, match=r"TURBOFNO_REQUIRE_NATIVE.*not built for cuda:0"):
         prepare_device(Settings(device="cuda:0", require_native=True))
 
 
 def test_memory_is_bounded_on_the_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 2)
-    monkeypatch.setattr(device_module, "native_status", lambda: NativeStatus(True, "kernels.so"))
+    monkeypatch.setattr(device_module, "gpu_refusal", lambda _: None)
     calls: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from models.checkpoint import load_model, save_model
 from models.config import ModelConfig
 from models.fno import FNO
+from service.errors import DeviceLost
 from service.pipeline.engine import PredictRequest
 from service.runtime.device_pipeline import (
     IN_FLIGHT,
@@ -62,6 +64,27 @@ def test_failure_is_raised_where_it_happens_and_leaves_room_for_the_next(device:
         with pytest.raises(torch.OutOfMemoryError):
             pipeline.start([field], fail)
     np.testing.assert_array_equal(pipeline.start([field], torch.neg)().fields, -field)
+
+
+def test_a_lost_device_fails_every_batch_and_blocks_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(synchronize=fail))
+    monkeypatch.setattr(DevicePipeline, "_enqueue", fail)
+    pipeline = DevicePipeline(torch.device("cuda", 0))
+    lost = []
+
+    def run() -> None:
+        for _ in range(2 * IN_FLIGHT):
+            with pytest.raises(DeviceLost):
+                pipeline.start([np.ones((1, 1, 8), np.float32)], torch.neg)
+            lost.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(lost) == 2 * IN_FLIGHT
 
 
 def test_a_cpu_takes_one_batch_at_a_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,17 @@ class FakeChain:
         self.cleared += 1
 
 
+def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of its own to wait for; waiting for the whole device would break another thread's capture."""
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+
+
 @pytest.fixture
 def chain(monkeypatch: pytest.MonkeyPatch) -> FakeChain:
     chain = FakeChain()
     monkeypatch.setattr(forward_module, "compile_fno", lambda *_, **__: chain)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    pretend_stream(monkeypatch)
     return chain
 
 
@@ -67,8 +74,9 @@ def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -
         assert forward.ran == Ran("cuda", "bf16")
         x = torch.randn(2, 1, 20)
         torch.testing.assert_close(forward(x), module(x))
-    assert forward.ran.precision == "fp32"
+    assert forward.ran.precision == "fp32", "only the kernels round"
     assert forward.ran.backend in {"gemm", "reference"}
+    assert {block.precision for block in module.blocks} == {"bf16"}
     assert forward.device_bytes == 77
     forward.clear()
     assert chain.cleared == 1
@@ -81,7 +89,7 @@ def test_refused_network_runs_as_module_and_says_so_once(
         raise ChainRefused("it has a norm")
 
     monkeypatch.setattr(forward_module, "compile_fno", refuse)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    pretend_stream(monkeypatch)
     with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
         forward, module = tiny_forward()
         x = torch.randn(2, 1, 16)

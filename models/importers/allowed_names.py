@@ -1,0 +1,79 @@
+"""Which names a checkpoint may mention: what torch and numpy write, and the classes of the FNO libraries.
+
+A listed name is still never imported or called; the list exists so that a file that asks for anything
+else is refused as a whole, by that name, instead of being half understood.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_STORAGES = {
+    f"{kind}Storage"
+    for kind in (
+        "Untyped", "Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte",
+        "Bool", "ComplexFloat", "ComplexDouble",
+    )
+}  # fmt: skip
+
+_DTYPES = {
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
+    "complex64", "complex128",
+}  # fmt: skip
+
+_EXACT: dict[str, set[str]] = {
+    "torch": {"Size", "device", "Tensor", *_STORAGES, *_DTYPES},
+    "torch.storage": {"UntypedStorage", "TypedStorage"},
+    "torch._utils": {
+        "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter",
+        "_rebuild_parameter_with_state",
+    },
+    "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},
+    "torch._C": {"_VariableFunctionsClass"},
+    "torch._VariableFunctions": {"tanh", "sin", "relu", "sigmoid"},
+    "collections": {"OrderedDict", "defaultdict"},
+    "copyreg": {"_reconstructor"},
+    "copy_reg": {"_reconstructor"},
+    "functools": {"partial"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath", "WindowsPath"},
+    "_codecs": {"encode"},
+    "numpy": {"dtype", "ndarray", "float32", "float64", "int64", "int32", "bool_"},
+}  # fmt: skip
+for _module in ("builtins", "__builtin__"):
+    _EXACT[_module] = {
+        "set", "frozenset", "slice", "complex", "object", "dict", "list", "tuple", "int", "float",
+        "str", "bool", "getattr",
+    }  # fmt: skip
+for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+    _EXACT[_module] = {"scalar", "_reconstruct"}
+for _module in ("numpy.core.numeric", "numpy._core.numeric"):
+    _EXACT[_module] = {"_frombuffer"}
+
+# Libraries whose classes and functions turn up in pickled modules, metadata and training states.
+_LIBRARIES = (
+    "torch.nn", "torch.optim", "neuralop", "tltorch", "tensorly", "physicsnemo", "modulus",
+    "pytorch_lightning", "lightning", "lightning_fabric", "omegaconf",
+)  # fmt: skip
+
+# Scripts save their own classes from whatever file they lie in; these names are known in the FNO family.
+_SCRIPT_CLASSES = {
+    "FNO1d", "FNO2d", "FNO3d", "FNO", "Net1d", "Net2d", "Net3d", "FNN1d", "FNN2d", "FNN3d",
+    "SimpleBlock1d", "SimpleBlock2d", "SimpleBlock3d", "SpectralConv1d", "SpectralConv2d",
+    "SpectralConv3d", "SpectralConv1d_fast", "SpectralConv2d_fast", "SpectralConv3d_fast",
+    "SpectralConv", "MLP", "UnitGaussianNormalizer", "GaussianNormalizer", "RangeNormalizer",
+}  # fmt: skip
+
+
+def is_allowed(module: str, name: str) -> bool:
+    """Whether a checkpoint may mention `name` of `module`."""
+    if not name.isidentifier() or not module.replace(".", "_").isidentifier():
+        # a dotted name would reach through the attributes of something listed
+        return False
+    if name in _EXACT.get(module, ()):
+        return True
+    if any(module == library or module.startswith(library + ".") for library in _LIBRARIES):
+        return True
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return False
+    return root not in ("torch", "numpy", "nt") and name in _SCRIPT_CLASSES

@@ -1,0 +1,77 @@
+"""Checkpoints of neuraloperator: FNO and TFNO of the releases 0.3, 1.0, 2.0.0 and of its main branch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from models.importers.layout import Tensors
+from models.importers.neuraloperator.network import Network
+from models.importers.neuraloperator.settings import read_settings
+from models.importers.result import Imported, Options
+
+_BLOCKS = "fno_blocks."
+
+
+def recognises(keys: Collection[str]) -> bool:
+    """Whether a state dict with these keys is one of neuraloperator's, perhaps inside a wrapper."""
+    return any(_BLOCKS in key for key in keys)
+
+
+def import_neuraloperator(
+    tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None, options: Options
+) -> Imported:
+    """Turn an FNO or TFNO into our architecture and state dict.
+
+    Args:
+        tensors: Its state dict, without the entry `_metadata`.
+        metadata: The arguments it was built with, classes and functions as `Named` and `Stub`; None
+            or empty if they are not known.
+        options: `version` (0.3.0, 1.0, 2.0.0, main) and any argument of FNO.__init__ that changes what it
+            computes, under its name in 2.0.0; they win over the file.
+
+    Returns:
+        Everything but the normalisation, which the library keeps elsewhere.
+
+    Raises:
+        ImportRefused: something that we do not have, by name.
+    """
+    exact = read_exactly(tensors, metadata, options)
+    return replace(exact, state={name: _single(t) for name, t in exact.state.items()})
+
+
+def read_exactly(
+    tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None, options: Options
+) -> Imported:
+    """As `import_neuraloperator`, but what had to be multiplied out is in the state in double precision."""
+    prefix = _wrapper(tensors)
+    inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    settings = read_settings(inner, metadata, options)
+    network = Network(Tensors(inner), settings)
+    kind = settings.metadata.get("_name", "FNO")
+    name = f"neuraloperator {settings.release} {kind}"
+    options.finish(name)
+    arch = network.architecture
+    assumptions = settings.assumptions
+    if prefix:
+        assumptions.append(f"the names begin with {prefix!r}, which was cut off")
+    if arch.odd_axes_rolled:
+        assumptions.append(
+            f"on axes of odd size, the last excepted, frequencies come back one lower, as in {settings.release} "
+            "(fftshift for ifftshift); version=main does not"
+        )
+    return Imported(name, arch, network.state, tuple(assumptions))
+
+
+def _wrapper(names: Collection[str]) -> str:
+    """What stands before every name when the network was saved inside another module."""
+    heads = {name.partition(_BLOCKS)[0] for name in names if _BLOCKS in name}
+    prefix = min(heads, key=len, default="")
+    return prefix if all(name.startswith(prefix) for name in names) else ""
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).contiguous()

@@ -1,0 +1,141 @@
+"""Arguments of neuraloperator's FNO, each turned into what our architecture says in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from models.config import Activation, BlockStep, DomainPadding
+from models.importers.neuraloperator.settings import Release
+from models.importers.refusal import ImportRefused
+from models.importers.safe_pickle import Named, Stub
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "identity": "none",
+}
+
+
+def activation_of(value: Any) -> Activation:
+    """A function or module that the file names, or a plain name."""
+    name = value
+    if isinstance(value, Stub):
+        name = value.cls.name
+        if value.attributes.get("approximate", "none") == "tanh":
+            return "gelu_tanh"
+    elif isinstance(value, Named):
+        name = value.name
+    if not isinstance(name, str) or name.lower() not in _ACTIVATIONS:
+        raise ImportRefused(
+            f"non_linearity={name} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name.lower()]
+
+
+def grid_ranges(value: Any, n_dim: int) -> list[tuple[float, float]] | None:
+    """Start and end of each axis in a positional embedding; None if there is none."""
+    if value is None:
+        return None
+    if value == "grid":
+        return [(0.0, 1.0)] * n_dim
+    if isinstance(value, Stub) and value.cls.name in ("GridEmbeddingND", "GridEmbedding2D"):
+        boundaries = value.attributes.get("grid_boundaries", ())
+        if len(boundaries) == n_dim:
+            return [(float(start), float(end)) for start, end in boundaries]
+    what = value.cls.name if isinstance(value, Stub) else value
+    raise ImportRefused(
+        f"positional_embedding={what} is not supported; supported are 'grid', GridEmbeddingND, "
+        f"GridEmbedding2D with {n_dim} boundaries, and None"
+    )
+
+
+def padding_of(amount: Any, mode: Any, n_dim: int, *, scaled: bool) -> DomainPadding | None:
+    """`domain_padding` and `domain_padding_mode`."""
+    if amount is None:
+        return None
+    fractions = tuple(amount) if _is_list(amount) else (amount,) * n_dim
+    if not all(isinstance(f, int | float) for f in fractions) or len(fractions) != n_dim:
+        raise ImportRefused(
+            f"domain_padding={amount} is not a number or one for each of {n_dim} axes"
+        )
+    if sum(fractions) <= 0:
+        return None
+    if scaled:
+        raise ImportRefused(
+            "domain_padding together with resolution_scaling_factor is not supported (neuraloperator "
+            "cuts off the padding as if one layer alone changed the resolution)"
+        )
+    sides = {"one-sided": "end", "symmetric": "both"}
+    if mode not in sides:
+        raise ImportRefused(f"domain_padding_mode={mode} is not one of {', '.join(sides)}")
+    return DomainPadding.model_validate({"fraction": fractions, "sides": sides[mode]})
+
+
+def scaling_of(value: Any, n_layers: int, n_dim: int) -> tuple[tuple[float, ...], ...]:
+    """`resolution_scaling_factor`: a number, one a layer, or a list a layer; empty if there is none."""
+    if value is None:
+        return ()
+    layers = list(value) if _is_list(value) else [value] * n_layers
+    scaling = tuple(
+        tuple(float(s) for s in layer) if _is_list(layer) else (float(layer),) * n_dim
+        for layer in layers
+    )
+    if len(scaling) != n_layers or any(len(layer) != n_dim for layer in scaling):
+        raise ImportRefused(
+            f"resolution_scaling_factor={value} does not give {n_layers} layers a factor for each of "
+            f"{n_dim} axes"
+        )
+    return scaling
+
+
+def block_steps(
+    release: Release,
+    *,
+    preactivation: bool,
+    tanh: bool,
+    norm: bool,
+    skip: bool,
+    mlp: bool,
+    mlp_skip: bool,
+) -> tuple[tuple[BlockStep, ...], tuple[BlockStep, ...]]:
+    """What a layer and the last layer do, in order (FNOBlocks.forward_with_.. of that release)."""
+    old = release == "0.3.0"
+    steps: list[tuple[BlockStep, bool, bool]] = [
+        # step, whether a layer has it, whether the last layer has it
+        ("activation", preactivation, True),
+        ("norm", preactivation and norm, True),
+        ("branch", preactivation, True),
+        ("tanh", tanh, True),
+        ("spectral", True, True),
+        ("norm", norm and not preactivation, True),
+        ("skip", skip, True),
+        # 0.3: in the last layer too if a perceptron follows; with preactivation only if one follows
+        ("activation", mlp or not (old and preactivation), old and mlp and not preactivation),
+        ("norm", preactivation and norm and (mlp or not old), True),
+        ("mlp", mlp, True),
+        ("mlp_skip", mlp_skip, True),
+        ("norm", norm and not preactivation and (mlp or not old), True),
+        # 2.0 applies it twice where there is no perceptron in between
+        ("activation", not preactivation and (mlp or not old), False),
+    ]
+    block = tuple(step for step, present, _ in steps if present)
+    return block, tuple(step for step, present, last in steps if present and last)
+
+
+def counts(value: Any, what: str, n_dim: int) -> Sequence[int] | None:
+    """`n_modes` or `max_n_modes` as a list."""
+    if value is None:
+        return None
+    numbers = list(value) if _is_list(value) else [value]
+    if len(numbers) != n_dim or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise ImportRefused(
+            f"{what}={value} is not a positive whole number for each of {n_dim} axes"
+        )
+    return numbers
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

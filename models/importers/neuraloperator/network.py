@@ -1,0 +1,332 @@
+"""FNO and TFNO of neuraloperator 0.3 to main: from tensors and arguments to our architecture and state dict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from models.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
+from models.importers.layout import Tensors
+from models.importers.neuraloperator.arguments import (
+    activation_of,
+    block_steps,
+    counts,
+    grid_ranges,
+    padding_of,
+    scaling_of,
+)
+from models.importers.neuraloperator.settings import Settings
+from models.importers.neuraloperator.spectral_weights import dense, ours
+from models.importers.refusal import ImportRefused
+
+_PARTS = (
+    "lifting, projection, and in fno_blocks: convs, fno_skips, channel_mlp (mlp), channel_mlp_skips "
+    "(mlp_skips), norm"
+)
+
+_SKIPS: dict[Any, Skip] = {
+    "linear": "linear",
+    "soft-gating": "soft-gating",
+    "identity": "identity",
+    None: "none",
+}
+
+
+class Network:
+    """Reads a network part by part into `state`; `architecture` is what the parts amount to."""
+
+    def __init__(self, tensors: Tensors, settings: Settings) -> None:
+        self.state: dict[str, torch.Tensor] = {}
+        self._tensors = tensors
+        self._settings = settings
+        self._old = settings.release == "0.3.0"
+        self._mlp_name = "mlp" if self._old else "channel_mlp"
+        _refuse_unsupported(tensors, settings)
+        biases = self._spectral_biases()
+        self._n_layers, self._width, self._n_dim = len(biases), len(biases[0]), biases[0].ndim - 1
+        for i, bias in enumerate(biases):
+            self.state[f"blocks.{i}.spectral_bias"] = bias.flatten()
+        self.architecture = self._read()
+
+    def _read(self) -> FNOArchitecture:
+        get = self._settings.get
+        modes, placement = self._spectral_weights()
+        lifting = self._pointwise("lifting", "lifting")
+        projection = self._pointwise("projection", "projection")
+        skip = self._skip("fno_skip", "fno_skips", "skip")
+        mlp = self._channel_mlp()
+        norm = self._norms()
+        self._tensors.finish("neuraloperator", _PARTS)
+        positional = self._positional_grid(lifting[0])
+        activation = activation_of(get("non_linearity"))
+        scaling = scaling_of(get("resolution_scaling_factor"), self._n_layers, self._n_dim)
+        if scaling and self._old:
+            raise ImportRefused(
+                "output_scaling_factor is not supported for 0.3 (its layers scale the field's "
+                "amplitude with the number of points)"
+            )
+        block, last_block = block_steps(
+            self._settings.release,
+            preactivation=bool(get("preactivation")),
+            tanh=get("stabilizer") == "tanh",
+            norm=norm != "none",
+            skip=skip != "none",
+            mlp=mlp is not None,
+            mlp_skip=mlp is not None and mlp.skip != "none",
+        )
+        arch = FNOArchitecture(
+            in_channels=lifting[0] - (self._n_dim if positional else 0),
+            out_channels=projection[-1],
+            hidden_channels=self._width,
+            n_layers=self._n_layers,
+            modes=modes,
+            activation=activation,
+            lifting_channels=lifting[1:-1],
+            projection_channels=projection[1:-1],
+            # the first releases lift with gelu whatever the network's activation
+            lifting_activation="gelu" if self._old and activation != "gelu" else None,
+            skip=skip,
+            skip_bias="blocks.0.skip.bias" in self.state,
+            spectral_bias=True,
+            channel_mlp=mlp,
+            norm=norm,
+            norm_groups=get("norm_groups") if norm == "group_norm" else 1,
+            positional_grid="endpoint_excluded" if positional else "none",
+            domain_padding=padding_of(
+                get("domain_padding"),
+                get("domain_padding_mode"),
+                self._n_dim,
+                scaled=bool(scaling),
+            ),
+            mode_placement=placement,
+            odd_axes_rolled=self._n_dim > 1 and self._settings.release != "main",
+            resolution_scaling=scaling,
+            block=block,
+            last_block=last_block,
+        )
+        return _without_needless_steps(arch)
+
+    def _spectral_biases(self) -> list[torch.Tensor]:
+        if self._old:
+            return list(self._tensors.take("fno_blocks.convs.bias"))
+        n_layers = self._tensors.count_below("fno_blocks.convs.")
+        if n_layers == 0:
+            raise ImportRefused("the checkpoint has no spectral weights (fno_blocks.convs)")
+        return [self._tensors.take(f"fno_blocks.convs.{i}.bias") for i in range(n_layers)]
+
+    def _spectral_weights(self) -> tuple[tuple[int, ...], ModePlacement]:
+        """Puts the kept modes of every layer into the state; how many they are, and where they go."""
+        weights = self._stored_weights()
+        for i, weight in enumerate(weights):
+            channels = weight.ndim - self._n_dim
+            if channels not in (1, 2) or set(weight.shape[:channels]) != {self._width}:
+                raise ImportRefused(
+                    f"the spectral weight of layer {i} has shape {list(weight.shape)}, expected "
+                    f"{self._width} x {self._width} channels (one if separable) and {self._n_dim} mode axes"
+                )
+            if channels == 1 and not self._settings.get("separable"):
+                raise ImportRefused(
+                    f"the spectral weight of layer {i} has shape {list(weight.shape)}, as in a network on the "
+                    "sphere or a separable FNO; set separable=true if it is the latter"
+                )
+            if self._old and channels == 1:
+                raise ImportRefused(
+                    "separable is not supported for 0.3, which cannot run it itself"
+                )
+        stored = weights[0].shape[-self._n_dim :]
+        asked = counts(self._settings.get("n_modes"), "n_modes", self._n_dim)
+        kept = list(stored)
+        if asked is not None:
+            # the last entry counts both signs
+            kept = [*asked[:-1], asked[-1] // 2 + 1]
+        if any(k > s for k, s in zip(kept, stored, strict=True)):
+            raise ImportRefused(
+                f"n_modes={list(asked or ())} is more than the weights hold: {list(stored)}"
+            )
+        if kept != list(stored):
+            self._settings.assumptions.append(
+                f"{kept} of the {list(stored)} stored modes are in use (n_modes as the network was built; "
+                "a trainer that raises it does not write it down: set n_modes if it did)"
+            )
+        for i, weight in enumerate(weights):
+            self.state[f"blocks.{i}.spectral_weight"] = ours(weight, kept, self._width)
+        return tuple(kept), self._placement(stored[:-1], kept[:-1])
+
+    def _placement(self, stored: Sequence[int], kept: Sequence[int]) -> ModePlacement:
+        """How the library chooses bins, which it does from the stored weight and the grid in one step."""
+        centred = self._settings.release in ("2.0.0", "main")
+        if all((s - k) % 2 == 0 for s, k in zip(stored, kept, strict=True)):
+            return "centred" if centred else "floor_window"
+        # cut out of an uneven surplus, the kept rows alone do not tell what a small grid takes
+        if centred or all(k % 2 == 0 for k in kept):
+            return "exact"
+        raise ImportRefused(
+            f"{list(kept)} of {list(stored)} stored modes: odd n_modes with an uneven surplus is not "
+            f"supported for {self._settings.release}"
+        )
+
+    def _stored_weights(self) -> list[torch.Tensor]:
+        where = "fno_blocks.convs."
+        if self._old and not self._tensors.has_below(f"{where}weight.0."):
+            # joint_factorization: one tensor for all layers
+            return list(dense(self._tensors.take_below(f"{where}weight."), f"{where}weight"))
+        layers = [f"weight.{i}" if self._old else f"{i}.weight" for i in range(self._n_layers)]
+        return [
+            dense(self._tensors.take_below(f"{where}{layer}."), f"{where}{layer}")
+            for layer in layers
+        ]
+
+    def _pointwise(self, theirs: str, here: str) -> tuple[int, ...]:
+        """Puts a chain of 1x1 convolutions into the state; its channels from first to last."""
+        widths: list[int] = []
+        for j in range(self._tensors.count_below(f"{theirs}.fcs.")):
+            weight, bias = self._tensors.take_linear(f"{theirs}.fcs.{j}")
+            if widths and widths[-1] != weight.shape[1]:
+                raise ImportRefused(
+                    f"{theirs}.fcs.{j} takes {weight.shape[1]} channels, not {widths[-1]}"
+                )
+            widths = [*(widths or [weight.shape[1]]), weight.shape[0]]
+            self.state[f"{here}.linears.{j}.weight"] = weight
+            self.state[f"{here}.linears.{j}.bias"] = bias
+        if not widths:
+            raise ImportRefused(f"the checkpoint has no {theirs}")
+        return tuple(widths)
+
+    def _positional_grid(self, lifted: int) -> bool:
+        """Whether coordinates are appended; ranges other than 0 to 1 go into the lifting."""
+        ranges = grid_ranges(self._settings.get("positional_embedding"), self._n_dim)
+        in_channels = self._settings.get("in_channels")
+        if isinstance(in_channels, int):
+            expected = in_channels + (self._n_dim if ranges else 0)
+            if expected != lifted:
+                raise ImportRefused(
+                    f"the lifting takes {lifted} channels; in_channels={in_channels} and the positional "
+                    f"embedding make {expected}"
+                )
+        if ranges is None:
+            return False
+        if lifted <= self._n_dim:
+            raise ImportRefused(
+                f"the lifting takes {lifted} channels, too few for a positional embedding; set "
+                "positional_embedding=none"
+            )
+        weight, bias = (self.state[f"lifting.linears.0.{name}"] for name in ("weight", "bias"))
+        if any(pair != (0.0, 1.0) for pair in ranges):
+            starts, ends = torch.tensor(ranges, dtype=torch.float64).T
+            columns = weight[:, -self._n_dim :].double()
+            data = weight[:, : -self._n_dim].double()
+            self.state["lifting.linears.0.bias"] = bias + columns @ starts
+            self.state["lifting.linears.0.weight"] = torch.cat([data, columns * (ends - starts)], 1)
+        return True
+
+    def _skip(self, argument: str, theirs: str, here: str) -> Skip:
+        """Puts the skips of all layers into the state; their kind, as the tensors or else the arguments say."""
+        prefix = f"fno_blocks.{theirs}."
+        if not self._tensors.has_below(prefix):
+            kind = self._settings.get(argument)
+            if kind not in ("identity", None):
+                raise ImportRefused(f"{argument}={kind}, but the checkpoint has no {prefix}0")
+            return _SKIPS[kind]
+        kinds = {self._skip_of_layer(prefix, here, i) for i in range(self._n_layers)}
+        if len(kinds) != 1:
+            raise ImportRefused(f"the layers have different skips: {sorted(kinds)}")
+        return kinds.pop()
+
+    def _skip_of_layer(self, prefix: str, here: str, i: int) -> Skip:
+        nested = "conv." if f"{prefix}{i}.conv.weight" in self._tensors else ""
+        weight = self._tensors.take(f"{prefix}{i}.{nested}weight")
+        gate = weight.shape[0] == 1 and not nested
+        size = self._width if gate else self._width**2
+        if weight.numel() != size:
+            raise ImportRefused(
+                f"{prefix}{i} has shape {list(weight.shape)}; skips are pointwise here"
+            )
+        shape = (self._width,) if gate else (self._width, self._width)
+        self.state[f"blocks.{i}.{here}.weight"] = weight.reshape(shape)
+        if not gate and f"{prefix}{i}.{nested}bias" in self._tensors:
+            self.state[f"blocks.{i}.{here}.bias"] = self._tensors.take(f"{prefix}{i}.{nested}bias")
+        return "soft-gating" if gate else "linear"
+
+    def _channel_mlp(self) -> ChannelMLP | None:
+        name = self._mlp_name
+        if not self._tensors.has_below(f"fno_blocks.{name}."):
+            return None
+        for i in range(self._n_layers):
+            widths = self._pointwise(f"fno_blocks.{name}.{i}", f"blocks.{i}.mlp")
+        skip = self._skip("channel_mlp_skip", f"{name}_skips", "mlp_skip")
+        # gelu whatever the network's activation: FNOBlocks does not pass it on
+        return ChannelMLP(hidden_channels=widths[1], skip=skip, activation="gelu")
+
+    def _norms(self) -> Norm:
+        """Puts the norms of all layers into the state; their kind."""
+        prefix = "fno_blocks.norm."
+        if not self._tensors.has_below(prefix):
+            name = self._settings.get("norm")
+            if name not in (None, "instance_norm"):
+                raise ImportRefused(f"norm={name}, but the checkpoint has no {prefix}0")
+            return "none" if name is None else "instance_norm"
+        per_layer = self._tensors.count_below(prefix) // self._n_layers
+        kinds = set()
+        for i in range(self._n_layers):
+            for j in range(per_layer):
+                values = self._tensors.take_below(f"{prefix}{per_layer * i + j}.")
+                kind, scale, offset = _norm_of(values, f"{prefix}{per_layer * i + j}")
+                kinds.add(kind)
+                name = f"blocks.{i}.{('norm', 'mlp_norm')[j]}"
+                self.state[f"{name}.weight"], self.state[f"{name}.bias"] = scale, offset
+        return "affine" if "affine" in kinds else "group_norm"
+
+
+def _norm_of(
+    values: dict[str, torch.Tensor], where: str
+) -> tuple[Norm, torch.Tensor, torch.Tensor]:
+    """Kind, weight and bias of a group norm, or of a batch norm with its statistics worked in."""
+    if set(values) == {"weight", "bias"}:
+        return "group_norm", values["weight"], values["bias"]
+    values = {name.removeprefix("norm."): value for name, value in values.items()}
+    values.pop("num_batches_tracked", None)
+    if set(values) != {"weight", "bias", "running_mean", "running_var"}:
+        raise ImportRefused(
+            f"{where} has {sorted(values)}; supported are instance, group and batch norm"
+        )
+    weight, bias, mean, variance = (
+        values[name].double() for name in ("weight", "bias", "running_mean", "running_var")
+    )
+    scale = weight / torch.sqrt(variance + 1e-5)
+    return "affine", scale, bias - mean * scale
+
+
+def _refuse_unsupported(tensors: Tensors, settings: Settings) -> None:
+    get = settings.get
+    if get("complex_data") or tensors.has_below("lifting.fr."):
+        raise ImportRefused(
+            "complex_data=True is not supported: fields are real here (and neuraloperator up to main "
+            "keeps the highest instead of the lowest frequencies of the last axis for it)"
+        )
+    if get("norm") == "ada_in":
+        raise ImportRefused("norm=ada_in is not supported: it needs an embedding at every call")
+    conv = get("conv_module")
+    name = getattr(conv, "name", conv)
+    if name != "SpectralConv":
+        raise ImportRefused(f"conv_module={name} is not supported; supported is SpectralConv")
+    if get("conv_bias_kernel") != 1:
+        raise ImportRefused("conv_bias_kernel over 1 is not supported: skips are pointwise here")
+    if get("stabilizer") not in (None, "tanh"):
+        raise ImportRefused(
+            f"stabilizer={get('stabilizer')} is not supported; supported are tanh and None"
+        )
+    if get("fno_block_precision") != "full":
+        settings.assumptions.append(
+            f"fno_block_precision={get('fno_block_precision')}: computed in full precision here"
+        )
+
+
+def _without_needless_steps(arch: FNOArchitecture) -> FNOArchitecture:
+    """The same architecture, with the usual steps left unsaid."""
+    usual = arch.model_copy(update={"block": (), "last_block": ()})
+    for last, name in ((False, "block"), (True, "last_block")):
+        if arch.steps(last=last) == usual.steps(last=last):
+            arch = arch.model_copy(update={name: ()})
+    return arch

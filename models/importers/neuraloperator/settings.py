@@ -1,0 +1,163 @@
+"""What a neuraloperator network was built with: from the metadata, or the release's defaults, or the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from models.importers.refusal import ImportRefused
+from models.importers.result import Options
+
+Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
+RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")
+
+# Positional parameters of FNO.__init__, as far as somebody would pass them without a name.
+_POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
+_POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
+
+_RENAMED_0_3 = {
+    "use_mlp": "use_channel_mlp",
+    "mlp_skip": "channel_mlp_skip",
+    "output_scaling_factor": "resolution_scaling_factor",
+    "SpectralConv": "conv_module",
+}
+
+DEFAULTS: dict[str, Any] = {
+    "positional_embedding": "grid",
+    "non_linearity": "gelu",
+    "norm": None,
+    "norm_groups": 1,
+    "complex_data": False,
+    "channel_mlp_skip": "soft-gating",
+    "fno_skip": "linear",
+    "resolution_scaling_factor": None,
+    "domain_padding": None,
+    "domain_padding_mode": "symmetric",
+    "fno_block_precision": "full",
+    "stabilizer": None,
+    "n_modes": None,
+    "preactivation": False,
+    "conv_module": "SpectralConv",
+    "conv_bias_kernel": 1,
+    "in_channels": None,
+    "separable": False,
+}
+_DEFAULTS_OF: dict[Release, dict[str, Any]] = {
+    "0.3.0": {"positional_embedding": None, "domain_padding_mode": "one-sided"},
+    "1.0": {"domain_padding_mode": "one-sided"},
+    "2.0.0": {},
+    "main": {},
+}
+
+# The tensors say these better, or they do not matter to a trained network.
+_TOLD_BY_THE_TENSORS = {
+    "out_channels", "hidden_channels", "n_layers", "lifting_channel_ratio", "lifting_channels",
+    "projection_channel_ratio", "projection_channels", "use_channel_mlp", "channel_mlp_expansion",
+    "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
+    "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization",
+    "fft_norm", "enforce_hermitian_symmetry", "ada_in_features", "n_modes_height", "n_modes_width",
+    "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
+}  # fmt: skip
+
+# The tensors show it, or a network that differs here is refused.
+_OF_NO_CONSEQUENCE = {
+    "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
+    "norm_groups", "fno_block_precision", "separable",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Settings:
+    """The arguments of FNO.__init__ by their names of 2.0.0, and what had to be assumed about them."""
+
+    release: Release
+    metadata: dict[str, Any]
+    options: Options
+    documented: bool
+    assumptions: list[str] = field(default_factory=list)
+
+    def get(self, name: str) -> Any:
+        """The value the user set, else the file's, else the release's default; the last is an assumption."""
+        given = self.options.text(name)
+        if given is not None:
+            self.metadata[name] = _value(given)
+        if name in self.metadata:
+            return self.metadata[name]
+        value = _DEFAULTS_OF[self.release].get(name, DEFAULTS[name])
+        if not self.documented and name not in _OF_NO_CONSEQUENCE:
+            self.assumptions.append(
+                f"{name}={value}, the default of {self.release}: the file does not say"
+            )
+        return value
+
+
+def read_settings(
+    keys: Collection[str], metadata: dict[str, Any] | None, options: Options
+) -> Settings:
+    """The settings of a network with these tensors, its release told from them.
+
+    Raises:
+        ImportRefused: an argument that is not known, or another model than FNO and TFNO.
+    """
+    raw = dict(metadata or {})
+    _check_class(raw)
+    settings = Settings("2.0.0", raw, options, documented=bool(raw))
+    settings.release = _release(keys, settings)
+    positional = _POSITIONAL_0_3 if settings.release == "0.3.0" else _POSITIONAL
+    # FNO1d to FNO3d of the earlier releases
+    by_axis = [
+        raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
+    ]
+    if by_axis:
+        raw["n_modes"] = tuple(by_axis)
+    raw.update(zip(positional, raw.get("args") or (), strict=False))
+    known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        raise ImportRefused(
+            f"the network was built with {', '.join(map(str, unknown))}, which is no argument of FNO or "
+            f"TFNO in neuraloperator {', '.join(RELEASES)}"
+        )
+    settings.metadata = {_RENAMED_0_3.get(name, name): value for name, value in raw.items()}
+    return settings
+
+
+def _check_class(metadata: dict[str, Any]) -> None:
+    name = metadata.get("_name")
+    allowed = {f"{kind}FNO{dim}" for kind in ("", "T") for dim in ("", "1d", "2d", "3d")}
+    if name is not None and name not in allowed:
+        raise ImportRefused(f"the model is a {name}; of neuraloperator, FNO and TFNO are supported")
+
+
+def _release(keys: Collection[str], settings: Settings) -> Release:
+    """Which release's rules a network follows; the option `version` decides where a file does not tell."""
+    names = settings.metadata
+    old_layout = any(key.startswith("fno_blocks.convs.weight.") for key in keys)
+    told: Release | None = None
+    if old_layout:
+        told = "0.3.0"
+    elif {"norm_groups", "enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
+        told = "main"
+    elif "domain_padding_mode" in names:
+        told = "1.0"
+    elif "use_channel_mlp" in names and "conv_module" in names:
+        told = "2.0.0"
+    asked = settings.options.choice("version", RELEASES, told or "2.0.0")
+    if (asked == "0.3.0") != old_layout:
+        found = "0.3.0" if old_layout else "1.0 and later"
+        raise ImportRefused(f"version={asked}, but the tensors are laid out as in {found}")
+    if told is None and settings.options.given.get("version") is None:
+        settings.assumptions.append(
+            "version=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "
+            "with odd n_modes and in domain padding"
+        )
+    return asked
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None if text.lower() == "none" else text

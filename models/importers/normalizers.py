@@ -1,0 +1,216 @@
+"""Normalisers saved beside a checkpoint, so that the imported model takes and gives physical units.
+
+Read are UnitGaussianNormalizer, GaussianNormalizer and RangeNormalizer of the original scripts (pickled),
+neuraloperator's UnitGaussianNormalizer and data processors (pickled or as a state dict), and plain mean and
+std in .npz, .json, .safetensors or a dict of torch.save.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from models.config import FieldNormalization, FNOArchitecture, Normalization
+from models.importers.pickled_arrays import as_array, is_array
+from models.importers.refusal import ImportRefused
+from models.importers.safe_pickle import Stub
+from models.importers.tensor_files import as_tensor, read_json, read_npz, read_safetensors
+from models.importers.torch_file import read_torch_file
+
+Side = Literal["input", "output"]
+
+_INPUT = {"input", "in_normalizer", "x_normalizer", "a_normalizer", "x", "a", "in"}
+_OUTPUT = {"output", "out_normalizer", "y_normalizer", "u_normalizer", "y", "u", "out"}
+_VALUES = ("mean", "std", "eps", "mask", "a", "b")
+# mean, x_mean, output_std; not squared_mean, which neuraloperator keeps beside it
+_NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VALUES)})")
+# Added to std where a file does not hold it: neuraloperator's classes, and their state dicts.
+_EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
+_STATE_DICT_EPS = 1e-7
+_ONE = torch.ones(1)
+_MAX_DEPTH = 8
+_MAX_LEAVES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Physical = normalised * std + mean; float64, in the shape of the file. `said` is where it is from."""
+
+    mean: Tensor
+    std: Tensor
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Normalizing:
+    """A normalisation in our terms: per channel, or fields of which `tensors` belong to the state."""
+
+    per_channel: Normalization | None
+    fields: FieldNormalization | None
+    tensors: dict[str, Tensor]
+    said: tuple[str, ...]
+
+
+def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]:
+    """The normalisers in a file, by what they are for.
+
+    Args:
+        path: .pt/.pth/.pkl of torch.save, .npz, .json or .safetensors.
+        only: what a normaliser is for whose name does not say it.
+
+    Raises:
+        ImportRefused: nothing of that kind in it, numbers that cannot be meant, unsafe files.
+    """
+    if path.exists() and not path.is_file():
+        raise ImportRefused(f"{path} is no file")
+    values = _numbers(_read(path))
+    found: dict[Side, Scaling] = {}
+    for owner in {owner for owner, _ in values}:
+        last = owner.rpartition(".")[2]
+        side: Side | None = "input" if last in _INPUT else "output" if last in _OUTPUT else only
+        if side is None:
+            raise ImportRefused(
+                f"{path}: the normaliser {owner or '(without a name)'} does not say whether it is for input "
+                "or output; use --input-normalizer or --output-normalizer"
+            )
+        if only is not None and side != only:
+            continue
+        one = {name: value for (its, name), value in values.items() if its == owner}
+        found[side] = _scaling(one, f"{path}: {owner or side}")
+    if not found:
+        raise ImportRefused(f"{path}: holds no mean and std")
+    return found
+
+
+def constant(mean: tuple[float, ...], std: tuple[float, ...], said: str) -> Scaling:
+    """One mean and std a channel, from the command line."""
+    values = {"mean": torch.tensor(mean).double(), "std": torch.tensor(std).double()}
+    return _scaling(values, said)
+
+
+def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normalizing:
+    """Both sides in our terms; a side that is missing is not scaled.
+
+    Raises:
+        ImportRefused: shapes that fit neither the channels nor a grid.
+    """
+    said = tuple(
+        f"{side}: {sides[side].said}" if side in sides else f"{side}: not scaled"
+        for side in ("input", "output")
+    )
+    counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
+    shaped: dict[str, Tensor] = {}
+    for side, channels in counts.items():
+        given = sides.get(side) or constant((0.0,), (1.0,), side)
+        for name, tensor in (("mean", given.mean), ("std", given.std)):
+            shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.said)
+    grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
+    if not grids:
+        values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
+        return Normalizing(Normalization.model_validate(values), None, {}, said)
+    if len(grids) > 1:
+        raise ImportRefused(f"the normalisers' fields are on different grids: {sorted(grids)}")
+    (grid,) = grids
+    tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
+    return Normalizing(None, FieldNormalization(grid=grid), tensors, said)
+
+
+def _read(path: Path) -> Any:
+    kind = path.suffix.lower()
+    if kind == ".json":
+        return read_json(path)
+    if kind == ".npz":
+        return read_npz(path)
+    if kind == ".safetensors":
+        return read_safetensors(path)
+    return read_torch_file(path)
+
+
+def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
+    """Every mean, std, eps, a and b in `content`, by the name of what they belong to and their own."""
+    found = {}
+    for count, (path, value) in enumerate(_leaves(content, "", 0)):
+        if count == _MAX_LEAVES:
+            raise ImportRefused(f"more than {_MAX_LEAVES:,} entries, too many for a normaliser")
+        owner, _, name = path.rpartition(".")
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            found[match[1] or owner, match[2]] = as_tensor(value, path)
+    return found
+
+
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Whatever lies in nested dicts and stubs, by dotted path."""
+    if depth > _MAX_DEPTH:
+        raise ImportRefused(f"{path}: nested too deeply for a normaliser")
+    if isinstance(value, Stub) and is_array(value):
+        yield path, as_array(value)
+    elif isinstance(value, Stub):
+        inside = dict(value.attributes)
+        if value.cls.name in _EPS:
+            inside.setdefault("eps", _EPS[value.cls.name])
+        for kind in ("_parameters", "_buffers", "_modules"):
+            members = inside.pop(kind, None)
+            inside.update(members if isinstance(members, dict) else {})
+        yield from _leaves(inside, path, depth)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if isinstance(name, str) and not name.startswith("_"):
+                yield from _leaves(item, f"{path}.{name}" if path else name, depth + 1)
+    elif value is not None and not isinstance(value, str | bytes):
+        yield path, value
+
+
+def _scaling(values: Mapping[str, Tensor], said: str) -> Scaling:
+    if {"a", "b"} <= set(values):
+        # RangeNormalizer: normalised = a * physical + b
+        if (values["a"] == 0).any():
+            raise ImportRefused(f"{said}: a range normaliser with a = 0")
+        return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{said} (range)")
+    if not {"mean", "std"} <= set(values):
+        raise ImportRefused(f"{said}: holds {', '.join(values)}, expected mean and std")
+    if "mask" in values:
+        raise ImportRefused(f"{said}: has a mask, which is not supported")
+    if values.get("eps", _ONE).numel() != 1:
+        raise ImportRefused(f"{said}: eps is not one number")
+    eps = float(values["eps"]) if "eps" in values else 0.0
+    if "eps" not in values and re.search(r"(in|out)_normalizer$", said):
+        eps = _STATE_DICT_EPS
+    std = values["std"] + eps
+    if (std <= 0).any():
+        raise ImportRefused(f"{said}: std must be positive, the smallest is {float(std.min())}")
+    return Scaling(values["mean"], std, f"{said} (eps {eps:g} added to std)" if eps else said)
+
+
+def _channels_first(tensor: Tensor, channels: int, n_dim: int, said: str) -> Tensor:
+    """The tensor as [channels, *grid] or [channels, 1, ..]."""
+    shape = tuple(tensor.shape)
+    flat = (1,) * n_dim
+    if tensor.numel() == 1:
+        return tensor.reshape(1, *flat).expand(channels, *flat)
+    if tensor.ndim == n_dim + 2 and shape[0] == 1:
+        tensor, shape = tensor[0], shape[1:]
+    if tensor.numel() == channels and max(shape) == channels:
+        return tensor.reshape(channels, *flat)
+    if channels == 1 and tensor.ndim == n_dim:
+        return tensor[None]
+    if tensor.ndim == n_dim + 1:
+        first, last = shape[0] == channels, shape[-1] == channels
+        if first and last:
+            raise ImportRefused(
+                f"{said}: shape {list(shape)} may have its {channels} channels first or last; give it "
+                "with a leading 1, channels first"
+            )
+        if first:
+            return tensor
+        if last:
+            return tensor.movedim(-1, 0)
+    raise ImportRefused(
+        f"{said}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid"
+    )

@@ -1,0 +1,383 @@
+"""The original FNO scripts (Li et al.) and their descendants, PDEBench among them, into native networks.
+
+A state dict of these scripts does not determine the function: padding, activation, normalisation and the
+coordinates have no parameters. So the keys say which generation wrote them, a recipe fills in what the
+script of that generation did, and every choice can be overridden. The generations, by their keys:
+
+    A  torch <= 1.7   conv1.conv0.weights1, conv1.w0, conv1.bn0, conv1.fc0
+    B  torch >= 1.8   conv0.weights1, w0, fc0, fc1, fc2
+    C  2022           p, conv0.weights1, mlp0.mlp1, w0, q.mlp1
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.config import Activation, BlockStep, ChannelMLP, DomainPadding, FNOArchitecture
+from models.config import PositionalGrid as Positions
+from models.importers.layout import (
+    Tensors,
+    as_complex,
+    corner_count,
+    fold_scale,
+    join_corners,
+    plain_keys,
+)
+from models.importers.refusal import ImportRefused
+from models.importers.result import Imported, Options
+
+Norm = Literal["none", "batch", "instance"]
+Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
+Layout = Literal["in-out", "out-in"]
+Script = Literal["fourier_1d", "fourier_2d", "fourier_2d_time", "fourier_3d", "pdebench"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "fno.")
+_SUPPORTED = (
+    "fc0, fc1, fc2 or p, q; conv{i}.weights{k}; w{i}; mlp{i}.mlp1, mlp{i}.mlp2; bn{i} "
+    "of the original scripts"
+)
+_POSITIONS: dict[Grid, Positions] = {
+    "endpoints": "endpoint_included",
+    "periodic": "endpoint_excluded",
+    "cell-centres": "cell_centres",
+    "none": "none",
+}
+_BATCH_NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a script does that leaves no trace in its state dict.
+
+    `padding` is in points, one entry an axis. `coordinates` are the ends of each axis, None for 0 and 1.
+    """
+
+    activation: Activation
+    padding: tuple[int, ...]
+    norm: Norm = "none"
+    grid: Grid = "endpoints"
+    grid_order: Literal["ij", "xy"] = "ij"
+    grid_place: Literal["after", "before"] = "after"
+    coordinates: tuple[tuple[float, float], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the keys and shapes say. `flat_skips`: the skips are Conv1d over the flattened grid."""
+
+    generation: Literal["A", "B", "C"]
+    n_dim: int
+    n_layers: int
+    channels: int
+    has_batch_norm: bool
+    flat_skips: bool
+
+
+def recognises(keys: Collection[str]) -> bool:
+    """Whether these are the keys of an original script or a descendant of one."""
+    return any(re.fullmatch(r"(.*\.)?conv0\.weights1", key) for key in keys) and any(
+        re.fullmatch(r"(.*\.)?(fc0|p)\.weight", key) for key in keys
+    )
+
+
+def import_original(
+    tensors: Mapping[str, Tensor],
+    options: Options,
+    *,
+    script: Script | None = None,
+    padding: int | None = None,
+) -> Imported:
+    """A network of the original scripts.
+
+    Args:
+        tensors: its state dict, wrappers such as `module.` included.
+        options: overrides of the recipe.
+        script: whose recipe to follow; None guesses it from the shapes.
+        padding: the attribute `padding` of a module that was pickled whole.
+
+    Raises:
+        ImportRefused: keys or shapes that no such script has, settings that do not exist.
+    """
+    plain = plain_keys(tensors, _WRAPPERS)
+    found = _find(plain)
+    source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
+                     if found.generation == "A" else plain)  # fmt: skip
+    script = _script(found, options, script)
+    usual = _recipe(found, script)
+    if padding is not None and any(usual.padding):
+        usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
+    recipe = _overridden(usual, found, options)
+    layouts: tuple[Layout, ...] = ("in-out", "out-in")
+    layout = options.choice("weight_layout", layouts, "in-out")
+    name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
+        "PDEBench FNO"
+    )  # fmt: skip
+    options.finish(name)
+
+    state = _Reader(source, found, recipe, layout).state()
+    dropped = source.drop(lambda key: re.match(r"bn\d+\.", key) is not None)
+    source.finish(name, _SUPPORTED)
+    arch = _architecture(state, found, recipe)
+    return Imported(
+        format=name,
+        architecture=arch,
+        state=state,
+        assumptions=_assumptions(found, script, recipe, layout, dropped),
+    )
+
+
+def _find(tensors: Mapping[str, Tensor]) -> _Found:
+    generation: Literal["A", "B", "C"]
+    if "conv1.conv0.weights1" in tensors:
+        generation, prefix, lifting = "A", "conv1.", "fc0"
+    elif "fc0.weight" in tensors:
+        generation, prefix, lifting = "B", "", "fc0"
+    else:
+        generation, prefix, lifting = "C", "", "p"
+    first, lift = f"{prefix}conv0.weights1", f"{prefix}{lifting}.weight"
+    if first not in tensors or lift not in tensors:
+        raise ImportRefused(
+            f"not a checkpoint of the original scripts: it has no {first} or {lift}"
+        )
+    n_dim = as_complex(tensors[first]).ndim - 2
+    if not 1 <= n_dim <= 3:
+        raise ImportRefused(f"{first} has {n_dim} axes of modes; 1 to 3 are supported")
+    n_layers = 0
+    while f"{prefix}conv{n_layers}.weights1" in tensors:
+        n_layers += 1
+    skip = tensors.get(f"{prefix}w0.weight")
+    return _Found(
+        generation,
+        n_dim,
+        n_layers,
+        channels=tensors[lift].shape[1],
+        has_batch_norm=f"{prefix}bn0.weight" in tensors,
+        flat_skips=n_dim > 1 and skip is not None and skip.ndim == 3,
+    )
+
+
+def _script(found: _Found, options: Options, script: Script | None) -> Script:
+    if script is not None:
+        return script
+    by_dimension: dict[int, tuple[Script, ...]] = {
+        1: ("fourier_1d",),
+        2: ("fourier_2d", "fourier_2d_time"),
+        3: ("fourier_3d",),
+    }
+    choices = by_dimension[found.n_dim]
+    # The time-stepping script reads ten earlier fields, the Darcy script one coefficient.
+    several = found.channels - found.n_dim >= 5
+    return options.choice("script", choices, choices[-1] if several else choices[0])
+
+
+def _recipe(found: _Found, script: Script) -> Recipe:
+    """What the script of this generation does, after its published code."""
+    none = (0,) * found.n_dim
+    if script == "pdebench":
+        padding = (0, 0, 6) if found.n_dim == 3 else (2,) * found.n_dim
+        return Recipe("gelu", padding, grid="cell-centres")
+    batch: Norm = "batch" if found.has_batch_norm else "none"
+    if found.generation == "A":
+        recipe = Recipe("relu", none, norm=batch)
+        if script == "fourier_1d":
+            return replace(recipe, coordinates=((0.0, 2 * math.pi),))
+        if script == "fourier_2d":
+            return replace(recipe, grid_order="xy")
+        # Its time coordinate is 1/n, 2/n, .., 1, and all three come before the data.
+        return replace(recipe, grid="none") if script == "fourier_3d" else recipe
+    if found.flat_skips:
+        # The first scripts for torch 1.8 kept the layers of generation A.
+        return Recipe("relu", none, norm=batch)
+    if script == "fourier_2d":
+        return Recipe("gelu", (9, 9))
+    if script == "fourier_3d":
+        return Recipe("gelu", (0, 0, 6))
+    # Batch normalisation that is still there is no longer used; its successor has no parameters.
+    instance = script == "fourier_2d_time" and not found.has_batch_norm
+    return Recipe("gelu", none, norm="instance" if instance else "none")
+
+
+def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
+    padding = options.numbers("padding") or recipe.padding
+    if len(padding) == 1:
+        padding *= found.n_dim
+    if len(padding) != found.n_dim:
+        raise ImportRefused(f"padding has {len(padding)} entries, expected {found.n_dim}")
+    activations: tuple[Activation, ...] = ("gelu", "relu", "silu", "tanh", "gelu_tanh")
+    norms: tuple[Norm, ...] = ("none", "batch", "instance")
+    grids: tuple[Grid, ...] = ("endpoints", "periodic", "cell-centres", "none")
+    orders: tuple[Literal["ij", "xy"], ...] = ("ij", "xy")
+    places: tuple[Literal["after", "before"], ...] = ("after", "before")
+    return Recipe(
+        activation=options.choice("activation", activations, recipe.activation),
+        padding=padding,
+        norm=options.choice("norm", norms, recipe.norm),
+        grid=options.choice("grid", grids, recipe.grid),
+        grid_order=options.choice("grid_order", orders, recipe.grid_order),
+        grid_place=options.choice("grid_place", places, recipe.grid_place),
+        coordinates=options.pairs("coordinates", found.n_dim) or recipe.coordinates,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Takes the tensors of a script and gives them our names and layout."""
+
+    source: Tensors
+    found: _Found
+    recipe: Recipe
+    layout: Layout
+
+    def state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        generation_c = self.found.generation == "C"
+        weight, bias = self.source.take_linear("p" if generation_c else "fc0")
+        weight = self._data_first(weight)
+        if self.recipe.coordinates is not None and self.recipe.grid != "none":
+            weight, bias = _rescaled(weight, bias, self.recipe.coordinates)
+        self._put(state, "lifting.linears.0", weight, bias)
+        for i in range(self.found.n_layers):
+            self._layer(state, i)
+        names = ("q.mlp1", "q.mlp2") if generation_c else ("fc1", "fc2")
+        for i, name in enumerate(names):
+            self._put(state, f"projection.linears.{i}", *self.source.take_linear(name))
+        return state
+
+    @staticmethod
+    def _put(state: dict[str, Tensor], name: str, weight: Tensor, bias: Tensor) -> None:
+        state[f"{name}.weight"], state[f"{name}.bias"] = weight, bias
+
+    def _data_first(self, weight: Tensor) -> Tensor:
+        """The columns of the lifting ordered as ours: data, then the coordinates of axis 0, 1, .."""
+        if self.recipe.grid == "none":
+            return weight
+        n = self.found.n_dim
+        before = self.recipe.grid_place == "before"
+        grid, data = (weight[:, :n], weight[:, n:]) if before else (weight[:, -n:], weight[:, :-n])
+        if self.recipe.grid_order == "xy" and n > 1:
+            grid = torch.cat([grid[:, [1, 0]], grid[:, 2:]], dim=1)
+        return torch.cat([data, grid], dim=1)
+
+    def _layer(self, state: dict[str, Tensor], i: int) -> None:
+        corners = [
+            as_complex(self.source.take(f"conv{i}.weights{k + 1}"))
+            for k in range(corner_count(self.found.n_dim))
+        ]
+        weight = join_corners(corners)
+        if self.layout == "out-in":
+            weight = weight.transpose(0, 1)
+        skip, bias = self.source.take_linear(f"w{i}")
+        if self.recipe.norm == "batch":
+            weight, skip, bias = fold_scale(weight, skip, bias, *self._batch_norm(i))
+        state[f"blocks.{i}.spectral_weight"] = weight
+        self._put(state, f"blocks.{i}.skip", skip, bias)
+        if self.found.generation == "C":
+            for j in range(2):
+                linear = self.source.take_linear(f"mlp{i}.mlp{j + 1}")
+                self._put(state, f"blocks.{i}.mlp.linears.{j}", *linear)
+
+    def _batch_norm(self, i: int) -> tuple[Tensor, Tensor]:
+        """Scale and shift that batch normalisation of layer i is in evaluation mode."""
+        gamma, beta, mean, variance = (
+            self.source.take(f"bn{i}.{part}").double()
+            for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        scale = gamma / torch.sqrt(variance + _BATCH_NORM_EPS)
+        return scale, beta - mean * scale
+
+
+def _rescaled(
+    weight: Tensor, bias: Tensor, coordinates: tuple[tuple[float, float], ...]
+) -> tuple[Tensor, Tensor]:
+    """The lifting for coordinates in [0, 1] out of one for coordinates in the given ranges; float64."""
+    n = len(coordinates)
+    start = torch.tensor([low for low, _ in coordinates], dtype=torch.float64)
+    extent = torch.tensor([high - low for low, high in coordinates], dtype=torch.float64)
+    wide = weight.double()
+    grid = wide[:, -n:]
+    return torch.cat([wide[:, :-n], grid * extent], dim=1), bias.double() + grid @ start
+
+
+def _architecture(state: dict[str, Tensor], found: _Found, recipe: Recipe) -> FNOArchitecture:
+    spectral = state["blocks.0.spectral_weight"]
+    for i in range(found.n_layers):
+        shape = state[f"blocks.{i}.spectral_weight"].shape
+        if shape != spectral.shape:
+            raise ImportRefused(
+                f"layer {i} has a spectral weight {list(shape)}, layer 0 {list(spectral.shape)}: layers "
+                "of different size are not supported"
+            )
+    hidden, n = spectral.shape[0], found.n_dim
+    grid_channels = 0 if recipe.grid == "none" else n
+    block: tuple[BlockStep, ...] = ()
+    mlp = None
+    if found.generation == "C":
+        mlp = ChannelMLP(
+            hidden_channels=state["blocks.0.mlp.linears.0.weight"].shape[0], skip="none"
+        )
+        block = ("spectral", "mlp", "skip", "activation")
+        if recipe.norm == "instance":
+            block = ("norm", "spectral", "norm", "mlp", "skip", "activation")
+    elif recipe.norm == "instance":
+        block = ("norm", "spectral", "norm", "skip", "activation")
+    return FNOArchitecture(
+        in_channels=found.channels - grid_channels,
+        out_channels=state["projection.linears.1.weight"].shape[0],
+        hidden_channels=hidden,
+        n_layers=found.n_layers,
+        modes=tuple(spectral.shape[2:]),
+        activation=recipe.activation,
+        projection_channels=(state["projection.linears.0.weight"].shape[0],),
+        channel_mlp=mlp,
+        norm="instance_norm" if recipe.norm == "instance" else "none",
+        positional_grid=_POSITIONS[recipe.grid],
+        domain_padding=DomainPadding(points=recipe.padding) if any(recipe.padding) else None,
+        mode_placement="corners_overwrite",
+        block=block,
+    )
+
+
+def _assumptions(
+    found: _Found,
+    script: Script,
+    recipe: Recipe,
+    layout: Layout,
+    dropped: list[str],
+) -> tuple[str, ...]:
+    norms = {
+        "none": "no normalisation inside the network",
+        "batch": "batch normalisation after each layer, in evaluation mode (folded into its weights)",
+        "instance": "instance normalisation before and after each spectral convolution",
+    }
+    said = [
+        f"followed the script {script} (script=..)",
+        f"activation {recipe.activation} (activation=..)",
+        f"zero padding after the last point of each axis: {list(recipe.padding)} (padding=..)",
+        f"{norms[recipe.norm]} (norm=..)",
+        f"spectral weights are stored [{layout.replace('-', ', ')}, modes] (weight_layout=..)",
+        "where kept modes overlap on small grids the negative frequencies win, as in the scripts",
+        "takes and gives channels first, [batch, channels, *grid]; the scripts have channels last",
+    ]
+    if recipe.grid == "none":
+        said.append(
+            "no coordinates are added (grid=..); if it was trained with some, they are input channels"
+        )
+    else:
+        ranges = recipe.coordinates or ((0.0, 1.0),) * found.n_dim
+        said.append(
+            f"coordinates are added by the server: {recipe.grid} of {list(ranges)}, order "
+            f"{recipe.grid_order}, {recipe.grid_place} the data "
+            "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
+        )
+    if dropped:
+        said.append(
+            f"left out {dropped[0]} and its like: the script never uses them (norm=batch does)"
+        )
+    return tuple(said)

@@ -1,0 +1,226 @@
+"""NVIDIA PhysicsNeMo's and Modulus's FNO in one, two and three dimensions (.mdlus files) into native networks.
+
+A .mdlus file is a tar (up to 1.3) or zip (since 2.0) of model.pt, args.json (class and constructor arguments)
+and metadata.json (version). The library imports the class that args.json names; we look it up in a list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from models.config import Activation, DomainPadding, FNOArchitecture
+from models.importers.archive import Archive
+from models.importers.layout import Tensors, as_complex, corner_count, join_corners
+from models.importers.refusal import ImportRefused
+from models.importers.result import Imported, Options
+from models.importers.torch_file import read_torch_file
+
+_MAX_JSON_BYTES = 1 << 20
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "identity": "none",
+}
+_PADDING: dict[str, Literal["zeros", "replicate", "reflect", "circular"]] = {
+    "constant": "zeros",
+    "replicate": "replicate",
+    "reflect": "reflect",
+    "circular": "circular",
+}
+_SUPPORTED = (
+    "spec_encoder.lift_network, spec_encoder.spconv_layers, spec_encoder.conv_layers and decoder_net "
+    "of FNO in 1 to 3 dimensions"
+)
+
+
+class _Arguments(BaseModel):
+    """The constructor arguments of the library's FNO, with its defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    in_channels: int
+    out_channels: int
+    decoder_layers: int = 1
+    decoder_layer_size: int = 32
+    decoder_activation_fn: str = "silu"
+    dimension: int = 2
+    latent_channels: int = 32
+    num_fno_layers: int = 4
+    num_fno_modes: int | list[int] = 16
+    padding: int | list[int] = 8
+    padding_type: str = "constant"
+    activation_fn: str = "gelu"
+    coord_features: bool = True
+
+
+def read_mdlus(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """State dict, constructor arguments and metadata of the FNO in a .mdlus file.
+
+    Raises:
+        ImportRefused: another model than FNO, or damage.
+    """
+    with Archive(path) as archive:
+        kind = _json(archive, "args.json")
+        metadata = _json(archive, "metadata.json")
+        weights = read_torch_file(archive.read("model.pt"), f"{path}: model.pt")
+    name, module = kind.get("__name__"), str(kind.get("__module__"))
+    if name != "FNO" or module.split(".")[0] not in ("physicsnemo", "modulus"):
+        raise ImportRefused(
+            f"{path}: holds {module}.{name}; of PhysicsNeMo's models FNO in 1 to 3 dimensions is supported"
+        )
+    arguments = kind.get("__args__")
+    if not isinstance(arguments, dict):
+        raise ImportRefused(f"{path}: args.json has no __args__")
+    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
+        raise ImportRefused(f"{path}: model.pt is not a dict of tensors")
+    return weights, arguments, metadata
+
+
+def import_physicsnemo(
+    tensors: Mapping[str, Tensor],
+    arguments: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    options: Options,
+) -> Imported:
+    """The FNO with this state dict, these constructor arguments and this metadata.json.
+
+    Raises:
+        ImportRefused: 4D, an activation or padding that we do not have, tensors that do not fit.
+    """
+    try:
+        args = _Arguments.model_validate(dict(arguments))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "__args__"
+        raise ImportRefused(f"args.json: {where}: {first['msg']}") from None
+    if not 1 <= args.dimension <= 3:
+        raise ImportRefused(f"an FNO in {args.dimension} dimensions; 1 to 3 are supported")
+    version = metadata.get("physicsnemo_version") or metadata.get("modulus_version")
+    overlap = _overlap(version, options)
+    name = (
+        f"PhysicsNeMo {version} FNO"
+        if "physicsnemo_version" in metadata
+        else f"Modulus {version} FNO"
+    )
+    options.finish(name)
+    source = Tensors(tensors)
+    source.drop(lambda key: key.rpartition(".")[2] == "device_buffer")
+    state = _state(source, args)
+    source.finish(name, _SUPPORTED)
+    return Imported(name, _architecture(state, args, overlap), state, _assumptions(args, overlap))
+
+
+def _json(archive: Archive, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(archive.read(name, limit=_MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ImportRefused):
+            raise
+        raise ImportRefused(f"{archive.label}: {name} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ImportRefused(f"{archive.label}: {name} is not a JSON object")
+    return content
+
+
+def _overlap(version: Any, options: Options) -> Literal["corners_overwrite", "corners_add"]:
+    """What the library does where kept modes overlap on small grids: assigns before 2.0, adds since."""
+    choices: tuple[Literal["overwrite", "add"], ...] = ("overwrite", "add")
+    if version is not None and not re.fullmatch(r"\d[\w.+-]{0,40}", str(version), re.ASCII):
+        raise ImportRefused("metadata.json gives a version that is none")
+    major = str(version).split(".")[0]
+    if options.given.get("corners") is None and not major.isdecimal():
+        raise ImportRefused(
+            f"metadata.json gives the version as {version!r}; say how overlapping modes are treated: "
+            "--set corners=overwrite (before 2.0) or --set corners=add (since 2.0)"
+        )
+    usual = choices[major.isdecimal() and int(major) >= 2]
+    return (
+        "corners_add" if options.choice("corners", choices, usual) == "add" else "corners_overwrite"
+    )
+
+
+def _state(source: Tensors, args: _Arguments) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+
+    def linear(ours: str, theirs: str) -> None:
+        state[f"{ours}.weight"], state[f"{ours}.bias"] = source.take_linear(theirs)
+
+    for i in range(2):
+        linear(f"lifting.linears.{i}", f"spec_encoder.lift_network.{2 * i}.conv")
+    for i in range(args.num_fno_layers):
+        corners = [
+            as_complex(source.take(f"spec_encoder.spconv_layers.{i}.weights{k + 1}"))
+            for k in range(corner_count(args.dimension))
+        ]
+        state[f"blocks.{i}.spectral_weight"] = join_corners(corners)
+        linear(f"blocks.{i}.skip", f"spec_encoder.conv_layers.{i}")
+    for i in range(args.decoder_layers):
+        linear(f"projection.linears.{i}", f"decoder_net.layers.{i}.linear")
+    linear(f"projection.linears.{args.decoder_layers}", "decoder_net.final_layer.linear")
+    return state
+
+
+def _architecture(
+    state: dict[str, Tensor],
+    args: _Arguments,
+    overlap: Literal["corners_overwrite", "corners_add"],
+) -> FNOArchitecture:
+    if args.num_fno_layers < 1:
+        raise ImportRefused("an FNO without Fourier layers")
+    padding = _padding(args)
+    mode = _PADDING.get(args.padding_type)
+    if mode is None:
+        raise ImportRefused(
+            f"padding_type {args.padding_type!r}; supported are {', '.join(_PADDING)}"
+        )
+    return FNOArchitecture(
+        in_channels=args.in_channels,
+        out_channels=args.out_channels,
+        hidden_channels=args.latent_channels,
+        n_layers=args.num_fno_layers,
+        modes=tuple(state["blocks.0.spectral_weight"].shape[2:]),
+        activation=_activation("activation_fn", args.activation_fn),
+        lifting_channels=(args.latent_channels // 2,),
+        projection_channels=(args.decoder_layer_size,) * args.decoder_layers,
+        projection_activation=_activation("decoder_activation_fn", args.decoder_activation_fn),
+        positional_grid="endpoint_included" if args.coord_features else "none",
+        domain_padding=DomainPadding(points=padding, mode=mode) if any(padding) else None,
+        mode_placement=overlap,
+    )
+
+
+def _activation(argument: str, name: str) -> Activation:
+    try:
+        return _ACTIVATIONS[name]
+    except KeyError:
+        raise ImportRefused(
+            f"{argument} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"
+        ) from None
+
+
+def _padding(args: _Arguments) -> tuple[int, ...]:
+    """Points after the end of each axis; a short list stands for zeros after it."""
+    given = args.padding
+    if isinstance(given, int):
+        return (given,) * args.dimension
+    return tuple((given + [0] * args.dimension)[: args.dimension])
+
+
+def _assumptions(args: _Arguments, overlap: str) -> tuple[str, ...]:
+    rule = "add up" if overlap == "corners_add" else "are overwritten by the negative frequencies'"
+    return (
+        f"where kept modes overlap on small grids the weights {rule}, as this version does (corners=..)",
+        "no normaliser: a .mdlus file holds none, and the examples scale the data in their scripts; give "
+        "one with --normalizer if the training data was scaled",
+        f"coordinates {'0 to 1, both ends included, are' if args.coord_features else 'are not'} added "
+        "by the network (coord_features)",
+    )

@@ -1,0 +1,86 @@
+"""What an importer gives back, and the settings it is given where a file does not determine the function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import Tensor
+
+from models.config import FNOArchitecture, Normalization
+from models.importers.refusal import ImportRefused
+
+Choice = TypeVar("Choice", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A foreign checkpoint in our terms.
+
+    `state` has the keys, shapes and dtypes of `FNO(architecture).state_dict()`. `assumptions` are
+    sentences: everything that the file did not say, or that follows a quirk of the library.
+    """
+
+    format: str
+    architecture: FNOArchitecture
+    state: dict[str, Tensor]
+    assumptions: tuple[str, ...] = ()
+    normalization: Normalization | None = None
+    training_grid: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Options:
+    """Settings KEY=VALUE from the command line. An importer reads those it knows, then calls `finish`."""
+
+    given: dict[str, str] = field(default_factory=dict)
+    _known: list[str] = field(default_factory=list)
+
+    def text(self, name: str) -> str | None:
+        """The value given for `name`, or None."""
+        self._known.append(name)
+        return self.given.get(name)
+
+    def choice(self, name: str, choices: tuple[Choice, ...], default: Choice) -> Choice:
+        """The value given for `name`, which must be one of `choices`."""
+        value = self.text(name)
+        if value is None:
+            return default
+        for one in choices:
+            if value == one:
+                return one
+        raise ImportRefused(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """The comma-separated whole numbers given for `name`, or None."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            raise ImportRefused(f"{name} must be whole numbers like 9,9, not {value!r}") from None
+
+    def pairs(self, name: str, count: int) -> tuple[tuple[float, float], ...] | None:
+        """The ranges `low:high,low:high` given for `name`, one or `count` of them, or None."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            ranges = [(float(low), float(high)) for low, high in
+                      (part.split(":") for part in value.split(","))]  # fmt: skip
+        except ValueError:
+            raise ImportRefused(f"{name} must be ranges like 0:1,-1:1, not {value!r}") from None
+        ranges *= count if len(ranges) == 1 else 1
+        if len(ranges) != count:
+            raise ImportRefused(f"{name} has {len(ranges)} ranges, expected {count}")
+        return tuple(ranges)
+
+    def finish(self, format_name: str) -> None:
+        """Refuse settings that nothing has asked for."""
+        unknown = sorted(set(self.given) - set(self._known))
+        if unknown:
+            known = ", ".join(sorted(set(self._known))) or "none"
+            raise ImportRefused(
+                f"{format_name} has no setting {', '.join(unknown)}; its settings are: {known}"
+            )

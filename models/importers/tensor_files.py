@@ -1,0 +1,87 @@
+"""Files of plain numbers: safetensors, .npz and .json, no pickles, every claimed size checked first."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from models.importers.archive import Archive
+from models.importers.refusal import ImportRefused
+
+_MAX_JSON_BYTES = 64 << 20
+_MAX_AXES = 16
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file. The library checks the header against the file's size."""
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ImportRefused(f"{path}: not a valid safetensors file: {error}") from error
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays in a .npz file, by name."""
+    with Archive(path) as archive:
+        return {
+            name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
+            for name in archive.names
+        }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a .json file."""
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise ImportRefused(f"{path}: more than {_MAX_JSON_BYTES:,} bytes of JSON")
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ImportRefused(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ImportRefused(f"{path}: not a JSON object")
+    return content
+
+
+def _npy(content: bytes, label: str) -> NDArray[Any]:
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        reader = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            reader = np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = reader(stream)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, TokenError) as error:
+        raise ImportRefused(f"{label}: not a .npy file: {str(error)[:200]}") from None
+    if dtype.kind not in "fiub" or dtype.hasobject:
+        raise ImportRefused(f"{label}: an array of {dtype}, expected real numbers")
+    values = memoryview(content)[stream.tell() :]
+    fits = len(shape) <= _MAX_AXES and all(0 <= n <= len(values) for n in shape)
+    if not fits or math.prod(shape) * dtype.itemsize != len(values):
+        raise ImportRefused(
+            f"{label}: shape {list(shape)} of {dtype} does not fit its {len(values):,} bytes: damaged"
+        )
+    return np.frombuffer(values, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def as_tensor(value: Any, label: str) -> Tensor:
+    """Numbers in any of our forms (array, tensor, nested lists, a number) as a float64 tensor."""
+    try:
+        if isinstance(value, Tensor) and value.is_complex():
+            raise TypeError("complex values")
+        array = np.asarray(value.cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ImportRefused(f"{label} is not made of numbers: {error}") from None
+    if not np.isfinite(array).all():
+        raise ImportRefused(f"{label} holds NaN or infinite values")
+    return torch.tensor(array, dtype=torch.float64)

@@ -1,0 +1,111 @@
+"""The Well's published FNO and TFNO baselines (config.json, model.safetensors) into native networks.
+
+They are neuraloperator 0.3.0 networks. The code that trained the published ones called the Fourier layers and
+dropped their result (PolymathicAI/the_well, pull request 64), so that those weights mean what they were
+trained to mean only if the layers are passed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from models.config import FNOArchitecture
+from models.importers.neuraloperator import import_neuraloperator
+from models.importers.refusal import ImportRefused
+from models.importers.result import Imported, Options
+
+Blocks = Literal["bypassed", "applied"]
+_MAX_DEVIATION = 0.02
+
+
+def recognises(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of one of The Well's FNO models."""
+    return {"dim_in", "dim_out", "n_spatial_dims", "modes1", "hidden_channels"} <= set(config)
+
+
+def import_the_well(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], options: Options
+) -> Imported:
+    """One of The Well's FNO models.
+
+    Raises:
+        ImportRefused: tensors or settings that such a model does not have.
+    """
+    try:
+        n = int(config["n_spatial_dims"])
+        modes = tuple(int(config[f"modes{axis + 1}"]) for axis in range(n))
+        arguments = {
+            "n_modes": modes,
+            "in_channels": int(config["dim_in"]),
+            "out_channels": int(config["dim_out"]),
+            "hidden_channels": int(config["hidden_channels"]),
+        }
+        resolution = tuple(int(size) for size in config["spatial_resolution"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ImportRefused(f"config.json is not that of The Well's FNO: {error}") from None
+    plain = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
+    blocks = _blocks(plain, options)
+    imported = import_neuraloperator(plain, arguments, options)
+    said = [
+        f"Fourier layers {blocks} (blocks=bypassed or applied): The Well's code dropped the layers' "
+        "result until its pull request 64; weights trained so still have the spread of fresh ones",
+        "input channels are the data set's fields at 4 earlier times, then its constant fields; scale "
+        "them with the data set's mean and std (--normalizer)",
+    ]
+    architecture, state = imported.architecture, imported.state
+    if blocks == "bypassed":
+        architecture, state = _without_blocks(architecture, state)
+    return Imported(
+        format=f"The Well, {imported.format}",
+        architecture=architecture,
+        state=state,
+        assumptions=(*imported.assumptions, *said),
+        training_grid=resolution[:n],
+    )
+
+
+def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
+    """Whether the Fourier layers took part in training; their weights show it where they are dense."""
+    weights = [
+        t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")
+    ]
+    choices: tuple[Blocks, ...] = ("bypassed", "applied")
+    if weights:
+        return options.choice("blocks", choices, choices[not _untrained(weights)])
+    if options.given.get("blocks") is None:
+        raise ImportRefused(
+            "a factorised network of The Well, where the weights do not show whether the Fourier layers "
+            "took part in training: --set blocks=bypassed (as published, before The Well's pull request "
+            "64) or --set blocks=applied"
+        )
+    return options.choice("blocks", choices, "bypassed")
+
+
+def _untrained(weights: list[Tensor]) -> bool:
+    """Whether these spectral weights still have the spread that they are initialised with."""
+    sample = torch.cat([weight.flatten().double() for weight in weights])
+    c_in, c_out = weights[0].shape[:2]
+    # neuraloperator 0.3.0 draws real and imaginary part from N(0, 2 / (c_in + c_out))
+    expected = (2 / (c_in + c_out)) ** 0.5
+    return abs(float(sample.std()) / expected - 1) < _MAX_DEVIATION
+
+
+def _without_blocks(
+    arch: FNOArchitecture, state: dict[str, Tensor]
+) -> tuple[FNOArchitecture, dict[str, Tensor]]:
+    """Lifting and projection with one layer between them that passes its field on."""
+    changed = arch.model_copy(
+        update={
+            "n_layers": 1, "modes": (1,) * arch.n_dim, "skip": "identity", "spectral_bias": False,
+            "channel_mlp": None, "norm": "none", "domain_padding": None, "block": ("spectral", "skip"),
+            "last_block": (), "mode_placement": "exact", "odd_axes_rolled": False,
+        }
+    )  # fmt: skip
+    width = arch.hidden_channels
+    kept = {key: t for key, t in state.items() if not key.startswith("blocks.")}
+    zero = torch.zeros(width, width, *changed.modes, dtype=torch.complex64)
+    return changed, {**kept, "blocks.0.spectral_weight": zero}

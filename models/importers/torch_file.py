@@ -1,0 +1,307 @@
+"""Files of torch.save, zip and legacy: state dicts, training states and whole modules, read without running them."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import reprlib
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.importers.archive import Archive, is_zip
+from models.importers.refusal import ImportRefused
+from models.importers.safe_pickle import Builder, Named, Stub, read_pickle
+
+# The pickle of a zip checkpoint holds names and shapes only; the numbers lie beside it.
+MAX_PICKLE_BYTES = 64 << 20
+_MAX_AXES = 16
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_VERSION = 1001
+
+_STORAGE_DTYPES = {
+    "UntypedStorage": torch.uint8,
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+}
+
+
+@dataclass(eq=False, slots=True)
+class _Storage:
+    """A storage that a pickle refers to; `content` is filled in when its bytes have been read."""
+
+    dtype: torch.dtype
+    elements: int
+    content: Tensor | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Lazy:
+    """A tensor over a storage whose bytes come later in a legacy file."""
+
+    storage: _Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def read_torch_file(source: Path | bytes, label: str = "") -> Any:
+    """What torch.save wrote: dicts, lists, tensors on the CPU, `Named` and `Stub` for the rest.
+
+    `source` is the file or its bytes; `label` is what messages call it. OrderedDict comes as dict,
+    Parameter as tensor. Modules come as stubs; see `module_state`.
+
+    Raises:
+        ImportRefused: not such a file, damaged, or one that names what no checkpoint needs.
+        FileNotFoundError: there is no such file.
+    """
+    label = label or str(source)
+    try:
+        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+            zipped = is_zip(file)
+        return _read_zip(source, label) if zipped else _read_legacy(source)
+    except ImportRefused as error:
+        text = str(error)
+        raise ImportRefused(text if text.startswith(label) else f"{label}: {text}") from error
+    except RecursionError as error:
+        raise ImportRefused(f"{label}: nested too deeply to be a checkpoint") from error
+
+
+def module_state(module: Stub) -> dict[str, Tensor]:
+    """The state dict of a module that was pickled whole: its parameters and buffers by dotted name."""
+    state = {}
+    for prefix, stub in _submodules(module):
+        for kind in ("_parameters", "_buffers"):
+            tensors = _members(stub, kind)
+            state.update({prefix + name: t for name, t in tensors.items() if isinstance(t, Tensor)})
+    return state
+
+
+def module_attributes(module: Stub) -> dict[str, Stub]:
+    """The modules inside a module that was pickled whole, by dotted path; "" is the module itself."""
+    return {prefix.removesuffix("."): stub for prefix, stub in _submodules(module)}
+
+
+def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
+    pending = [("", module)]
+    seen = set()
+    while pending:
+        prefix, stub = pending.pop()
+        if id(stub) in seen:
+            raise ImportRefused(
+                f"the module {prefix or '(root)'} {stub.cls.qualified} occurs twice in the network: "
+                "shared layers are not supported"
+            )
+        seen.add(id(stub))
+        yield prefix, stub
+        children = _members(stub, "_modules")
+        pending += [
+            (f"{prefix}{name}.", child)
+            for name, child in reversed(children.items())
+            if isinstance(child, Stub) and child.attributes.get("_modules") is not None
+        ]
+
+
+def _members(module: Stub, kind: str) -> dict[str, Any]:
+    members = module.attributes.get(kind) or {}
+    if not isinstance(members, dict) or not all(isinstance(name, str) for name in members):
+        raise ImportRefused(
+            f"the module {module.cls.qualified} has {kind} that are no named entries"
+        )
+    return members
+
+
+def _read_zip(source: Path | bytes, label: str) -> Any:
+    with Archive(source, label) as archive:
+        pickles = [name for name in archive.names if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ImportRefused("a zip file, but not one of torch.save (no data.pkl)")
+        root = pickles[0].removesuffix("data.pkl")
+        order = "little"
+        if root + "byteorder" in archive.names:
+            order = archive.read(root + "byteorder", limit=16).decode("ascii", "replace")
+        if order != sys.byteorder:
+            raise ImportRefused(f"written in {order!r} byte order, this machine is {sys.byteorder}")
+        storages: dict[str, _Storage] = {}
+
+        def persistent(identity: Any) -> _Storage:
+            dtype, key, elements = _storage_identity(identity)
+            if key not in storages:
+                content = archive.read(f"{root}data/{key}")
+                storages[key] = _filled(_Storage(dtype, elements), content)
+            elif (storages[key].dtype, storages[key].elements) != (dtype, elements):
+                raise ImportRefused(f"storage {key} is described in two ways")
+            return storages[key]
+
+        program = archive.read(pickles[0], limit=MAX_PICKLE_BYTES)
+        return read_pickle(program, builders=_BUILDERS, persistent=persistent)
+
+
+def _read_legacy(source: Path | bytes) -> Any:
+    if isinstance(source, bytes):
+        return _read_legacy_stream(io.BytesIO(source))
+    with source.open("rb") as file:
+        start = file.read(4)
+        if not start:
+            raise ImportRefused("the file is empty")
+        if start == b"PK\x03\x04":
+            raise ImportRefused("truncated: it begins as an archive and breaks off; copy it again")
+        if start[:1] != b"\x80":
+            raise ImportRefused("not a file of torch.save")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
+            return _read_legacy_stream(stream)
+
+
+def _read_legacy_stream(stream: mmap.mmap | io.BytesIO) -> Any:
+    """Magic number, version, machine, the object, the storage keys: five pickles; then the storages' bytes."""
+    if read_pickle(stream) != _LEGACY_MAGIC:
+        raise ImportRefused("a pickle, but not a file of torch.save")
+    version, machine = read_pickle(stream), read_pickle(stream)
+    if version != _LEGACY_VERSION or not isinstance(machine, dict):
+        raise ImportRefused(f"a file of torch.save in the unknown format {reprlib.repr(version)}")
+    if machine.get("little_endian") is not (sys.byteorder == "little"):
+        raise ImportRefused("written on a machine of the other byte order")
+    storages: dict[str, _Storage] = {}
+
+    def persistent(identity: Any) -> Any:
+        if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
+            # ("module", class, file, source): the class with its source code, which we do not read
+            return identity[1]
+        dtype, key, elements = _storage_identity(identity)
+        return storages.setdefault(key, _Storage(dtype, elements))
+
+    builders = {**_BUILDERS, **dict.fromkeys(_TENSOR_BUILDERS, _postponed)}
+    value = read_pickle(stream, builders=builders, persistent=persistent)
+    keys = read_pickle(stream)
+    if not isinstance(keys, list) or set(map(str, keys)) != set(storages):
+        raise ImportRefused("the storages listed are not those in use")
+    for key in keys:
+        _read_legacy_storage(stream, storages[str(key)])
+    return _settle(value)
+
+
+def _read_legacy_storage(stream: mmap.mmap | io.BytesIO, storage: _Storage) -> None:
+    header = stream.read(8)
+    if len(header) != 8 or struct.unpack("<q", header)[0] != storage.elements:
+        raise ImportRefused("truncated file, or a storage of another length than announced")
+    _filled(storage, stream.read(storage.elements * storage.dtype.itemsize))
+
+
+def _storage_identity(identity: Any) -> tuple[torch.dtype, str, int]:
+    """Dtype, key and number of elements out of ("storage", class, key, location, elements[, view])."""
+    if not (isinstance(identity, tuple) and len(identity) in (5, 6) and identity[0] == "storage"):
+        raise ImportRefused("a pickle that refers to something other than a storage")
+    _, kind, key, _, elements = identity[:5]
+    if len(identity) == 6 and identity[5] is not None:
+        raise ImportRefused("views of storages, as torch 0.3 wrote them; save the file again")
+    dtype = _STORAGE_DTYPES.get(kind.name) if isinstance(kind, Named) else None
+    if dtype is None or not isinstance(elements, int) or elements < 0:
+        raise ImportRefused(f"a storage of unknown kind {reprlib.repr(kind)}")
+    if not isinstance(key, str | int) or not str(key).isalnum():
+        raise ImportRefused(f"a storage with the key {reprlib.repr(key)}, expected a number")
+    key = str(key)
+    return dtype, key, elements
+
+
+def _filled(storage: _Storage, content: bytes) -> _Storage:
+    if len(content) != storage.elements * storage.dtype.itemsize:
+        raise ImportRefused(
+            f"a storage of {len(content):,} bytes that should hold {storage.elements:,} numbers of "
+            f"{storage.dtype}: damaged or truncated"
+        )
+    if storage.elements == 0:
+        storage.content = torch.empty(0, dtype=storage.dtype)
+    else:
+        storage.content = torch.frombuffer(bytearray(content), dtype=storage.dtype)
+    return storage
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
+    """A view of a storage; sizes and strides must stay inside it, and not repeat it."""
+    if not isinstance(storage, _Storage) or storage.content is None:
+        raise ImportRefused("a tensor without a storage")
+    if not _whole(size) or not _whole(stride) or not _whole((offset,)) or len(size) != len(stride):
+        raise ImportRefused(
+            f"a tensor of shape {reprlib.repr(size)} with strides {reprlib.repr(stride)}"
+        )
+    elements, last = 1, offset
+    for extent, step in zip(size, stride, strict=True):
+        elements *= extent
+        last += (extent - 1) * step
+    if elements and (last >= storage.elements or elements > storage.elements):
+        raise ImportRefused(
+            f"a tensor of shape {list(size)} in a storage of {storage.elements:,} numbers"
+        )
+    return storage.content.as_strided(size, stride, offset)
+
+
+def _whole(values: Any) -> bool:
+    return (
+        isinstance(values, tuple)
+        and len(values) <= _MAX_AXES
+        and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values)
+    )
+
+
+def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Tensor:
+    return _tensor(storage, offset, size, stride)
+
+
+def _postponed(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Lazy:
+    return _Lazy(storage, offset, size, stride)
+
+
+def _settle(value: Any) -> Any:
+    """`value` with its lazy tensors made real, in place where they lie in containers."""
+    # Keyed by identity, and holding the original too so that no identity is used again.
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def settled(item: Any) -> Any:
+        if id(item) in done:
+            return done[id(item)][1]
+        result = item
+        if isinstance(item, _Lazy):
+            result = _tensor(item.storage, item.offset, item.size, item.stride)
+        elif isinstance(item, tuple):
+            result = tuple(map(settled, item))
+        done[id(item)] = (item, result)
+        _settle_inside(result, settled)
+        return result
+
+    return settled(value)
+
+
+def _settle_inside(item: Any, settled: Callable[[Any], Any]) -> None:
+    if isinstance(item, dict):
+        item.update({key: settled(entry) for key, entry in item.items()})
+    elif isinstance(item, list):
+        item[:] = map(settled, item)
+    elif isinstance(item, Stub):
+        item.args = settled(item.args)
+        settled(item.attributes)
+        settled(item.items)
+
+
+_TENSOR_BUILDERS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
+_BUILDERS: dict[str, Builder] = {
+    **dict.fromkeys(_TENSOR_BUILDERS, _rebuild),
+    "torch._utils._rebuild_parameter": lambda data, *_: data,
+    "torch._utils._rebuild_parameter_with_state": lambda data, *_: data,
+    "torch.Size": lambda sizes=(): tuple(sizes),
+}

@@ -1,0 +1,227 @@
+"""An imported network against the library that it came from, or against its own float64 twin where that is missing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import FNOArchitecture
+from models.fno import FNO
+from models.importers.detect import Checkpoint
+from models.importers.result import Imported
+from models.importers.safe_pickle import Named, Stub
+
+TOLERANCE = 1e-4
+_LARGEST_ARGUMENT = 1 << 14
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+Network = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was compared, and the largest relative L2 difference."""
+
+    said: tuple[str, ...]
+    worst: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the two agree as closely as float32 allows."""
+        return self.worst < TOLERANCE
+
+
+class _Unavailable(Exception):
+    """Why the original network cannot be run here."""
+
+
+def verify(
+    checkpoint: Checkpoint, imported: Imported, module: FNO, settings: dict[str, str]
+) -> Verification:
+    """Run both networks on random fields on two grids, one of them odd.
+
+    Args:
+        module: the imported network, float32, without its normalisation.
+        settings: what the user overrode; the original then no longer says what is meant.
+    """
+    try:
+        if settings:
+            raise _Unavailable(f"settings were overridden ({', '.join(settings)})")
+        original, name = _original(checkpoint, imported)
+    except _Unavailable as reason:
+        original, name = None, str(reason)
+    except Exception as error:
+        # Whatever a foreign library raises while it is imported or built, it only means no comparison.
+        original, name = None, f"{type(error).__name__}: {error}"
+    if original is not None:
+        differences = [_difference(module, original, size) for size in _grids(module.arch)]
+        return _report(f"compared with {name}", differences)
+    twin = FNO(module.arch).double()
+    twin.load_state_dict(imported.state)
+    twin = twin.eval()
+    differences = [
+        _difference(module, lambda x: twin(x.double()), size) for size in _grids(module.arch)
+    ]
+    report = _report("compared with its own float64 twin", differences)
+    return Verification(
+        (
+            f"the original library was not run: {name}",
+            *report.said,
+            "that shows that the numbers were carried over and that float32 computes them well; it does "
+            "not show that the network is the one that was trained: check it on an input with a known answer",
+        ),
+        report.worst,
+    )
+
+
+def _report(against: str, differences: list[tuple[tuple[int, ...], float]]) -> Verification:
+    lines = [
+        f"{against} on random fields, grid {'x'.join(map(str, size))}: relative L2 difference {value:.1e}"
+        for size, value in differences
+    ]
+    return Verification(tuple(lines), max(value for _, value in differences))
+
+
+@torch.inference_mode()
+def _difference(
+    module: FNO, reference: Network, size: tuple[int, ...]
+) -> tuple[tuple[int, ...], float]:
+    x = torch.randn(2, module.arch.in_channels, *size)
+    ours, theirs = module(x).double(), reference(x).double()
+    if ours.shape != theirs.shape:
+        return size, float("inf")
+    return size, float((ours - theirs).norm() / theirs.norm().clamp_min(1e-300))
+
+
+def _grids(arch: FNOArchitecture) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A grid with room for the modes, and an odd one."""
+    even = tuple(max(n + n % 2 + 4, 16 if arch.n_dim < 3 else 8) for n in arch.smallest_grid)
+    return even, tuple(n + 1 for n in even)
+
+
+def _original(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+    builders = {
+        "neuraloperator": _neuraloperator,
+        "pdebench": _pdebench,
+        "physicsnemo": _physicsnemo,
+    }
+    build = builders.get(checkpoint.format)
+    if build is None:
+        raise _Unavailable(f"{imported.format} has no installable package")
+    return build(checkpoint, imported)
+
+
+def _installed(package: str, wanted: str) -> str:
+    """The installed version of a package, if it begins with `wanted`."""
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise _Unavailable(f"{package} is not installed") from None
+    if not (version + ".").startswith(wanted + "."):
+        raise _Unavailable(f"{package} {version} is installed, the checkpoint is of {wanted}")
+    return f"{package} {version}"
+
+
+def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+    _, release, kind = imported.format.split(" ")
+    name = _installed("neuraloperator", release)
+    if not checkpoint.settings:
+        raise _Unavailable("the checkpoint does not say what the network was built with")
+    cls = getattr(import_module("neuralop.models"), kind)
+    known = inspect.signature(cls.__init__).parameters
+    if "kwargs" in known:
+        # a TFNO hands all of its arguments on
+        known = inspect.signature(import_module("neuralop.models").FNO.__init__).parameters
+    arguments = {
+        key: _plain(key, value)
+        for key, value in checkpoint.settings.items()
+        if key in known and key not in ("args", "conv_module", "self")
+    }
+    return _built(lambda: cls(**arguments), arguments, checkpoint.tensors), name
+
+
+def _built(
+    build: Callable[[], nn.Module], arguments: Any, tensors: Mapping[str, Tensor]
+) -> nn.Module:
+    """The original network with the checkpoint's tensors.
+
+    A file may claim any size, so it is built without memory first and has to have just these tensors.
+    """
+    if max(_integers(arguments), default=0) > _LARGEST_ARGUMENT:
+        raise _Unavailable("the checkpoint gives absurd sizes")
+    with torch.device("meta"):
+        expected = {k: v.shape for k, v in build().state_dict().items() if isinstance(v, Tensor)}
+    wrong = [k for k in expected if k not in tensors or tensors[k].shape != expected[k]]
+    # a key of a base class that newer releases no longer have
+    wrong = [key for key in wrong if not key.endswith("device_buffer")]
+    if wrong:
+        raise _Unavailable(f"its arguments do not fit its tensors: {wrong[0]}")
+    network = build()
+    network.load_state_dict({k: tensors[k].clone() for k in expected if k in tensors}, strict=False)
+    return network.eval()
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _integers(item)
+    elif isinstance(value, int):
+        yield value
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A constructor argument without anything foreign in it."""
+    if isinstance(value, Named) and value.name in _FUNCTIONS:
+        return _FUNCTIONS[value.name]
+    if isinstance(value, Named | Stub):
+        raise _Unavailable(f"{key} is {value!r}")
+    return value
+
+
+def _pdebench(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+    name = _installed("pdebench", "0")
+    arch = imported.architecture
+    cls = getattr(import_module("pdebench.models.fno.fno"), f"FNO{arch.n_dim}d")
+    corners = [m // 2 for m in arch.modes[:-1]] + [arch.modes[-1]]
+    modes = {"modes": corners[0]} if arch.n_dim == 1 else {
+        f"modes{axis + 1}": m for axis, m in enumerate(corners)
+    }  # fmt: skip
+    if arch.in_channels % arch.out_channels:
+        raise _Unavailable("its input is no whole number of output fields")
+    steps = arch.in_channels // arch.out_channels
+    network = _built(
+        lambda: cls(arch.out_channels, **modes, width=arch.hidden_channels, initial_step=steps),
+        modes,
+        checkpoint.tensors,
+    )
+
+    def run(x: Tensor) -> Tensor:
+        axes = [(torch.arange(n) + 0.5) / n for n in x.shape[2:]]
+        grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+        y = network(x.movedim(1, -1), grid.expand(x.shape[0], *grid.shape))
+        return y.squeeze(-2).movedim(-1, 1)
+
+    return run, name
+
+
+def _physicsnemo(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+    library, version, _ = imported.format.split(" ")
+    package = library.lower()
+    # What the layers compute changed with 2.0 and not within 1.x or 2.x.
+    name = _installed(f"nvidia-{package}", version.split(".")[0])
+    cls, arguments = import_module(f"{package}.models.fno").FNO, checkpoint.settings or {}
+    return _built(lambda: cls(**arguments), arguments, checkpoint.tensors), name

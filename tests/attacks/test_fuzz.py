@@ -1,0 +1,207 @@
+"""Real files, damaged at random: each ends in an import or in a refusal, soon and in little memory, and in nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import json
+import random
+import resource
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import import_arguments, import_command
+from models.importers.normalizers import read_normalizer
+from models.importers.refusal import ImportRefused
+from tests.attacks import honest
+
+SECONDS = 0.8
+FEWEST = 6
+MAX_SECONDS = 30.0
+MAX_GROWTH = 700 << 20
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 3, 2**31, 2**62, 1e308, float("nan"), "", "x\x1b[2J", "\ud800", b"x", [], {}, (),
+    [1, "a", None], {"a": 1}, {1: 2}, [[2, 3], [4]], torch.nn.GELU(), torch.tanh, torch.Size([2]),
+)  # fmt: skip
+KINDS = (
+    "legacy.pt", "module.pt", "packed.npz", "pdebench.pt", "scaling.json", "scaling.npz", "script.pt",
+    "script.safetensors", "tar.mdlus", "theirs_state_dict.pt", "zip.mdlus",
+)  # fmt: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("originals")
+    assert [path.name for path in honest.write_all(folder)] == list(KINDS)
+    return folder
+
+
+def attempt(path: Path, repository: Path) -> str:
+    """Import a checkpoint, or read a normaliser; the reason if it is refused."""
+    parser = argparse.ArgumentParser()
+    import_arguments.add_arguments(parser)
+    arguments = parser.parse_args([str(path), "--name", "model", "--force"])
+    said = ""
+    try:
+        if path.suffix in (".npz", ".json"):
+            read_normalizer(path)
+        else:
+            import_command.run(arguments, repository)
+    except ImportRefused as refusal:
+        said = str(refusal)
+    assert said.isprintable()
+    return said
+
+
+def damaged(content: bytes, random_: random.Random) -> bytes:
+    """Cut, with bytes or bits changed, a piece repeated, taken out, or swapped with another."""
+    raw = bytearray(content)
+    kind = random_.randrange(5)
+    a, b = sorted(random_.randrange(len(raw)) for _ in range(2))
+    if kind == 0:
+        return bytes(raw[:a])
+    if kind == 1:
+        return bytes(raw[:a] + raw[b:])
+    if kind == 2:
+        return bytes(raw[:b] + raw[a:])
+    for _ in range(1 + random_.randrange(6)):
+        at = random_.randrange(len(raw))
+        raw[at] = random_.randrange(256) if kind == 3 else raw[at] ^ 1 << random_.randrange(8)
+    return bytes(raw)
+
+
+def damaged_inside(content: bytes, random_: random.Random) -> bytes:
+    """A zip archive one of whose members is damaged, with checksums that fit."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = random_.choice([name for name in members if members[name]])
+    members[name] = damaged(members[name], random_)
+    return honest.zip_of(members)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every entry of nested dicts and lists, and of modules: the container and the key."""
+    inside = vars(value) if isinstance(value, torch.nn.Module) else value
+    if isinstance(inside, dict | list):
+        for key in list(inside) if isinstance(inside, dict) else range(len(inside)):
+            yield inside, key
+            yield from places(inside[key])
+
+
+def distorted(path: Path, random_: random.Random) -> bytes:
+    """What torch.save makes of the file's content with one to three entries replaced, removed or renamed."""
+    content = torch.load(path, weights_only=False)
+    for _ in range(1 + random_.randrange(3)):
+        container, key = random_.choice(list(places(content)))
+        kind = random_.randrange(5)
+        old = container[key]
+        if kind == 0 and isinstance(container, dict):
+            container[random_.choice(["x", 1, None, "conv0.weights1", f"{key}"[:-1]])] = old
+        elif kind == 1:
+            del container[key]
+        elif kind == 2 and isinstance(old, torch.Tensor):
+            container[key] = odd_tensor(old.detach(), random_)
+        else:
+            container[key] = copy.deepcopy(random_.choice(ODD_VALUES))
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
+
+
+def odd_tensor(old: torch.Tensor, random_: random.Random) -> torch.Tensor:
+    choices: list[Callable[[], torch.Tensor]] = [
+        lambda: old.flatten(), lambda: old[None], lambda: old[:0], lambda: old.sum(),
+        lambda: torch.cat([old.flatten(), old.flatten()]), lambda: torch.zeros(1).expand(1000, 1000),
+        lambda: old.to(torch.int8), lambda: old.bfloat16(), lambda: old.to(torch.complex128),
+        lambda: old * float("nan"), lambda: old.transpose(0, -1) if old.ndim else old,
+        lambda: torch.zeros([1] * 20), lambda: torch.zeros(0, 2**40),
+    ]  # fmt: skip
+    return random_.choice(choices)()
+
+
+def rounds(seed: int) -> Iterator[random.Random]:
+    """Random generators until the time is up, and a few on a busy machine too."""
+    ends, first = time.monotonic() + SECONDS, seed
+    while time.monotonic() < ends or seed < first + FEWEST:
+        yield random.Random(seed)
+        seed += 1
+
+
+def check(path: Path, content: bytes, repository: Path, seed: str) -> None:
+    path.write_bytes(content)
+    started = time.monotonic()
+    try:
+        attempt(path, repository)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+    assert time.monotonic() - started < MAX_SECONDS, seed
+    path.unlink()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_undamaged_file_is_taken(name: str, originals: Path, tmp_path: Path) -> None:
+    assert attempt(originals / name, tmp_path) == ""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_damaged_file_is_taken_or_refused(name: str, originals: Path, tmp_path: Path) -> None:
+    shutil.copy(originals / "theirs_metadata.pkl", tmp_path)
+    original, before = (originals / name).read_bytes(), memory()
+    zipped = zipfile.is_zipfile(originals / name) and not name.startswith("tar")
+    seed = torch.initial_seed() % 2**32
+    for count, random_ in enumerate(rounds(seed)):
+        damage = damaged_inside if zipped and count % 2 else damaged
+        check(
+            tmp_path / name, damage(original, random_), tmp_path / "repository", f"{seed}+{count}"
+        )
+    assert memory() - before < MAX_GROWTH
+
+
+@pytest.mark.parametrize(
+    "name", ["legacy.pt", "module.pt", "pdebench.pt", "theirs_state_dict.pt", "theirs_metadata.pkl"]
+)
+def test_distorted_content_is_taken_or_refused(name: str, originals: Path, tmp_path: Path) -> None:
+    """Files that are whole, with content that is not."""
+    before, seed = memory(), torch.initial_seed() % 2**32
+    read = name.replace("_metadata.pkl", "_state_dict.pt")
+    for count, random_ in enumerate(rounds(seed)):
+        for beside in originals.glob("theirs_*"):
+            shutil.copy(beside, tmp_path)
+        content = distorted(originals / name, random_)
+        if read != name:
+            (tmp_path / name).write_bytes(content)
+            content = (originals / read).read_bytes()
+        check(tmp_path / read, content, tmp_path / "repository", f"{seed}+{count}")
+    assert memory() - before < MAX_GROWTH
+
+
+@pytest.mark.parametrize(
+    "claim", ["in_channels", "latent_channels", "decoder_layers", "num_fno_layers"]
+)
+@pytest.mark.parametrize("size", [5_000_000, 2**31, 2**62])
+def test_claim_that_the_tensors_do_not_bear_out_is_refused(
+    claim: str, size: int, tmp_path: Path
+) -> None:
+    members, before, started = honest.mdlus(), memory(), time.monotonic()
+    kind = json.loads(members["args.json"])
+    kind["__args__"][claim] = size
+    members["args.json"] = json.dumps(kind).encode()
+    (tmp_path / "model.mdlus").write_bytes(honest.zip_of(members))
+    assert attempt(tmp_path / "model.mdlus", tmp_path) != ""
+    assert time.monotonic() - started < MAX_SECONDS
+    assert memory() - before < MAX_GROWTH
+
+
+def memory() -> int:
+    """The most bytes this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

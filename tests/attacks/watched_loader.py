@@ -1,0 +1,111 @@
+"""Reads files as `turbofno import` does, under limits, and reports what happened. Run as a program, in a process of its own."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from models.importers.detect import convert, read_checkpoint
+from models.importers.normalizers import read_normalizer
+from models.importers.refusal import ImportRefused
+from models.importers.result import Options
+from models.importers.torch_file import read_torch_file
+
+# What code that a file brought along would need. `open` is looked at by path and mode.
+_FORBIDDEN = (
+    "exec", "import", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pickle.", "marshal.",
+    "pty.", "tempfile.", "urllib.", "code.", "sys.setprofile", "sys.settrace",
+)  # fmt: skip
+_EXTRA_BYTES = 2 << 30
+_SECONDS = 120
+
+Record = dict[str, Any]
+
+
+class Watch:
+    """An audit hook; it cannot be taken out again, so it is switched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seen, self.on = str(folder), list[str](), False
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if event == "open":
+            path, mode, _ = arguments
+            inside = isinstance(path, int) or str(path).startswith(self.folder)
+            if inside and not set(mode or "") & set("wax+"):
+                return
+        elif not event.startswith(_FORBIDDEN):
+            return
+        self.seen.append(f"{event} {arguments!r}"[:200])
+
+
+def read(path: Path) -> None:
+    """Read `path` in every way that the command may."""
+    if path.suffix in (".npz", ".json"):
+        read_normalizer(path)
+    elif path.suffix == ".pickle":
+        # what is read first of a legacy file, and, where it is refused, of every other
+        read_torch_file(path)
+    else:
+        convert(read_checkpoint(path), Options())
+
+
+def outcome(reading: Callable[[Path], None], path: Path) -> str:
+    try:
+        reading(path)
+    except ImportRefused as refusal:
+        return f"refused: {refusal}"
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}"
+    return "read"
+
+
+def _memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _limit() -> None:
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + _EXTRA_BYTES, size + _EXTRA_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def main(honest: Path, hostile: Path) -> list[Record]:
+    """One record for each file of both folders; the honest ones come first and load what is loaded late."""
+    for path in sorted(honest.iterdir()):
+        outcome(read, path)
+    for codec in ("raw_unicode_escape", "unicode_escape", "latin1", "cp437"):
+        codecs.lookup(codec)
+    _limit()
+    watch = Watch(hostile.parent)
+    records = []
+    for path in (*sorted(honest.iterdir()), *sorted(hostile.iterdir())):
+        watch.seen, before, started = [], _memory(), time.perf_counter()
+        watch.on = True
+        said = outcome(read, path)
+        watch.on = False
+        seconds = time.perf_counter() - started
+        records.append(
+            {
+                "file": path.name,
+                "outcome": said,
+                "events": watch.seen,
+                "seconds": seconds,
+                "grew": _memory() - before,
+            }
+        )
+    return records
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))

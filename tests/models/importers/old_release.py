@@ -1,0 +1,90 @@
+"""Earlier releases of neuraloperator, each run in a process of its own.
+
+Run as a script it draws networks, saves them with the release's own `save_checkpoint`, and writes down what
+they answer: `python -m tests.models.importers.old_release VERSION INSTALLED FOLDER SEED COUNT`.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import random
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.models.importers.drawn import draw_built
+from tests.models.importers.other_libraries import installed
+from tests.models.importers.parity import outputs, spread
+
+
+def draw_and_save(version: str, folder: Path, count: int) -> None:
+    """Have `count` random networks drawn, saved into `folder` as `0`, `1`, .., and run, by that release."""
+    module = "tests.models.importers.old_release"
+    arguments = [
+        version,
+        str(installed(f"neuraloperator-{version}")),
+        str(folder),
+        str(torch.initial_seed()),
+        str(count),
+    ]
+    call = [sys.executable, "-m", module, *arguments]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=170, check=False, cwd=root)
+    assert done.returncode == 0, done.stderr
+
+
+class _Hollow(types.ModuleType):
+    """A module with any class one asks for, all empty."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+class _HollowHarmonics(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for torch_harmonics, which these releases import for models on the sphere only."""
+
+    def find_spec(self, name: str, *_: Any) -> Any:
+        if name.partition(".")[0] == "torch_harmonics":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Hollow(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+def _main(version: str, release: str, target: str, seed: str, count: str) -> None:
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, release)
+    sys.meta_path.insert(0, _HollowHarmonics())
+    import neuralop
+
+    assert neuralop.__file__.startswith(release), neuralop.__file__
+    folder = Path(target)
+    torch.manual_seed(int(seed))
+    torch.set_num_threads(1)
+    rng = random.Random(int(seed))
+    for i in range(int(count)):
+        drawn, network = draw_built(rng, version, neuralop.models)
+        theirs = spread(network)
+        theirs.save_checkpoint(folder, str(i))
+        fields = [torch.randn(2, drawn.arguments["in_channels"], *grid) for grid in drawn.grids]
+        answers = {"fields": fields, "outputs": outputs(theirs, fields)}
+        torch.save(answers, folder / f"{i}_answers.pt")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

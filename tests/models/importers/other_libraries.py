@@ -1,0 +1,72 @@
+"""Other libraries' releases, each installed without its dependencies into a folder of its own, for parity tests.
+
+They run in processes of their own (`library_worker.py`), so that several releases of one package can be
+compared and nothing of theirs comes into this environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+# What PhysicsNeMo imports on the way to its FNO; what is heavier has a stand-in in library_worker.py.
+_LIGHT = [
+    "treelib==1.8.0", "six==1.17.0", "importlib_metadata==8.5.0", "zipp==4.1.2", "tqdm==4.70.1",
+    "requests==2.34.2", "termcolor==3.3.0", "jaxtyping==0.3.11", "wadler_lindig==0.1.8",
+    "einops==0.8.2", "gitpython==3.2.1", "gitdb==4.0.12", "smmap==5.0.3", "psutil==7.2.2",
+    "charset_normalizer==3.5.2",
+]  # fmt: skip
+REQUIREMENTS = {
+    "neuraloperator-0.3.0": ["neuraloperator==0.3.0"],
+    # 1.0.0 on the index lacks most of its files
+    "neuraloperator-1.0": ["neuraloperator==1.0.2"],
+    "modulus-0.9": ["nvidia-modulus==0.9.0", *_LIGHT],
+    "physicsnemo-1": ["nvidia-physicsnemo==1.3.0", *_LIGHT],
+    "physicsnemo-2": ["nvidia-physicsnemo==2.2.2", *_LIGHT],
+    # says that it needs an older Python, but its networks do not
+    "pdebench": ["pdebench==0.1.0", "--ignore-requires-python"],
+}
+
+
+def installed(name: str) -> Path:
+    """The folder that holds this library, filled on first use; skips the test where that cannot be done."""
+    folder = Path(sys.prefix) / "other-libraries" / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+        target = Path(fresh) / "target"
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        call = [*pip, "--no-deps", "--retries=1", f"--target={target}", *REQUIREMENTS[name]]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=170, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            pytest.skip(f"{name} cannot be installed: {reason}")
+        if not folder.is_dir():
+            target.rename(folder)
+    return folder
+
+
+def draw_and_save(name: str, folder: Path, count: int) -> None:
+    """Have `count` random networks drawn, saved into `folder` and run by that library.
+
+    Writes for each i the checkpoint `i.mdlus` or `i.pt` and `i_answers.pt`, a dict of lists: fields and
+    outputs in float32, and outputs64 to the same fields in float64.
+    """
+    module = "tests.models.importers.library_worker"
+    arguments = [name, str(folder), str(torch.initial_seed() % 2**31), str(count)]
+    root = str(Path(__file__).parents[3])
+    # The library comes last, so that what it shares with this environment is this environment's.
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", ""), str(installed(name))])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
+        capture_output=True, text=True, timeout=170, check=False, cwd=root,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,93 @@
+"""Whatever network is imported, its compiled chain computes what the network computes, or is refused in words."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from models import blocks, spectrum
+from models.config import FNOArchitecture
+from models.fno import FNO
+from tests.models.importers.random_canonical import draw_canonical, field_normalised
+from tests.turbofno_ops.fourier_truth import relative_l2
+from tests.turbofno_ops.random_fno import draw_normalization, field, network, truth
+from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
+
+
+def _compiled(module: FNO) -> CompiledFNO | None:
+    try:
+        return compile_fno(module.description(), device="cpu")
+    except ChainRefused:
+        return None
+
+
+def _sizes(rng: random.Random, module: FNO) -> list[tuple[int, ...]]:
+    """Some too small for the modes, some just large enough, odd and even."""
+    return [tuple(max(1, k + rng.randint(-2, 8)) for k in module.arch.modes) for _ in range(4)]
+
+
+@pytest.mark.parametrize("chunk", range(6))
+def test_a_chain_is_the_network_or_is_refused(chunk: int) -> None:
+    rng = random.Random(torch.initial_seed() + chunk)
+    seen = {"network refused": 0, "grid refused": 0, "run": 0}
+    for _ in range(50):
+        arch = draw_canonical(rng)
+        module = network(arch, draw_normalization(rng, arch))
+        single = _compiled(module)
+        double = _compiled(module.double())
+        assert (single is None) == (double is None)
+        module.float()
+        if single is None or double is None:
+            seen["network refused"] += 1
+            continue
+        for size in _sizes(rng, module):
+            x = field(module, 2, size)
+            if single.refusal(size) is not None:
+                seen["grid refused"] += 1
+                with pytest.raises(ChainRefused, match="grid"):
+                    single(x)
+                continue
+            seen["run"] += 1
+            expected = truth(module, x)
+            limit = max(4 * relative_l2(module(x), expected), 1e-6)
+            assert relative_l2(single(x), expected) < limit, (arch, size)
+            assert relative_l2(double(x.double()), expected) < 1e-11, (arch, size)
+    assert min(seen.values()) >= 5, seen
+
+
+@pytest.mark.parametrize("size", [(16, 16), (15, 16)])
+def test_layers_ask_the_ops_for_the_precision(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def spy(module: ModuleType, name: str) -> None:
+        op = getattr(module, name)
+
+        def called(*args: Any, precision: str, **kwargs: Any) -> torch.Tensor:
+            asked.append(precision)
+            return op(*args, precision=precision, **kwargs)
+
+        monkeypatch.setattr(module, name, called)
+
+    spy(blocks, "fourier_layer")
+    spy(spectrum, "spectral_conv")
+    arch = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=4, n_layers=2, modes=(4, 3),
+        mode_placement="centred", odd_axes_rolled=True,
+    )  # fmt: skip
+    network(arch).compute_in("bf16")(torch.randn(1, 1, *size))
+    assert asked == ["bf16", "bf16"]
+
+
+def test_fields_of_means_are_refused() -> None:
+    rng = random.Random(torch.initial_seed())
+    arch = draw_canonical(rng)
+    while (module := network(arch)) and _compiled(module) is None:
+        arch = draw_canonical(rng)
+    with pytest.raises(ChainRefused, match="normalisation is a field"):
+        field_normalised(module, (16,) * arch.n_dim).description()

@@ -1,0 +1,162 @@
+"""Networks saved by neuraloperator 2.0.0 itself answer after the import as they did in the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import neuralop
+import pytest
+import torch
+from neuralop.layers.embeddings import GridEmbeddingND
+from neuralop.models import FNO as TheirFNO
+
+from models.importers.neuraloperator import import_neuraloperator
+from models.importers.result import Options
+from models.importers.torch_file import read_torch_file
+from tests.models.importers.drawn import draw_built
+from tests.models.importers.parity import (
+    assert_parity,
+    deviations,
+    imported_exactly,
+    outputs,
+    random_source,
+    read_saved,
+    spread,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+PLAIN: dict[str, Any] = {
+    "n_modes": (6, 5),
+    "in_channels": 2,
+    "out_channels": 1,
+    "hidden_channels": 4,
+}
+GRIDS = ((9, 11), (12, 10))
+
+
+def fields(arguments: dict[str, Any], grids: tuple[tuple[int, ...], ...]) -> list[torch.Tensor]:
+    return [torch.randn(2, arguments["in_channels"], *grid) for grid in grids]
+
+
+@pytest.mark.parametrize("number", range(150))
+def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path) -> None:
+    drawn, network = draw_built(random_source(), "2.0.0", neuralop.models)
+    theirs = spread(network)
+    theirs.save_checkpoint(tmp_path, "model")
+    xs = fields(drawn.arguments, drawn.grids)
+    expected = outputs(theirs, xs)
+    tensors, metadata = read_saved(tmp_path, "model")
+    # a TFNO stores no defaults: nothing tells its release
+    imported = imported_exactly(tensors, metadata, version="2.0.0")
+    assert_parity(imported, xs, expected)
+
+
+def test_main_undoes_its_shift_on_odd_sizes() -> None:
+    """The one rule in which main differs from 2.0.0, put into 2.0.0."""
+    theirs = spread(TheirFNO(**PLAIN))
+    tensors = {k: v.clone() for k, v in theirs.state_dict().items() if k != "_metadata"}
+    shifts = torch.fft.fftshift
+    calls = []
+
+    def alternating(x: torch.Tensor, dim: list[int]) -> torch.Tensor:
+        calls.append(dim)
+        return shifts(x, dim=dim) if len(calls) % 2 else torch.fft.ifftshift(x, dim=dim)
+
+    xs = fields(PLAIN, GRIDS)
+    with mock.patch.object(torch.fft, "fftshift", alternating):
+        expected = outputs(theirs, xs)
+    assert len(calls) == 32
+    imported = imported_exactly(tensors, {"in_channels": 2, "norm_groups": 1})
+    assert imported.format == "neuraloperator main FNO"
+    assert_parity(imported, xs, expected)
+    rolled = imported_exactly(tensors, None, version="2.0.0")
+    single, _ = deviations(rolled, xs, expected)
+    assert single[0] > 1e-4
+    assert single[1] < 1e-5
+
+
+def test_a_bare_state_dict_says_what_was_assumed(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    state = theirs.state_dict()
+    state.pop("_metadata")
+    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "bare.pt")
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    imported = imported_exactly(read_torch_file(tmp_path / "bare.pt"), None)
+    assert_parity(imported, xs, expected)
+    text = " ".join(imported.assumptions)
+    for assumed in ("version=2.0.0", "non_linearity=gelu", "domain_padding=None", "'module.'"):
+        assert assumed in text
+
+
+def test_options_replace_what_a_bare_state_dict_leaves_open() -> None:
+    arguments = {**PLAIN, "domain_padding": 0.25, "non_linearity": torch.nn.functional.silu}
+    arguments |= {"positional_embedding": None, "norm": "instance_norm", "stabilizer": "tanh"}
+    arguments |= {"preactivation": True, "fno_skip": "identity"}
+    theirs = spread(TheirFNO(**arguments))
+    tensors = {k: v.clone() for k, v in theirs.state_dict().items() if k != "_metadata"}
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    imported = imported_exactly(
+        tensors,
+        None,
+        version="2.0.0",
+        domain_padding="0.25",
+        non_linearity="silu",
+        positional_embedding="none",
+        norm="instance_norm",
+        stabilizer="tanh",
+        preactivation="true",
+        fno_skip="identity",
+    )
+    assert_parity(imported, xs, expected)
+
+
+def test_the_metadata_inside_the_state_dict_is_enough(tmp_path: Path) -> None:
+    arguments = {**PLAIN, "norm": "instance_norm", "domain_padding": [0.1, 0.2]}
+    theirs = spread(TheirFNO(**arguments))
+    theirs.save_checkpoint(tmp_path, "model")
+    tensors, metadata = read_saved(tmp_path, "model", pair=False)
+    xs = fields(PLAIN, GRIDS)
+    assert_parity(imported_exactly(tensors, metadata), xs, outputs(theirs, xs))
+
+
+def test_positional_arguments_and_other_grid_ranges(tmp_path: Path) -> None:
+    grid = GridEmbeddingND(in_channels=2, dim=2, grid_boundaries=[[-1, 1], [0.5, 3]])
+    theirs = spread(TheirFNO((6, 5), 2, 1, 4, positional_embedding=grid))
+    theirs.save_checkpoint(tmp_path, "model")
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
+
+
+def test_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN, norm="batch_norm").train()
+    for _ in range(3):
+        theirs(torch.randn(4, 2, 12, 12))
+    theirs = spread(theirs)
+    theirs.save_checkpoint(tmp_path, "model")
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
+
+
+def test_more_modes_than_the_network_was_built_with_are_asked_for(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**{**PLAIN, "n_modes": (4, 4), "max_n_modes": (8, 5)}))
+    theirs.save_checkpoint(tmp_path, "model")
+    theirs.n_modes = (6, 6)  # as IncrementalFNOTrainer does, after which nothing on disk says so
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    imported = imported_exactly(*read_saved(tmp_path, "model"), n_modes="[6, 6]")
+    assert_parity(imported, xs, expected)
+
+
+def test_public_import_gives_the_dtypes_of_a_checkpoint() -> None:
+    theirs = TheirFNO(**PLAIN, factorization="tucker", rank=0.5)
+    tensors = dict(theirs.state_dict())
+    tensors.pop("_metadata")
+    imported = import_neuraloperator(tensors, None, Options())
+    assert {t.dtype for t in imported.state.values()} == {torch.float32, torch.complex64}

@@ -1,0 +1,69 @@
+"""A saved data processor of neuraloperator goes into the model: physical units in, physical units out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from neuralop.data.transforms.data_processors import DefaultDataProcessor
+from neuralop.data.transforms.normalizers import UnitGaussianNormalizer
+from neuralop.models import FNO as TheirFNO
+
+from models.checkpoint import CheckpointError, load_model, save_model
+from models.config import Channel, GridSpec, ModelConfig
+from models.fno import FNO
+from models.importers.neuraloperator import import_neuraloperator
+from models.importers.normalizers import normalizing, read_normalizer
+from models.importers.result import Options
+from tests.models.importers.parity import read_saved, spread
+from tests.turbofno_ops.fourier_truth import relative_l2
+
+GRID = (10, 9)
+
+
+def fitted(channels: int, dims: list[int], eps: float = 0.3) -> UnitGaussianNormalizer:
+    normalizer = UnitGaussianNormalizer(dim=dims, eps=eps)
+    scale = torch.rand(channels, 1, 1) * 5
+    normalizer.fit(7 * torch.randn(channels, 1, 1) + scale * torch.randn(6, channels, *GRID))
+    return normalizer
+
+
+def answer(network: TheirFNO, processor: DefaultDataProcessor, x: torch.Tensor) -> torch.Tensor:
+    network.eval()
+    processor.training = False
+    batch = processor.preprocess({"x": x, "y": torch.zeros(())})
+    with torch.no_grad():
+        return processor.postprocess(network(batch["x"]), batch)[0]
+
+
+def test_fields_survive_the_native_checkpoint(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO((6, 5), 2, 1, 4, n_layers=2))
+    theirs.save_checkpoint(tmp_path, "model")
+    processor = DefaultDataProcessor(fitted(2, [0]), fitted(1, [0]))
+    torch.save(processor, tmp_path / "normalizer.pt")
+    imported = import_neuraloperator(*read_saved(tmp_path, "model"), Options())
+    read = normalizing(read_normalizer(tmp_path / "normalizer.pt"), imported.architecture)
+    module = FNO(imported.architecture, read.fields)
+    module.load_state_dict({**imported.state, **read.tensors})
+    config = ModelConfig(
+        name="fields",
+        description="pointwise normalisers",
+        architecture=imported.architecture,
+        inputs=(Channel(name="a"), Channel(name="b")),
+        outputs=(Channel(name="u"),),
+        grid=GridSpec(
+            training=GRID, minimum=GRID, maximum=GRID, extent=(1.0, 1.0), boundary="periodic"
+        ),
+        field_normalization=read.fields,
+        sha256="0" * 64,
+    )
+    save_model(tmp_path / "native", config, module)
+    x = 7 * torch.randn(2, 2, *GRID)
+    loaded = load_model(tmp_path / "native").module
+    assert relative_l2(loaded(x), answer(theirs, processor, x)) < 1e-5
+
+    module.get_buffer("output_std")[0, 3, 4] = 0
+    save_model(tmp_path / "native", config, module)
+    with pytest.raises(CheckpointError, match="output_std must be positive"):
+        load_model(tmp_path / "native")

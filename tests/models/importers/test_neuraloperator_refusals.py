@@ -1,0 +1,117 @@
+"""What is no FNO or TFNO, or what we do not have, is refused by naming it; a Trainer's folder is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from neuralop.models import FNO as TheirFNO
+from neuralop.models import GINO, UNO
+from neuralop.training.training_state import save_training_state
+
+from models.importers.neuraloperator import import_neuraloperator, recognises
+from models.importers.refusal import ImportRefused
+from models.importers.result import Options
+from models.importers.torch_file import read_torch_file
+from tests.models.importers.parity import (
+    assert_parity,
+    imported_exactly,
+    outputs,
+    read_saved,
+    spread,
+)
+
+SMALL: dict[str, Any] = {
+    "n_modes": (4, 4),
+    "in_channels": 1,
+    "out_channels": 1,
+    "hidden_channels": 4,
+}
+
+
+def of(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    state = dict(network.state_dict())
+    state.pop("_metadata", None)
+    return state
+
+
+def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **options: str) -> None:
+    with pytest.raises(ImportRefused, match=message):
+        import_neuraloperator(tensors, metadata, Options(dict(options)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"complex_data": True}, "complex_data"),
+        ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, "domain_padding together with"),
+        ({"non_linearity": torch.nn.functional.softplus}, "non_linearity=softplus"),
+    ],
+)
+def test_arguments_that_we_do_not_have(
+    arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    TheirFNO(**SMALL, **arguments).save_checkpoint(tmp_path, "model")
+    refuse(*read_saved(tmp_path, "model"), message)
+
+
+def test_unknown_and_missing_tensors_are_named() -> None:
+    tensors = of(TheirFNO(**SMALL))
+    refuse({**tensors, "attention.query": torch.zeros(2)}, None, "attention.query")
+    refuse({k: v for k, v in tensors.items() if "convs.2.bias" not in k}, None, "convs.2.bias")
+    refuse({k: v for k, v in tensors.items() if "fno_skips" not in k}, None, "fno_skip=linear")
+    refuse({k: v for k, v in tensors.items() if "lifting" not in k}, None, "lifting")
+    refuse({k: v for k, v in tensors.items() if "convs" not in k}, None, "no spectral weights")
+
+
+def test_unknown_arguments_and_settings_are_named() -> None:
+    tensors = of(TheirFNO(**SMALL))
+    refuse(tensors, {"n_modes": (4, 4), "wavelets": 3}, "wavelets")
+    refuse(tensors, {"n_modes": (4, 4, 4)}, "n_modes")
+    refuse(tensors, {"n_modes": (8, 8)}, "more than the weights hold")
+    refuse(tensors, {"in_channels": 2}, "in_channels=2")
+    refuse(tensors, {"norm": "ada_in"}, "ada_in")
+    refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
+    refuse(tensors, None, "colour", colour="red")
+    refuse(tensors, None, "version", version="7")
+    refuse(tensors, None, "laid out", version="0.3.0")
+
+
+def test_other_models_are_named() -> None:
+    uno = UNO(
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=4,
+        n_layers=3,
+        uno_out_channels=[4, 4, 4],
+        uno_n_modes=[[4, 4]] * 3,
+        uno_scalings=[[1, 1]] * 3,
+        channel_mlp_skip="linear",
+    )
+    gino = GINO(in_channels=1, out_channels=1, fno_n_modes=(4, 4, 4), fno_hidden_channels=8)
+    for network in (uno, gino):
+        assert recognises(network.state_dict())
+        name = type(network).__name__
+        refuse(of(network), {"_name": name}, name)
+        refuse(of(network), None, "no spectral weights|no place for")
+    refuse(of(TheirFNO(**SMALL)), {"_name": "SFNO"}, "SFNO")
+
+
+def test_a_weight_for_the_sphere_is_refused_without_metadata() -> None:
+    tensors = of(TheirFNO(**SMALL))
+    for name, tensor in tensors.items():
+        if name.endswith("weight.tensor"):
+            tensors[name] = tensor[..., 0]
+    refuse(tensors, None, "the spectral weight of layer 0")
+
+
+def test_a_trainers_folder(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**SMALL))
+    optimizer = torch.optim.Adam(theirs.parameters())
+    save_training_state(tmp_path, "best_model", theirs, optimizer=optimizer, epoch=3)
+    assert read_torch_file(tmp_path / "manifest.pt")["model"] == "best_model_state_dict.pt"
+    xs = [torch.randn(2, 1, 9, 10), torch.randn(2, 1, 8, 11)]
+    imported = imported_exactly(*read_saved(tmp_path, "best_model"))
+    assert_parity(imported, xs, outputs(theirs, xs))

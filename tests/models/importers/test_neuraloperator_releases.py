@@ -1,0 +1,24 @@
+"""Networks saved by neuraloperator 0.3.0 and 1.0.2, run in their own processes, answer the same after the import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.importers.old_release import draw_and_save
+from tests.models.importers.parity import assert_parity, imported_exactly, read_saved
+
+COUNT = 40
+
+
+@pytest.mark.parametrize("version", ["0.3.0", "1.0"])
+def test_drawn_networks_answer_as_that_release_does(version: str, tmp_path: Path) -> None:
+    draw_and_save(version, tmp_path, COUNT)
+    for i in range(COUNT):
+        tensors, metadata = read_saved(tmp_path, str(i))
+        imported = imported_exactly(tensors, metadata)
+        assert imported.format.startswith(f"neuraloperator {version} ")
+        answers = torch.load(tmp_path / f"{i}_answers.pt", weights_only=True)
+        assert_parity(imported, answers["fields"], answers["outputs"])

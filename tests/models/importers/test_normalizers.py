@@ -1,0 +1,149 @@
+"""Normalisers beside a checkpoint: the imported network takes and gives physical units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from neuralop.data.transforms.data_processors import DefaultDataProcessor
+from neuralop.data.transforms.normalizers import UnitGaussianNormalizer as TheirNormalizer
+
+from models.config import FNOArchitecture
+from models.fno import FNO
+from models.importers.normalizers import Scaling, Side, constant, normalizing, read_normalizer
+from models.importers.refusal import ImportRefused
+from tests.turbofno_ops.fourier_truth import relative_l2
+
+GRID = (10, 9)
+ARCH = FNOArchitecture(
+    in_channels=2, out_channels=1, hidden_channels=4, n_layers=1, modes=(4, 3)
+)  # fmt: skip
+
+
+class UnitGaussianNormalizer:
+    """The original scripts' normaliser: mean and std over samples, point by point, channels last."""
+
+    def __init__(self, x: torch.Tensor, eps: float = 1e-5) -> None:
+        self.mean, self.std, self.eps = x.mean(0), x.std(0), eps
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.mean) / (self.std + self.eps)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.std + self.eps) + self.mean
+
+
+class GaussianNormalizer(UnitGaussianNormalizer):
+    """The original scripts' normaliser with one mean and std for everything."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.mean, self.std, self.eps = x.mean(), x.std(), 1e-5
+
+
+class RangeNormalizer:
+    """The original scripts' other one: the smallest value to 0, the largest to 1, point by point."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        low, high = x.amin(0), x.amax(0)
+        self.a, self.b = 1 / (high - low), -low / (high - low)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a * x + self.b
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.b) / self.a
+
+
+def samples(channels: int) -> torch.Tensor:
+    """[20, *GRID, channels] with another mean and spread at every point and channel."""
+    mean, spread = torch.randn(*GRID, channels) * 5, torch.rand(*GRID, channels) + 0.5
+    return mean + spread * torch.randn(20, *GRID, channels)
+
+
+def assert_physical(
+    sides: dict[Side, Scaling],
+    encode: Callable[[torch.Tensor], torch.Tensor],
+    decode: Callable[[torch.Tensor], torch.Tensor],
+) -> FNO:
+    """The network with `sides` equals decode(network(encode(x))), fields channels last in both."""
+    scaling = normalizing(sides, ARCH)
+    network = FNO(ARCH)
+    ours = FNO(ARCH, scaling.per_channel or scaling.fields)
+    ours.load_state_dict({**network.state_dict(), **scaling.tensors})
+    x = samples(2)
+    with torch.inference_mode():
+        expected = decode(network(encode(x).movedim(-1, 1)).movedim(1, -1))
+        assert relative_l2(ours(x.movedim(-1, 1)).movedim(1, -1), expected) < 1e-5
+    return ours
+
+
+@pytest.mark.parametrize("kind", [UnitGaussianNormalizer, GaussianNormalizer, RangeNormalizer])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_normalisers_of_the_scripts(kind, legacy: bool, tmp_path: Path) -> None:
+    x, y = kind(samples(2)), kind(samples(1)[..., 0])
+    torch.save(x, tmp_path / "x.pt", _use_new_zipfile_serialization=not legacy)
+    torch.save({"y_normalizer": y}, tmp_path / "y.pt", _use_new_zipfile_serialization=not legacy)
+    sides = read_normalizer(tmp_path / "x.pt", only="input") | read_normalizer(tmp_path / "y.pt")
+    ours = assert_physical(sides, x.encode, lambda u: y.decode(u[..., 0])[..., None])
+    assert ours.input_mean.shape == ((2,) if kind is GaussianNormalizer else (2, *GRID))
+    with pytest.raises(ImportRefused, match="does not say whether it is for input or output"):
+        read_normalizer(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("how", ["processor", "state dict"])
+@pytest.mark.parametrize("dims", [[0, 2, 3], [0]], ids=["per channel", "per point"])
+def test_data_processors_of_neuraloperator(how: str, dims: list[int], tmp_path: Path) -> None:
+    pair = TheirNormalizer(dim=dims), TheirNormalizer(dim=dims)
+    for normalizer, channels in zip(pair, (2, 1), strict=True):
+        normalizer.fit(samples(channels).movedim(-1, 1))
+    processor = DefaultDataProcessor(*pair)
+    torch.save(processor if how == "processor" else processor.state_dict(), tmp_path / "p.pt")
+    assert_physical(
+        read_normalizer(tmp_path / "p.pt"),
+        lambda x: pair[0].transform(x.movedim(-1, 1)).movedim(1, -1),
+        lambda y: pair[1].inverse_transform(y.movedim(-1, 1)).movedim(1, -1),
+    )
+
+
+def test_plain_numbers_in_every_kind_of_file(tmp_path: Path) -> None:
+    mean, std = np.array([1.5, -2.0]), np.array([0.5, 3.0])
+    np.savez(tmp_path / "n.npz", x_mean=mean, x_std=std, y_mean=7.0, y_std=0.1)
+    content = {"x_mean": mean.tolist(), "x_std": std.tolist(), "y_mean": 7.0, "y_std": 0.1}
+    (tmp_path / "n.json").write_text(json.dumps(content))
+    torch.save({"x": {"mean": mean, "std": std}, "y": {"mean": np.float64(7), "std": np.float32(0.1)}},
+               tmp_path / "n.pt")  # fmt: skip
+    for name in ("n.npz", "n.json", "n.pt"):
+        sides = read_normalizer(tmp_path / name)
+        assert_physical(
+            sides,
+            lambda x: (x - torch.tensor(mean).float()) / torch.tensor(std).float(),
+            lambda y: y * 0.1 + 7,
+        )
+    said = constant((1.5, -2.0), (0.5, 3.0), "--input-mean")
+    assert normalizing({"input": said}, ARCH).per_channel.input_std == (0.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"x_mean": [1.0, 2.0]}, "expected mean and std"),
+        ({"x_mean": 1.0, "x_std": [1.0, 0.0]}, "std must be positive, the smallest is 0.0"),
+        ({"x_mean": 1.0, "x_std": [1.0, 1.0, 1.0]}, "fits neither 2 channels nor a 2-dimensional grid"),
+        ({"x_mean": "a lot", "x_std": 1.0}, "expected mean and std"),
+        ({"x_mean": 1.0, "x_std": 1.0, "x_mask": [1.0]}, "has a mask"),
+        ({"x_mean": 1.0, "x_std": [["a"]]}, "not made of numbers"),
+        ({"colour": 1.0}, "holds no mean and std"),
+        ({"y_mean": 1.0, "y_std": np.ones((3, 4)).tolist(), "x_mean": 0.0,
+          "x_std": np.ones((2, 5, 6)).tolist()}, "on different grids"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(
+    content: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(content))
+    with pytest.raises(ImportRefused, match=says):
+        normalizing(read_normalizer(tmp_path / "n.json"), ARCH)

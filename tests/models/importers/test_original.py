@@ -1,0 +1,165 @@
+"""Networks of the original scripts, imported, compute what the scripts compute."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.fno import to_precision
+from models.importers.detect import convert, read_checkpoint
+from models.importers.original import import_original, recognises
+from models.importers.refusal import ImportRefused
+from models.importers.result import Imported, Options
+from tests.models.importers.comparison import assert_equal_functions
+from tests.models.importers.original_scripts import Script
+
+SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
+    # generation, axes, what the script does, what the user has to say
+    ("A", 1, {"activation": F.relu, "grid_end": 2 * math.pi}, {}),
+    ("A", 1, {"activation": F.relu, "norm": "batch", "grid_end": 2 * math.pi}, {}),
+    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_order": "xy"}, {}),
+    ("A", 2, {"activation": F.relu, "grid_order": "xy"}, {}),
+    ("A", 2, {"activation": F.relu, "norm": "batch"}, {"script": "fourier_2d_time"}),
+    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
+    ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller"}, {}),
+    ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
+    ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
+    ("B", 1, {}, {}),
+    ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
+    ("B", 2, {"padding": (9, 9)}, {}),
+    ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
+    ("B", 3, {"padding": (0, 0, 6), "batch_norm_parameters": True}, {}),
+    ("C", 1, {}, {}),
+    ("C", 2, {"padding": (9, 9)}, {}),
+    ("C", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
+    ("C", 3, {"padding": (0, 0, 6)}, {}),
+    ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"norm": "instance", "padding": "3,0"}),
+    ("B", 2, {"grid_order": "xy", "grid_place": "before"}, {"padding": "0", "grid_order": "xy", "grid_place": "before"}),
+]  # fmt: skip
+
+
+def drawn(generation: str, n: int, does: dict[str, object]) -> tuple[Script, tuple[int, ...]]:
+    """A random network of that kind and a grid that holds its modes, odd on some axes."""
+    rng = random.Random(int(torch.randint(2**31, ())))
+    modes = tuple(rng.randint(1, 5) for _ in range(n))
+    most = 24 if n < 3 else 11
+    # from where the corners overlap to well above
+    size = tuple(rng.randint(max(m + 2, 2 * modes[-1]), most) for m in modes)
+    model = Script(
+        generation, modes, rng.randint(2, 8), rng.randint(1, 3), rng.randint(1, 2),
+        n_layers=rng.randint(1, 4), **does,
+    )  # fmt: skip
+    return model.eval(), size
+
+
+def assert_parity(imported: Imported, model: Script, size: tuple[int, ...]) -> None:
+    assert_equal_functions(
+        imported,
+        lambda x: model(x.movedim(1, -1)).movedim(-1, 1),
+        lambda dtype: to_precision(model, dtype) and None,
+        size,
+    )
+
+
+@pytest.mark.parametrize(("generation", "n", "does", "said"), SCRIPTS)
+def test_imported_network_computes_what_the_script_does(
+    generation: str, n: int, does: dict[str, object], said: dict[str, str]
+) -> None:
+    for _ in range(3):
+        model, size = drawn(generation, n, does)
+        state = model.state_dict()
+        if generation == "A":
+            state = {f"conv1.{key}": tensor for key, tensor in state.items()}
+        assert recognises(state)
+        assert_parity(import_original(state, Options(said)), model, size)
+
+
+def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
+    model, size = drawn("B", 2, {})
+    imported = import_original(
+        model.state_dict(), Options({"padding": "0", "coordinates": "-1:1,0:3"})
+    )
+    scale, start = torch.tensor([2.0, 3.0]), torch.tensor([-1.0, 0.0])
+    plain = model._with_grid
+
+    def stretched(x: torch.Tensor) -> torch.Tensor:
+        x = plain(x)
+        return torch.cat([x[..., :-2], x[..., -2:] * scale.to(x) + start.to(x)], dim=-1)
+
+    model._with_grid = stretched
+    assert_parity(imported, model, size)
+
+
+def test_without_coordinates_they_are_input_channels() -> None:
+    model, size = drawn("B", 1, {})
+    imported = import_original(model.state_dict(), Options({"grid": "none"}))
+    assert imported.architecture.in_channels == model.fc0.in_features
+    model._with_grid = lambda x: x
+    assert_parity(imported, model, size)
+
+
+def test_transposed_weights_are_read_with_the_setting() -> None:
+    model, size = drawn("B", 1, {})
+    state = {
+        key: t.transpose(0, 1) if "weights" in key else t for key, t in model.state_dict().items()
+    }
+    assert_parity(import_original(state, Options({"weight_layout": "out-in"})), model, size)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_module_is_read_with_its_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: bool
+) -> None:
+    model, size = drawn("B", 2, {"padding": (5, 5)})
+    model.padding = 5
+    (tmp_path / "fourier_2d.py").write_text(
+        f"from {Script.__module__} import Script\n\nclass FNO2d(Script):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_2d").FNO2d)
+    torch.save(model, tmp_path / "model.pt", _use_new_zipfile_serialization=not legacy)
+    del sys.modules["fourier_2d"]
+    checkpoint = read_checkpoint(tmp_path / "model.pt")
+    assert "fourier_2d" not in sys.modules
+    assert "a pickled fourier_2d.FNO2d, read without running it" in checkpoint.read_from
+    assert_parity(convert(checkpoint, Options()), model, size)
+
+
+def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
+    model, size = drawn("C", 2, {"padding": (9, 9)})
+    state = model.state_dict()
+    lightning = {
+        "state_dict": {f"model.{key}": t for key, t in state.items()},
+        "epoch": 3, "hyper_parameters": {"lr": 1e-3}, "optimizer_states": [{"state": {}}],
+    }  # fmt: skip
+    parallel = {"model": {f"module._orig_mod.{key}": t for key, t in state.items()}, "optim": None}
+    for content in (lightning, parallel):
+        torch.save(content, tmp_path / "training.ckpt")
+        assert_parity(convert(read_checkpoint(tmp_path / "training.ckpt"), Options()), model, size)
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "says"),
+    [
+        ({"unet3.weight": torch.zeros(1)}, {}, "no place for unet3.weight"),
+        ({"conv1.weights2": None}, {}, "no conv1.weights2"),
+        ({"fc2.bias": None}, {}, "no fc2.bias"),
+        ({"w0.weight": torch.zeros(4, 4, 3, 3)}, {}, "only 1x1 convolutions"),
+        ({"conv1.weights1": torch.zeros(4, 4, 9, 9) + 0j}, {}, "differ in shape"),
+        ({}, {"colour": "blue"}, "no setting colour; its settings are: activation"),
+        ({}, {"activation": "mish"}, "activation must be one of gelu"),
+        ({}, {"padding": "1,2,3"}, "padding has 3 entries, expected 2"),
+    ],
+)
+def test_what_has_no_place_is_named(change, said, says) -> None:
+    state = Script("B", (3, 3), 4, 1, 1, n_layers=2).state_dict()
+    state = {k: t for k, t in {**state, **change}.items() if t is not None}
+    with pytest.raises(ImportRefused, match=says):
+        import_original(state, Options(said))

@@ -1,0 +1,111 @@
+"""Networks saved by PhysicsNeMo, Modulus and PDEBench themselves answer the same after the import."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.importers.detect import convert, read_checkpoint
+from models.importers.physicsnemo import import_physicsnemo
+from models.importers.refusal import ImportRefused
+from models.importers.result import Options
+from tests.models.importers.comparison import our_module
+from tests.models.importers.other_libraries import draw_and_save
+from tests.turbofno_ops.fourier_truth import relative_l2
+
+COUNT = 12
+
+
+@pytest.mark.parametrize("name", ["modulus-0.9", "physicsnemo-1", "physicsnemo-2", "pdebench"])
+def test_drawn_networks_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
+    draw_and_save(name, tmp_path, COUNT)
+    for i in range(COUNT):
+        (file,) = tmp_path.glob(f"{i}.*")
+        imported = convert(read_checkpoint(file), Options())
+        answers = torch.load(tmp_path / f"{i}_answers.pt", weights_only=True)
+        for dtype, outputs, bound in (
+            (torch.float32, answers["outputs"], 1e-5),
+            (torch.float64, answers["outputs64"], 1e-10),
+        ):
+            module = our_module(imported, dtype)
+            for x, expected in zip(answers["fields"], outputs, strict=True):
+                with torch.inference_mode():
+                    found = module(x.to(dtype))
+                assert expected.dtype == dtype
+                assert relative_l2(found, expected) < bound, (file, x.shape, imported.architecture)
+
+
+def mdlus(path: Path, *, name: str = "FNO", version: object = "2.0.0", **arguments: object) -> Path:
+    """A .mdlus file without tensors, for what is refused before they are looked at."""
+    torch.save({}, path.with_suffix(".pt"))
+    args = {"in_channels": 1, "out_channels": 1, **arguments}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(path.with_suffix(".pt"), "model.pt")
+        module = "physicsnemo.models"
+        archive.writestr(
+            "args.json", json.dumps({"__name__": name, "__module__": module, "__args__": args})
+        )
+        archive.writestr("metadata.json", json.dumps({"physicsnemo_version": version}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "AFNO"}, r"holds physicsnemo\.models\.AFNO; .* FNO in 1 to 3 dimensions is supported"),
+        ({"dimension": 4}, "an FNO in 4 dimensions"),
+        ({"colour": 1}, r"args\.json: colour"),
+        ({"latent_channels": "many"}, r"args\.json: latent_channels"),
+        ({"version": None}, "say how overlapping modes are treated"),
+        ({}, r"there is no spec_encoder\.lift_network\.0\.conv\.weight"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_imported_is_named(
+    change: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ImportRefused, match=says):
+        convert(read_checkpoint(mdlus(tmp_path / "model.mdlus", **change)), Options())
+
+
+def one_dimensional() -> dict[str, torch.Tensor]:
+    """The tensors of FNO(1, 1, dimension=1, latent_channels=2, num_fno_layers=1, num_fno_modes=3)."""
+    shapes = {
+        "device_buffer": (0,), "spec_encoder.spconv_layers.0.weights1": (2, 2, 3, 2),
+        "spec_encoder.lift_network.0.conv.weight": (1, 2, 1), "spec_encoder.lift_network.0.conv.bias": (1,),
+        "spec_encoder.lift_network.2.conv.weight": (2, 1, 1), "spec_encoder.lift_network.2.conv.bias": (2,),
+        "spec_encoder.conv_layers.0.weight": (2, 2, 1), "spec_encoder.conv_layers.0.bias": (2,),
+        "decoder_net.layers.0.linear.weight": (32, 2), "decoder_net.layers.0.linear.bias": (32,),
+        "decoder_net.final_layer.linear.weight": (1, 32), "decoder_net.final_layer.linear.bias": (1,),
+    }  # fmt: skip
+    return {key: torch.randn(shape) for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tensors", "says"),
+    [
+        ({}, {}, None),
+        ({"activation_fn": "stan"}, {}, "activation_fn is 'stan'; supported are gelu"),
+        ({"padding_type": "wrap"}, {}, "padding_type 'wrap'; supported are constant"),
+        ({}, {"decoder_net.extra": torch.zeros(1)}, "no place for decoder_net.extra"),
+        ({"num_fno_layers": 2}, {}, "no spec_encoder.spconv_layers.1.weights1"),
+    ],
+)
+def test_settings_and_tensors_without_a_place_are_named(
+    arguments: dict[str, object], tensors: dict[str, torch.Tensor], says: str | None
+) -> None:
+    usual = {"in_channels": 1, "out_channels": 1, "dimension": 1, "latent_channels": 2,
+             "num_fno_layers": 1, "num_fno_modes": 3}  # fmt: skip
+    call = (
+        {**one_dimensional(), **tensors},
+        {**usual, **arguments},
+        {"physicsnemo_version": "2.0.0"},
+    )
+    if says is None:
+        assert import_physicsnemo(*call, Options()).architecture.modes == (3,)
+        return
+    with pytest.raises(ImportRefused, match=says):
+        import_physicsnemo(*call, Options())
