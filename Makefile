@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: install serve test test-gpu lint format bench bench-gpu clean
+.PHONY: install serve test soak test-gpu lint format bench bench-gpu clean
 
 install: $(SERVE_READY)
 
@@ -15,6 +15,10 @@ serve: $(SERVE_READY)
 
 test: $(DEV_READY)
 	$(BIN)/python -m pytest
+
+# An hour's worth of mixed requests: nothing lost, nothing left behind.
+soak: $(DEV_READY)
+	SOAK_REQUESTS=200000 $(BIN)/python -m pytest tests/e2e/test_soak.py
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

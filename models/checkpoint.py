@@ -20,8 +20,8 @@ from models.config import (
     read_config,
 )
 from models.fno import FNO
+from models.registry import CONFIG_FILE
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "C64": torch.complex64}

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoint import CONFIG_FILE, load_model, save_model, state_shapes
+from models.checkpoint import load_model, save_model, state_shapes
 from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
 from models.fno import FNO
 from models.importers.detect import Checkpoint, convert, describe, read_checkpoint
@@ -28,6 +28,7 @@ from models.importers.normalizers import (
 from models.importers.refusal import ImportRefused, printable
 from models.importers.result import Imported, Options
 from models.importers.verify import verify
+from models.registry import CONFIG_FILE
 
 _LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
 _LARGEST_PADDING = 4096

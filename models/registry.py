@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.checkpoint import CONFIG_FILE
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True)

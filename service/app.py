@@ -8,20 +8,21 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import turbofno_ops
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
 from service.metrics import Metrics
-from service.pipeline.admission import Admission, QueueSlots
-from service.pipeline.local_engine import LocalEngine
+from service.pipeline.admission import Admission
+from service.pipeline.queue_slots import QueueSlots
+from service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fastapi import FastAPI
 
@@ -31,28 +32,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
-    """The application. Without `engine` it runs its own in this process, from lifespan start to end.
+def create_app(
+    settings: Settings,
+    *,
+    engine: Engine | None = None,
+    metrics: Metrics | None = None,
+    slots: QueueSlots | None = None,
+    scrape: Callable[[], Awaitable[bytes]] | None = None,
+) -> FastAPI:
+    """The application; its engine runs from lifespan start to end. Without `engine` it is one in this process.
 
     Models load in the background once the application has started, so that it can say that it is alive but
     not ready.
 
+    Args:
+        metrics, slots: those that a given engine shares with the application.
+        scrape: gives the text of /metrics, if this process alone does not know all of it.
+
     Raises:
-        ValueError: a wrong repository, model name or device.
+        ValueError: a wrong repository, model name, device or key file.
+        OSError: the key file cannot be read.
     """
-    metrics = Metrics(version=turbofno_ops.__version__)
-    slots = QueueSlots(settings, metrics)
+    metrics = metrics or Metrics(version=VERSION)
+    slots = slots or QueueSlots(settings, metrics)
     context = AppContext(
         settings=settings,
-        engine=engine or LocalEngine(settings, metrics, slots),
+        engine=engine or _local_engine(settings, metrics, slots),
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
+        scrape=scrape or metrics.text,
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if isinstance(context.engine, LocalEngine):
-            context.engine.start()
+        context.engine.start()
         try:
             yield
         finally:
@@ -60,15 +73,20 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
 
     app = DescribedAPI(
         title="turbofno",
-        version=turbofno_ops.__version__,
+        version=VERSION,
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
     )
     app.state.context = context
-    app.add_middleware(
-        RequestMiddleware, metrics=metrics, server=f"turbofno/{turbofno_ops.__version__}"
-    )
+    if settings.api_keys_file is not None:
+        app.add_middleware(
+            KeyMiddleware,
+            keys=Keys.read(settings.api_keys_file),
+            metrics=metrics,
+            open_paths=HEALTH | ({"/metrics"} if settings.public_metrics else set()),
+        )
+    app.add_middleware(RequestMiddleware, metrics=metrics, server=f"turbofno/{VERSION}")
     problems.install(app)
     app.include_router(predict_router)
     app.include_router(oip_router)
@@ -76,17 +94,23 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
     return app
 
 
+def _local_engine(settings: Settings, metrics: Metrics, slots: QueueSlots) -> Engine:
+    # Brings PyTorch along, of which a front end has no use.
+    from service.pipeline.local_engine import LocalEngine
+
+    return LocalEngine(settings, metrics, slots)
+
+
 async def drain(context: AppContext) -> None:
     """Admit nothing more, finish what was admitted within the drain time, then stop the engine. Repeatable."""
     settings = context.settings
     until = time.monotonic() + settings.drain_seconds
     context.admission.start_draining()
-    if isinstance(context.engine, LocalEngine):
-        context.engine.start_draining()
+    context.engine.start_draining()
     try:
         async with asyncio.timeout(settings.drain_seconds):
             await context.admission.wait_idle()
     except TimeoutError:
         logger.warning("requests were unfinished when the drain time ended")
-    if isinstance(context.engine, LocalEngine):
-        await context.engine.close(within=max(0.0, until - time.monotonic()))
+        context.admission.end()
+    await context.engine.close(within=max(0.0, until - time.monotonic()))

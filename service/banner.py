@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from service.codec.fields import grid_limits
@@ -10,9 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from models.config import ModelConfig
+    from service.pipeline.engine import Engine
 
 _POINTS = 32
 """Per grid axis of the example, where the model allows it: short enough to read the answer."""
+
+
+def greet(url: str, engine: Engine) -> None:
+    """Print the text for the models that are ready."""
+    names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
+    # Where standard output goes may be full or closed by now; that is no reason not to serve.
+    with suppress(OSError):
+        sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
+        sys.stdout.flush()
 
 
 def banner(url: str, configs: Sequence[ModelConfig]) -> str:

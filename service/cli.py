@@ -15,16 +15,14 @@ from pydantic import ValidationError
 
 from models.config import Channel, GridSpec
 from models.import_arguments import add_arguments
-from service.banner import banner
+from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
-from service.settings import Settings, env_name, http_url, misspelt_variables
+from service.settings import API_KEY_VARIABLE, Settings, env_name, http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pydantic_core import ErrorDetails
-
-    from service.pipeline.engine import Engine
 
 _Signature = tuple[Sequence[Channel], Sequence[Channel], GridSpec]
 
@@ -139,7 +137,8 @@ def _add_url(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"where the server listens (default: from {env_name('host')} and {env_name('port')})",
+        help=f"where the server listens (default: from {env_name('host')} and {env_name('port')}); "
+        f"an API key, where it asks for one, is taken from {API_KEY_VARIABLE}",
     )
 
 
@@ -169,22 +168,26 @@ def _url(arguments: argparse.Namespace) -> str:
     if arguments.url is not None:
         return str(arguments.url)
     settings = _settings(arguments)
-    return http_url(settings.host, settings.port)
+    return http_url(settings.host, settings.port, tls=settings.tls_certificate is not None)
+
+
+def _authorization() -> dict[str, str]:
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
+    # A log for machines must hold nothing but its own lines.
+    for_people = settings.log_format == "console"
     # Slow to import, and needed by this command alone.
+    if settings.frontends:
+        from service.processes.start import run_processes
+
+        return run_processes(settings, for_people=for_people)
     from service.server import run
 
-    # A log for machines must hold nothing but its own lines.
-    return run(settings, on_ready=_greet if settings.log_format == "console" else None)
-
-
-def _greet(url: str, engine: Engine) -> None:
-    names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
-    sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
-    sys.stdout.flush()
+    return run(settings, on_ready=greet if for_people else None)
 
 
 def _config(arguments: argparse.Namespace) -> int:
@@ -215,7 +218,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    with Client(_url(arguments), retries=0) as client:
+    with Client(_url(arguments), retries=0, headers=_authorization()) as client:
         listing = client.models()
     rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
     rows += [
@@ -250,7 +253,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         answer = local.fields
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
     else:
-        with Client(_url(arguments)) as client:
+        with Client(_url(arguments), headers=_authorization()) as client:
             answer = client.predict(arguments.model, fields, version=arguments.version)
             signature = _signature(client.model(arguments.model))
     with arguments.output.open("wb") as file:

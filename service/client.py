@@ -103,7 +103,7 @@ class PredictOptions(TypedDict, total=False):
     deadline: float | None
     """Seconds after which the answer is of no use; the server then drops work not yet begun."""
     priority: int
-    """1 is highest, larger is lower; 0, the default, is lowest."""
+    """1 is highest, 10 lowest; 0, the default, is in the middle (5)."""
 
 
 class _Calls(Generic[HttpT]):

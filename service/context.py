@@ -6,7 +6,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from service.pipeline.admission import ANYONE, Caller
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from fastapi import Request
 
     from service.metrics import Metrics
@@ -26,7 +30,7 @@ class AppContext:
         context = context_of(request)
         record = record_of(request)
         record.protocol, record.model = "oip", name
-        room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
+        room = admit(request, config)
         body = await read_body(request, room, limit=context.settings.max_body_bytes)
         ...decode (record.decode_seconds), predict, encode (record.encode_seconds)
         room.hold_answer(len(answer))
@@ -36,6 +40,8 @@ class AppContext:
     engine: Engine
     admission: Admission
     metrics: Metrics
+    scrape: Callable[[], Awaitable[bytes]]
+    """The metrics of the whole service, in the text format."""
 
 
 @dataclass(slots=True)
@@ -47,6 +53,7 @@ class RequestRecord:
     """
 
     request_id: str
+    caller: Caller = ANYONE
     protocol: Protocol = "admin"
     model: str = ""
     version: str = ""

@@ -3,6 +3,7 @@
 ServiceError
  ├─ BadRequest             400  the request cannot be understood (JSON, header, body length, parameter)
  ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN, overflow)
+ ├─ Unauthorized           401  no API key, or none that is known
  ├─ Forbidden              403  switched off on this server; the message names the setting
  ├─ NotFound               404  no such route, model or version
  ├─ MethodNotAllowed       405
@@ -42,6 +43,10 @@ class BadRequest(ServiceError):
 
 class InvalidField(ServiceError):
     status, title, slug = 422, "Field not usable by this model", "invalid-field"
+
+
+class Unauthorized(ServiceError):
+    status, title, slug = 401, "Unauthorized", "unauthorized"
 
 
 class Forbidden(ServiceError):

@@ -26,10 +26,15 @@ def accept_request_id(offered: str) -> str:
     return secrets.token_hex(8)
 
 
-def configure(settings: Settings) -> None:
-    """Send everything, uvicorn's lines included, to standard error in the chosen form."""
+def configure(settings: Settings, *, process: str = "") -> None:
+    """Send everything, uvicorn's lines included, to standard error in the chosen form.
+
+    `process` stands in every line, where the service is several.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else ConsoleFormatter())
+    handler.setFormatter(
+        JsonFormatter(process) if settings.log_format == "json" else ConsoleFormatter(process)
+    )
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -46,7 +51,11 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, request_id, then the extra data."""
+    """One JSON object a line: time, level, logger, message, process, request_id, then the extra data."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -55,6 +64,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._process:
+            line["process"] = self._process
         if identity := request_id.get():
             line["request_id"] = identity
         line |= _extra(record)
@@ -64,11 +75,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """Time, level, message, then the extra data as key=value."""
+    """Time, level, process, message, then the extra data as key=value."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = f" {process:10}" if process else ""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        parts = [f"{clock}.{record.msecs:03.0f} {record.levelname:7} {record.getMessage()}"]
+        parts = [
+            f"{clock}.{record.msecs:03.0f} {record.levelname:7}{self._process} {record.getMessage()}"
+        ]
         parts += [f"{key}={value}" for key, value in _extra(record).items()]
         if identity := request_id.get():
             parts.append(f"request_id={identity}")

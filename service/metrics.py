@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-import torch
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -15,12 +15,15 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
+    generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
 SECONDS = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3,
@@ -75,6 +78,11 @@ class Metrics:
             "Body and unsent answer bytes of the requests being served.",
             (),
         )
+        self.shared_memory = self._gauge(
+            "turbofno_shared_memory_bytes",
+            "Shared memory that bodies and answers under way lie in, where front ends are processes of their own.",
+            (),
+        )
         self.out_of_memory_splits = self._counter(
             "turbofno_out_of_memory_splits",
             "Times a batch was cut in two because memory ran out.",
@@ -94,13 +102,21 @@ class Metrics:
             "turbofno_model_load_seconds", "How long loading and warming up took.", MODEL
         )
         Info("turbofno_build", "What is running.", registry=self.registry).info(
-            {"version": version, "torch": torch.__version__, "python": platform.python_version()}
+            {
+                "version": version,
+                "torch": metadata.version("torch"),
+                "python": platform.python_version(),
+            }
         )
         self.device_memory = DeviceMemory()
         self.registry.register(self.device_memory)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+
+    async def text(self) -> bytes:
+        """All of them, in the text format."""
+        return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
@@ -148,6 +164,9 @@ class DeviceMemory(Collector):
             "turbofno_staging_bytes", "Pinned host memory that batches pass through."
         )
         if self._device is not None:
+            # Slow to import, and of no use in a process without a device.
+            import torch
+
             memory.add_metric(["allocated"], torch.cuda.memory_allocated(self._device))
             memory.add_metric(["reserved"], torch.cuda.memory_reserved(self._device))
             memory.add_metric(["peak_allocated"], torch.cuda.max_memory_allocated(self._device))

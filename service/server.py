@@ -15,12 +15,14 @@ from service import logs
 from service.app import create_app, drain
 from service.context import AppContext
 from service.http.protocol import bounded_protocol
-from service.pipeline.worker import THREAD_NAME
-from service.settings import http_url, misspelt_variables
+from service.http.tls import tls_options
+from service.settings import exposure_warnings, http_url, misspelt_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from fastapi import FastAPI
 
     from service.pipeline.engine import Engine
     from service.settings import Settings
@@ -43,34 +45,22 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
 
     `on_ready` is called once with the server's URL and its engine, when all start-up models are warm.
     """
+    # Brings PyTorch along, of which a front end has no use.
+    from service.pipeline.worker import THREAD_NAME
+
     logs.configure(settings)
     # The device thread gives the interpreter lock away at every torch call and, while the event loop
     # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
     sys.setswitchinterval(SWITCH_SECONDS)
-    for problem in misspelt_variables(os.environ):
+    for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
         logger.warning(problem)
     try:
         app = create_app(settings)
+        config = server_config(app, settings)
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
     context: AppContext = app.state.context
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http=bounded_protocol(settings, context.metrics),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=settings.keep_alive_seconds,
-        timeout_graceful_shutdown=FLUSH_SECONDS,
-        # limit_concurrency stays unset: it answers plain text, and counts idle connections as load.
-    )
     server = DrainingServer(config, context, on_ready)
     try:
         server.run()
@@ -84,6 +74,28 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         logging.shutdown()
         os._exit(status)
     return status
+
+
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """uvicorn as this service uses it, whatever engine the application has. Raises ValueError if TLS cannot be set up."""
+    context: AppContext = app.state.context
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=bounded_protocol(settings, context.metrics),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+        **tls_options(settings),
+        # limit_concurrency stays unset: it answers plain text, and counts idle connections as load.
+    )
 
 
 class DrainingServer(uvicorn.Server):
@@ -113,7 +125,7 @@ class DrainingServer(uvicorn.Server):
     def url(self) -> str:
         """Where this machine reaches the listening socket, whatever port was picked."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
-        return http_url(host, port)
+        return http_url(host, port, tls=self.config.is_ssl)
 
     async def on_tick(self, counter: int) -> bool:
         if self._on_ready is not None and self._context.engine.ready:

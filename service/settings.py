@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ENV_PREFIX = "TURBOFNO_"
+API_KEY_VARIABLE = ENV_PREFIX + "API_KEY"
+"""Where the command line's client finds its key; no setting of the server."""
 MIB = 1024 * 1024
 
 
@@ -36,20 +40,40 @@ def misspelt_variables(environment: Iterable[str]) -> list[str]:
     lines = []
     for name in sorted(environment):
         setting = name.upper().removeprefix(ENV_PREFIX).lower()
-        if name.upper().startswith(ENV_PREFIX) and setting not in Settings.model_fields:
+        known = setting in Settings.model_fields or name == API_KEY_VARIABLE
+        if name.upper().startswith(ENV_PREFIX) and not known:
             close = difflib.get_close_matches(setting, Settings.model_fields, n=1)
             remedy = f"did you mean {env_name(close[0])}?" if close else "see turbofno config"
             lines.append(f"{name} is not a setting; {remedy}")
     return lines
 
 
-def http_url(host: str, port: int) -> str:
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
     """Where this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _is_loopback(host: str) -> bool:
+def exposure_warnings(settings: Settings) -> list[str]:
+    """A line for each way in which whoever reaches the address is trusted more than they may deserve."""
+    if is_loopback(settings.host):
+        return []
+    if settings.api_keys_file is None:
+        return [
+            f"listening on {settings.host}, not loopback, without API keys: whoever reaches it can use it "
+            f"({env_name('api_keys_file')})"
+        ]
+    if settings.tls_certificate is None:
+        return [
+            f"listening on {settings.host}, not loopback, without TLS: API keys and fields can be read on the way, "
+            f"unless a proxy in front speaks TLS ({env_name('tls_certificate')})"
+        ]
+    return []
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -73,14 +97,50 @@ class Settings(BaseSettings):
         default=None, description="load only these models (comma-separated names); unset loads all"
     )
     model_control: bool = Field(
-        default_factory=lambda data: _is_loopback(data.get("host", "")),
+        default_factory=lambda data: is_loopback(data.get("host", "")),
         description="allow loading and unloading models over HTTP; "
         "unset allows it only when the service listens on a loopback address",
+    )
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="file with a line NAME KEY [fields=N] [bytes=N] for each API key and what it may have in work "
+        "at once; unset lets everybody in",
+    )
+    public_metrics: bool = Field(
+        default=False, description="with API keys: let /metrics be read without one"
+    )
+    tls_certificate: Path | None = Field(
+        default=None, description="certificate chain (PEM); set, the server speaks HTTPS only"
+    )
+    tls_key: Path | None = Field(
+        default=None, description="its private key (PEM); unset: in the same file"
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="certificate authority (PEM) that clients must have a certificate of; unset asks for none",
     )
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="where models run: auto (CUDA when there is any), cpu, cuda, cuda:1, ...",
+    )
+    frontends: NonNegativeInt = Field(
+        default=0,
+        description="HTTP processes on the one port, beside an engine process for each device; "
+        "0 does everything in one process",
+    )
+    devices: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        default=None,
+        description="with frontends: run every model on each of these (comma-separated: 0,1,... for CUDA "
+        "devices, or cpu); unset takes the one that device names",
+    )
+    shared_memory_bytes: PositiveInt = Field(
+        default=512 * MIB,
+        description="with frontends: most memory of each for the bodies and answers under way",
+    )
+    hang_seconds: PositiveFloat = Field(
+        default=10.0,
+        description="with frontends: a process that gives no sign of life for so long is started again",
     )
     torch_threads: PositiveInt | None = Field(
         default=None,
@@ -111,13 +171,13 @@ class Settings(BaseSettings):
         description="how long an idle device waits for a batch to fill; 0 starts at once",
     )
     max_queued_fields_per_model: PositiveInt = Field(
-        default=1024, description="most fields of one model that wait for the device"
+        default=8192, description="most fields of one model that wait for the device"
     )
     max_queued_fields: PositiveInt = Field(
-        default=4096, description="most fields of all models together that wait for the device"
+        default=16384, description="most fields of all models together that wait for the device"
     )
     max_fields_per_request: PositiveInt = Field(
-        default=256, description="most fields that one request may carry"
+        default=4096, description="most fields that one request may carry"
     )
     request_deadline_seconds: PositiveFloat = Field(
         default=30.0, description="a request that has not started to run after this time gets 504"
@@ -159,12 +219,43 @@ class Settings(BaseSettings):
         default="console", description="console for people, json (one object a line) for machines"
     )
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "devices", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip()) or None
         return value
+
+    @field_validator("devices", mode="after")
+    @classmethod
+    def _name_devices(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is None:
+            return None
+        named = tuple(f"cuda:{one}" if one.isdecimal() else one for one in value)
+        for one in named:
+            if not re.fullmatch(r"cpu|cuda:\d+", one):
+                raise ValueError(f"{one!r} is no device: expected cpu, or numbers of CUDA devices")
+        return named
+
+    @model_validator(mode="after")
+    def _processes_fit_together(self) -> Self:
+        if self.devices and not self.frontends:
+            raise ValueError(f"{env_name('devices')} needs {env_name('frontends')} to be 1 or more")
+        if self.frontends and self.shared_memory_bytes < 4 * self.max_body_bytes:
+            raise ValueError(
+                f"{env_name('shared_memory_bytes')}={self.shared_memory_bytes} must be at least four times "
+                f"{env_name('max_body_bytes')}={self.max_body_bytes}, to hold a body and its answer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_needs_a_certificate(self) -> Self:
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(self, name) is not None and self.tls_certificate is None:
+                raise ValueError(
+                    f"{env_name(name)} is set, but {env_name('tls_certificate')} is not"
+                )
+        return self
 
     @model_validator(mode="after")
     def _limits_leave_room(self) -> Self:

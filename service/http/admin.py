@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import FileResponse, JSONResponse
 
@@ -28,6 +28,7 @@ CARD_FILE = "card.md"
 router = APIRouter()
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
+    401: problem("No known API key, where the server asks for one."),
     404: problem("No such model, or it has no such file."),
     503: problem("The model is not ready; the error says why."),
 }
@@ -131,7 +132,7 @@ def _reason(status: ModelStatus) -> str:
 @router.get("/metrics", tags=["health"], response_class=Response)
 async def metrics(request: Request) -> Response:
     """Prometheus metrics, in the text format."""
-    text = generate_latest(context_of(request).metrics.registry)
+    text = await context_of(request).scrape()
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

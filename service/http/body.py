@@ -6,12 +6,12 @@ import asyncio
 import zlib
 from typing import TYPE_CHECKING
 
-import numpy as np
 from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
-from service.http.offload import offload
+from service.http.offload import BINARY_BYTES, offload
+from service.pipeline.engine import heap_buffer
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from service.pipeline.admission import Room
 
-_ALIGNMENT = 64
+    _Chunks = list[bytes | bytearray]
+
+_SMALL_CHUNK = 4096
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
 
@@ -42,7 +44,7 @@ async def read_body(
     *,
     limit: int,
     setting: str | None = "max_body_bytes",
-    aligned_at: int = 0,
+    aligned_at: int | None = None,
 ) -> memoryview:
     """Read and decompress the whole body.
 
@@ -50,36 +52,47 @@ async def read_body(
         room: where its bytes are counted as they arrive.
         limit: most bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
-        aligned_at: the byte at this offset is put on a 64-byte boundary, so that an array that starts there
-            can be used without a copy.
+        aligned_at: given for a body whose fields are used as they stand: it is put into the engine's memory, the
+            byte at this offset on a 64-byte boundary. Fields of other bodies are copied there once they are decoded.
 
     Returns:
         A writable view of bytes.
 
     Raises:
-        PayloadTooLarge, QueueFull, RequestTimeout, UnsupportedMediaType, BadRequest: as the messages say.
+        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest: as the messages
+            say.
         ClientDisconnect: the client went away.
     """
     coding = _coding(request)
     declared = _content_length(request)
     if declared is not None and declared > limit:
         raise _too_large(request, f"the body has {declared} bytes", limit, setting)
-    seconds = context_of(request).settings.body_timeout_seconds
+    context = context_of(request)
+    seconds = context.settings.body_timeout_seconds
     try:
-        async with asyncio.timeout(seconds):
-            if coding is None and declared is not None:
-                body = await _read_declared(request, room, declared, aligned_at)
-            else:
-                body = await _read_unknown(request, room, limit, setting, aligned_at)
+        async with asyncio.timeout(seconds) as patience:
+            with context.admission.reading(patience):
+                if coding is None and declared is not None:
+                    chunks = await _read_declared(request, room, declared)
+                else:
+                    chunks = await _read_unknown(request, room, limit, setting)
     except TimeoutError:
+        context.admission.refuse_if_ended()
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None
+    size = sum(map(len, chunks))
+    # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
+    if aligned_at is None or coding is not None:
+        body = heap_buffer(size)
+    else:
+        body = context.engine.buffer(size, aligned_at=aligned_at)
+    await offload(size > BINARY_BYTES, _join, chunks, body)
     record_of(request).body_bytes = len(body)
     if coding is None:
         return body
     # Always off the event loop: a few kilobytes can inflate to the whole limit.
-    decoded = await offload(True, _inflate, body, coding, limit, aligned_at)
+    decoded = await offload(True, _inflate, body, coding, limit, aligned_at or 0)
     if decoded is None:
         raise _too_large(request, "the decompressed body is longer", limit, setting)
     room.hold(len(decoded))
@@ -121,13 +134,6 @@ def _too_large(request: Request, what: str, limit: int, setting: str | None) -> 
     return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
 
 
-def _buffer(size: int, aligned_at: int) -> memoryview:
-    """`size` writable bytes, uninitialised: pages that are never written are never committed."""
-    raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
-    start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
-    return memoryview(raw.data)[start : start + size]
-
-
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
     while True:
         message = await request.receive()
@@ -138,38 +144,48 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
             return
 
 
-async def _read_declared(request: Request, room: Room, size: int, aligned_at: int) -> memoryview:
-    body = _buffer(size, aligned_at)
+async def _read_declared(request: Request, room: Room, size: int) -> _Chunks:
+    chunks: _Chunks = []
     read = 0
     async for chunk in _chunks(request):
-        if read + len(chunk) > size:
-            raise BadRequest(f"Content-Length says {size} bytes, but more came")
-        room.hold(read + len(chunk))
-        body[read : read + len(chunk)] = chunk
         read += len(chunk)
+        if read > size:
+            raise BadRequest(f"Content-Length says {size} bytes, but more came")
+        room.hold(read)
+        _keep(chunks, chunk)
     if read != size:
         raise BadRequest(f"Content-Length says {size} bytes, but {read} came")
-    return body
+    return chunks
 
 
-async def _read_unknown(
-    request: Request, room: Room, limit: int, setting: str | None, aligned_at: int
-) -> memoryview:
-    chunks: list[bytes] = []
+async def _read_unknown(request: Request, room: Room, limit: int, setting: str | None) -> _Chunks:
+    chunks: _Chunks = []
     size = 0
     async for chunk in _chunks(request):
         size += len(chunk)
         if size > limit:
             raise _too_large(request, "the body is longer than allowed", limit, setting)
         room.hold(size)
-        if chunk:
-            chunks.append(chunk)
-    body = _buffer(size, aligned_at)
+        _keep(chunks, chunk)
+    return chunks
+
+
+def _keep(chunks: _Chunks, chunk: bytes) -> None:
+    """Add a chunk; small ones are put together, else a client could send millions of them, each an object."""
+    if len(chunk) >= _SMALL_CHUNK:
+        chunks.append(chunk)
+    elif chunks and isinstance(chunks[-1], bytearray):
+        chunks[-1] += chunk
+    else:
+        chunks.append(bytearray(chunk))
+
+
+def _join(chunks: _Chunks, body: memoryview) -> None:
     start = 0
     for chunk in chunks:
         body[start : start + len(chunk)] = chunk
         start += len(chunk)
-    return body
+    chunks.clear()
 
 
 def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memoryview | None:
@@ -194,6 +210,6 @@ def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memo
         # Concatenated gzip members are legal in files, but nothing sends them, and millions of empty ones
         # would cost far more time than bytes.
         raise BadRequest(f"{len(stream.unused_data)} bytes follow the end of the {coding} body")
-    body = _buffer(len(decoded), aligned_at)
+    body = heap_buffer(len(decoded), aligned_at)
     body[:] = decoded
     return body

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
+from service.http.body import declared_size
 from service.pipeline.engine import PredictRequest, PredictResult
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from models.config import ModelConfig
     from service.context import Protocol
+    from service.pipeline.admission import Room
     from service.pipeline.engine import Fields
 
 
@@ -30,6 +32,24 @@ def begin(request: Request, protocol: Protocol, model: str, version: str | None)
     config = context_of(request).engine.config(model, version)
     record.model, record.version = config.name, config.version
     return config
+
+
+def admit(request: Request, config: ModelConfig) -> Room:
+    """Let the request in by its headers, until its answer is sent; what it holds is counted in the room.
+
+    Raises:
+        QueueFull, PayloadTooLarge, Unavailable: as `Admission.admit` says.
+        BadRequest, UnsupportedMediaType: the headers do not say how long the body is.
+    """
+    record = record_of(request)
+    return record.until_sent.enter_context(
+        context_of(request).admission.admit(
+            declared_size(request),
+            model=config.name,
+            version=config.version,
+            caller=record.caller,
+        )
+    )
 
 
 async def infer(
@@ -60,6 +80,8 @@ async def infer(
             fields=fields,
             request_id=record.request_id,
             priority=priority,
+            client=record.caller.name,
+            client_max_fields=record.caller.max_fields,
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )

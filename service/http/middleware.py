@@ -103,6 +103,8 @@ class RequestMiddleware:
             "in": record.body_bytes,
             "out": sent_bytes,
         }
+        if record.caller.name:
+            data["key"] = record.caller.name
         if record.model:
             data |= {"model": record.model, "version": record.version, "fields": record.fields}
         data |= {f"{step}_ms": round(taken * 1e3, 3) for step, taken in steps}

@@ -14,8 +14,8 @@ from service.codec.fields import fields_from_tensor
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge
 from service.http import oip_extensions, oip_server
-from service.http.body import declared_size, read_body
-from service.http.inference import begin, infer
+from service.http.body import read_body
+from service.http.inference import admit, begin, infer
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
@@ -75,7 +75,7 @@ async def _infer(
     settings = context.settings
     config = begin(request, "oip", model, version)
     header = _header_length(request)
-    room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
+    room = admit(request, config)
     body = await _read(request, room, header, settings)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)

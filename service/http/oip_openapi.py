@@ -11,6 +11,7 @@ _EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": Error, "description": "The request does not follow the protocol."},
+    401: {"model": Error, "description": "No known API key, where the server asks for one."},
     404: {"model": Error, "description": "No such model or version."},
     503: {"model": Error, "description": "Not ready, or shutting down."},
 }
@@ -25,7 +26,11 @@ _PARAMETERS = {
     "additionalProperties": {"type": ["string", "number", "boolean"]},
     "propertyNames": {"not": {"pattern": "^triton_"}},
     "properties": {
-        "priority": {"type": "integer", "minimum": 0, "description": "1 is highest, 0 the default"},
+        "priority": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "1 is highest, 10 lowest, 0 counts as 5",
+        },
         "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
         "binary_data_output": {"type": "boolean"},
     },

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-import turbofno_ops
 from service.codec.json import json_type, parse_object
 from service.context import context_of
 from service.errors import BadRequest, Forbidden, Unavailable
@@ -27,6 +26,7 @@ from service.http.openapi import ModelName, ModelVersion
 from service.pipeline.admission import Room
 from service.pipeline.engine import status_of
 from service.settings import env_name
+from service.version import VERSION
 
 router = APIRouter()
 
@@ -46,9 +46,7 @@ _READY = "READY"
 @router.get("/v2", summary="Server metadata")
 async def server_metadata() -> ServerMetadata:
     """Name, version and the protocol extensions that this server offers."""
-    return ServerMetadata(
-        name="turbofno", version=turbofno_ops.__version__, extensions=list(EXTENSIONS)
-    )
+    return ServerMetadata(name="turbofno", version=VERSION, extensions=list(EXTENSIONS))
 
 
 @router.get("/v2/health/live", summary="Is the process alive?")
@@ -75,7 +73,7 @@ async def all_statistics(request: Request) -> Statistics:
     engine = context_of(request).engine
     return Statistics(
         model_stats=[
-            oip_describe.statistics(m.name, m.version, engine.counters(m.name, m.version))
+            oip_describe.statistics(m.name, m.version, await engine.counters(m.name, m.version))
             for m in engine.statuses()
             if m.state == _READY
         ]
@@ -144,7 +142,7 @@ def _configuration(request: Request, model: str, version: str | None) -> dict[st
 @router.get("/v2/models/{model}/stats", summary="Statistics of a model")
 async def model_statistics(request: Request, model: ModelName) -> Statistics:
     """Counts and nanoseconds since load, of the newest version."""
-    return _statistics(request, model, None)
+    return await _statistics(request, model, None)
 
 
 @router.get("/v2/models/{model}/versions/{version}/stats", summary="Statistics of one version")
@@ -152,13 +150,13 @@ async def version_statistics(
     request: Request, model: ModelName, version: ModelVersion
 ) -> Statistics:
     """Counts and nanoseconds since load."""
-    return _statistics(request, model, version)
+    return await _statistics(request, model, version)
 
 
-def _statistics(request: Request, model: str, version: str | None) -> Statistics:
+async def _statistics(request: Request, model: str, version: str | None) -> Statistics:
     engine = context_of(request).engine
     config = engine.config(model, version)
-    counters = engine.counters(config.name, config.version)
+    counters = await engine.counters(config.name, config.version)
     return Statistics(model_stats=[oip_describe.statistics(config.name, config.version, counters)])
 
 

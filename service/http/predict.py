@@ -13,8 +13,8 @@ from service.codec.fields import Answer, arrays_from_fields, fields_from_arrays
 from service.codec.negotiate import CODECS, JSON, NPZ, codec_for_answer, codec_for_body
 from service.context import context_of, record_of
 from service.errors import BadRequest
-from service.http.body import declared_size, read_body
-from service.http.inference import begin, infer
+from service.http.body import read_body
+from service.http.inference import admit, begin, infer
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
 
@@ -94,6 +94,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         },
     },
     400: problem("The body or a parameter cannot be understood."),
+    401: problem("No known API key, where the server asks for one."),
     404: problem("No such model or version."),
     406: problem("Accept allows none of the offered forms; the error lists them."),
     408: problem("The body took too long to arrive."),
@@ -106,7 +107,10 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 Priority = Annotated[
-    int, Query(ge=0, lt=2**31, description="1 is highest, larger is lower; 0, the default, lowest")
+    int,
+    Query(
+        ge=0, lt=2**31, description="1 is highest, 10 lowest; 0, the default, is in the middle (5)"
+    ),
 ]
 Deadline = Annotated[
     float | None,
@@ -162,8 +166,10 @@ async def _predict(
     writer = codec_for_answer(", ".join(request.headers.getlist("accept")), request=reader)
     setting = "max_json_bytes" if reader is JSON else "max_body_bytes"
     limit: int = getattr(context.settings, setting)
-    room = record.until_sent.enter_context(context.admission.admit(declared_size(request)))
-    body = await read_body(request, room, limit=limit, setting=setting)
+    room = admit(request, config)
+    # What is parsed or inflated is copied to the engine's memory afterwards.
+    aligned_at = None if reader in (JSON, NPZ) else 0
+    body = await read_body(request, room, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
     fields, form = await offload(
         # A small archive can inflate to the whole limit.

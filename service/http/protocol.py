@@ -47,9 +47,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         most = self.limits.max_connections
         if len(self.connections) > most:
-            self.counts.rejections.labels(reason="connections").inc()
             self._refuse(
                 503,
+                "connections",
                 f"{most} connections are open, the limit ({env_name('max_connections')}); retry later",
                 "retry-after: 1\r\n",
             )
@@ -72,6 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_bytes > self.limits.max_header_bytes:
             self._refuse(
                 431,
+                "header_too_large",
                 f"the request header (or trailer) is over {self.limits.max_header_bytes} bytes "
                 f"({env_name('max_header_bytes')})",
             )
@@ -128,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             self.transport.close()
             return
-        self._refuse(400, msg)
+        self._refuse(400, "no_http", msg)
 
     def _start_header_timer(self) -> None:
         self._header_timer = self.loop.call_later(
@@ -155,6 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         seconds = self.limits.header_timeout_seconds
         self._refuse(
             408,
+            "header_timeout",
             f"the request header did not arrive within {seconds:g} s "
             f"({env_name('header_timeout_seconds')})",
         )
@@ -165,11 +167,13 @@ class BoundedProtocol(HttpToolsProtocol):
                 timer.cancel()
         self._header_timer = self._linger_timer = self._reader_timer = None
 
-    def _refuse(self, status: int, message: str, header: str = "") -> None:
+    def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
         """Answer below ASGI and close: there is no request to give an application."""
         self._stop_timers()
         if self.transport.is_closing():
             return
+        self.counts.rejections.labels(reason=reason).inc()
+        self.counts.requests.labels(model="", version="", protocol="http", code=status).inc()
         body = orjson.dumps({"error": message, "status": status, "detail": message})
         head = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{header}"

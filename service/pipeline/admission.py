@@ -1,11 +1,12 @@
-"""Who may come in: body bytes before a body is read, queue slots before work is queued."""
+"""Who may come in, decided on the headers, before a body is read; and the bytes that requests then hold."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from service.errors import PayloadTooLarge, QueueFull, Unavailable
 from service.settings import env_name
@@ -14,77 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from service.metrics import Metrics
+    from service.pipeline.queue_slots import QueueSlots
     from service.settings import Settings
 
-_SMOOTHING = 0.2
-"""Weight of the newest batch in the drain rate."""
+
+class Caller(NamedTuple):
+    """Who asks: the name of an API key, and what it may have in work at once. Nameless and unlimited without keys."""
+
+    name: str = ""
+    max_fields: int = 0
+    """0: no limit."""
+    max_bytes: int = 0
 
 
-class QueueSlots:
-    """Counts the fields that wait for the device and says when there is room again.
-
-    Used from the event loop only.
-    """
-
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._waiting: Counter[tuple[str, str]] = Counter()
-        self._seconds_per_field = 0.0
-        self.total = 0
-
-    def waiting(self, model: str, version: str) -> int:
-        """Fields of this model that wait now."""
-        return self._waiting[model, version]
-
-    def take(self, model: str, version: str, fields: int) -> None:
-        """Count `fields` in. Raises QueueFull with the time after which there should be room."""
-        per_model = self._waiting[model, version]
-        for waiting, setting, whose in (
-            (per_model, "max_queued_fields_per_model", f"the queue of model {model!r}"),
-            (self.total, "max_queued_fields", "the queue of all models together"),
-        ):
-            limit = getattr(self._settings, setting)
-            if waiting + fields > limit:
-                raise self._full(
-                    f"{whose} holds {waiting} fields and has no room for {fields} more: "
-                    f"the limit is {limit} ({env_name(setting)}). Retry after the time in Retry-After."
-                )
-        self._count(model, version, fields)
-
-    def release(self, model: str, version: str, fields: int) -> None:
-        """Count `fields` out: they have started to run or were dropped."""
-        self._count(model, version, -fields)
-
-    def check_room(self) -> None:
-        """Raises QueueFull if not even one more field would find room."""
-        limit = self._settings.max_queued_fields
-        if self.total >= limit:
-            raise self._full(
-                f"the queue of all models together is full: the limit is {limit} fields "
-                f"({env_name('max_queued_fields')}). Retry after the time in Retry-After."
-            )
-
-    def note_batch(self, fields: int, seconds: float) -> None:
-        """Learn the drain rate from one batch."""
-        latest = seconds / fields
-        if self._seconds_per_field:
-            latest = _SMOOTHING * latest + (1 - _SMOOTHING) * self._seconds_per_field
-        self._seconds_per_field = latest
-
-    @property
-    def drain_seconds(self) -> float:
-        """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
-        return min(max(self.total * self._seconds_per_field, 1.0), 60.0)
-
-    def _full(self, message: str) -> QueueFull:
-        self._metrics.rejections.labels(reason="queue_full").inc()
-        return QueueFull(message, retry_after=self.drain_seconds)
-
-    def _count(self, model: str, version: str, fields: int) -> None:
-        self.total += fields
-        self._waiting[model, version] += fields
-        self._metrics.queue_depth.labels(model=model, version=version).inc(fields)
+ANYONE = Caller()
 
 
 class Room:
@@ -120,13 +64,23 @@ class Admission:
         self._metrics = metrics
         self._slots = slots
         self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._reading: set[asyncio.Timeout] = set()
+        self._ended = False
         self.draining = False
 
     @contextmanager
-    def admit(self, content_length: int | None) -> Iterator[Room]:
+    def admit(
+        self,
+        content_length: int | None,
+        *,
+        model: str,
+        version: str,
+        caller: Caller = ANYONE,
+    ) -> Iterator[Room]:
         """Let one request in, from before its body is read until its answer is sent.
 
         What it holds is counted as it arrives (`Room.hold`), not as it is announced: a client that
@@ -134,11 +88,13 @@ class Admission:
 
         Args:
             content_length: bytes of the decoded body; None if not known beforehand (chunked or compressed).
+            model, version: what the request is for.
+            caller: whose room it takes.
 
         Raises:
             Unavailable: the service is draining.
             PayloadTooLarge: the body is over the limit.
-            QueueFull: the body would find no room now, or the queue has none for even one more field.
+            QueueFull: the body would find no room now, or the model's queue has none for even one more field.
         """
         limit, size = self._settings.max_body_bytes, content_length or 0
         self.refuse_if_draining()
@@ -148,11 +104,11 @@ class Admission:
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
             )
-        self._slots.check_room()
-        self._check_room(size)
+        self._slots.check_room(model, version)
+        self._check_room(caller, size)
         self._requests += 1
         self._idle.clear()
-        room = Room(self._check_room, self._change)
+        room = Room(partial(self._check_room, caller), partial(self._change, caller))
         try:
             yield room
         finally:
@@ -174,21 +130,58 @@ class Admission:
                 retry_after=self._settings.drain_seconds,
             )
 
+    @contextmanager
+    def reading(self, patience: asyncio.Timeout) -> Iterator[None]:
+        """While a body is read within this time limit: it is cut short when the drain time ends."""
+        self._reading.add(patience)
+        try:
+            yield
+        finally:
+            self._reading.discard(patience)
+
+    def end(self) -> None:
+        """The drain time is over: what still sends its body times out now."""
+        self._ended = True
+        for patience in self._reading:
+            if not patience.expired():
+                patience.reschedule(0.0)
+
+    def refuse_if_ended(self) -> None:
+        """Raises Unavailable if the drain time is over."""
+        if self._ended:
+            self._metrics.rejections.labels(reason="draining").inc()
+            raise Unavailable(
+                "the service stopped before the whole body had come; retry, another instance may answer",
+                retry_after=1.0,
+            )
+
     async def wait_idle(self) -> None:
         """Return once no admitted request is left."""
         await self._idle.wait()
 
-    def _check_room(self, size: int) -> None:
+    def _check_room(self, caller: Caller, size: int) -> None:
         most = self._settings.max_inflight_bytes
         if self._bytes + size > most:
-            self._metrics.rejections.labels(reason="inflight_bytes").inc()
-            raise QueueFull(
+            raise self._no_room(
+                "inflight_bytes",
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
-                f"the limit is {most} ({env_name('max_inflight_bytes')}). "
-                "Retry after the time in Retry-After.",
-                retry_after=self._slots.drain_seconds,
+                f"the limit is {most} ({env_name('max_inflight_bytes')}).",
+            )
+        mine = self._bytes_of[caller.name]
+        if caller.max_bytes and mine + size > caller.max_bytes:
+            raise self._no_room(
+                "caller_bytes",
+                f"requests of API key {caller.name!r} hold {mine} bytes and have no room for {size} more: "
+                f"its limit is {caller.max_bytes}.",
             )
 
-    def _change(self, size: int) -> None:
+    def _no_room(self, reason: str, message: str) -> QueueFull:
+        self._metrics.rejections.labels(reason=reason).inc()
+        return QueueFull(
+            f"{message} Retry after the time in Retry-After.", retry_after=self._slots.drain_seconds
+        )
+
+    def _change(self, caller: Caller, size: int) -> None:
         self._bytes += size
+        self._bytes_of[caller.name] += size
         self._metrics.inflight_bytes.inc(size)

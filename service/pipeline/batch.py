@@ -53,6 +53,8 @@ class BatchReport:
     """What became of a batch: an error for each slice that failed; the outputs are in the tickets."""
 
     slices: Sequence[Slice]
+    start_seconds: float = 0.0
+    """What the device thread spent on it; all of its run where that waits for the end."""
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
@@ -73,12 +75,17 @@ class BatchReport:
     def runnable(self) -> Runnable:
         return self.slices[0].ticket.runnable
 
+    @property
+    def device_seconds(self) -> float:
+        """What it kept from others: also when the model failed, or had to be run again in pieces."""
+        return max(self.start_seconds, self.compute_seconds)
+
 
 def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
     """Start slices of one bucket as one batch; what it returns waits for the answers and hands them out.
 
-    If memory runs out it runs the batch in halves, down to single fields; if the model fails, slice by slice,
-    so that mates survive. Such pieces run one at a time, to their end.
+    If memory runs out it runs the batch in halves, down to single fields; if the model fails, in halves down to
+    single slices, so that mates survive. Such pieces run one at a time, to their end.
     """
     return _Batch(slices).start()
 
@@ -91,11 +98,13 @@ class _Batch:
         self._runs: list[tuple[Parts, Callable[[], ModelOutput]]] = []
 
     def start(self) -> Callable[[], BatchReport]:
+        started = time.perf_counter()
         parts = list(enumerate(self._report.slices))
         try:
             self._runs.append((parts, self._start(parts)))
         except Exception as error:
             self._run_in_pieces(parts, error)
+        self._report.start_seconds = time.perf_counter() - started
         return self._finish
 
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:
@@ -127,11 +136,13 @@ class _Batch:
             return halves
         if len(parts) == 1:
             return []
-        logger.warning(
-            "a batch of %d requests failed on model %s (%s); running them singly",
-            len(parts), report.runnable.name, type(error).__name__,
-        )  # fmt: skip
-        return [[part] for part in parts]
+        if len(parts) == len(report.slices):
+            logger.warning(
+                "a batch of %d requests failed on model %s (%s); looking for the culprit by halves",
+                len(parts), report.runnable.name, type(error).__name__,
+            )  # fmt: skip
+        middle = len(parts) // 2
+        return [parts[:middle], parts[middle:]]
 
     def _finish(self) -> BatchReport:
         for parts, wait in self._runs:

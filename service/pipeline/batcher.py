@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from service.pipeline.shares import Shares
 from service.pipeline.ticket import Slice
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from service.pipeline.shares import Flow
     from service.pipeline.ticket import Bucket, Ticket
     from service.settings import Settings
 
@@ -31,7 +34,7 @@ class Policy:
 
     def limit(self, field_bytes: int) -> int:
         """Most fields of that size in a batch. One always fits."""
-        return max(1, min(self.max_fields, self.max_bytes // field_bytes))
+        return max(1, min(self.max_fields, self.max_bytes // max(1, field_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +47,44 @@ class Decision:
 
 
 class Batcher:
-    """Waiting tickets by bucket.
+    """Waiting tickets by bucket and priority.
 
-    Inside a bucket: arrival order, always. Across buckets: the one with the earliest ticket, where each
-    priority level below the highest counts as PRIORITY_STEP_SECONDS of later arrival. So a higher priority
-    goes first, and a lower one still runs once it has waited for its handicap. Only tickets larger than a
-    batch are split; the others stay whole.
+    Whose turn it is: the flow (model and priority) that was given least device time, by `Shares`; in it, the bucket
+    with the oldest ticket. The batch is that bucket's tickets of that priority in order of arrival; what room is left
+    goes to the bucket's other priorities, highest first. Only tickets larger than a batch are split; the others
+    stay whole.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._shares = Shares()
         self._queues: dict[Bucket, _Queue] = {}
         self._learnt: dict[Bucket, int] = {}
 
     def __len__(self) -> int:
         """Number of tickets that wait, in whole or in part."""
-        return sum(len(queue.tickets) for queue in self._queues.values())
+        return sum(len(lane) for queue in self._queues.values() for lane in queue.lanes.values())
 
     def add(self, ticket: Ticket) -> None:
-        """Put a ticket at the end of its bucket."""
+        """Put a ticket at the end of its bucket's lane."""
         queue = self._queues.get(ticket.bucket)
         if queue is None:
-            limit = self._policy.limit(max(1, ticket.fields.nbytes // ticket.size))
-            queue = self._queues[ticket.bucket] = _Queue(limit)
-            queue.limit = min(limit, self._learnt.get(ticket.bucket, limit))
+            queue = self._queues[ticket.bucket] = _Queue(self._policy.limit(ticket.field_bytes))
+            queue.limit = self.limit(ticket)
         queue.add(ticket)
+
+    def limit(self, ticket: Ticket) -> int:
+        """Most fields in a batch of such tickets."""
+        limit = self._policy.limit(ticket.field_bytes)
+        return min(limit, self._learnt.get(ticket.bucket, limit))
+
+    def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
+        """Charge the device time of a batch to the flows whose fields ran in it."""
+        fields: Counter[Flow] = Counter()
+        for part in batch:
+            fields[part.ticket.flow] += part.stop - part.start
+        for flow, count in fields.items():
+            self._shares.charge(flow, seconds * count / fields.total())
 
     def lower_limit(self, bucket: Bucket, fields: int) -> None:
         """From now on at most that many fields of this bucket in a batch: more ran out of memory."""
@@ -87,12 +103,7 @@ class Batcher:
         queue = self._queues.get(ticket.bucket)
         if queue is not None:
             queue.discard(ticket)
-            if not queue.tickets:
-                del self._queues[ticket.bucket]
-
-    def tickets(self) -> list[Ticket]:
-        """All that wait, in no particular order."""
-        return [ticket for queue in self._queues.values() for ticket in queue.tickets.values()]
+            self._drop_if_empty(ticket.bucket)
 
     def next_batch(self, now: float, *, full_only: bool = False) -> Decision:
         """Take the next batch out of the queues, and every expired or settled ticket met on the way.
@@ -102,48 +113,58 @@ class Batcher:
         """
         expired: list[Ticket] = []
         wake_at: float | None = None
-        for bucket in sorted(self._queues, key=lambda bucket: self._queues[bucket].rank()):
-            queue = self._queues[bucket]
+        for *_, flow, bucket in self._turns():
+            queue = self._queues.get(bucket)
+            if queue is None or flow not in queue.lanes:
+                continue
             ready_at = queue.ready_at(self._policy.max_delay)
             if ready_at > now:
                 wake_at = ready_at if wake_at is None else min(wake_at, ready_at)
                 continue
             if full_only and not queue.full:
                 break
-            batch = queue.take(now, expired)
-            if not queue.tickets:
-                del self._queues[bucket]
+            batch = queue.take(flow, now, expired)
+            self._drop_if_empty(bucket)
             if batch:
+                self._shares.serve(flow)
                 return Decision(tuple(batch), tuple(expired))
         return Decision((), tuple(expired), wake_at)
 
+    def _turns(self) -> list[tuple[float, int, int, Flow, Bucket]]:
+        """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""
+        turns = [
+            (self._shares.clock(flow), flow.level, next(iter(lane)), flow, bucket)
+            for bucket, queue in self._queues.items()
+            for flow, lane in queue.lanes.items()
+        ]
+        turns.sort()
+        return turns
+
+    def _drop_if_empty(self, bucket: Bucket) -> None:
+        if not self._queues[bucket].lanes:
+            del self._queues[bucket]
+
 
 class _Queue:
-    """One bucket. The heap keeps removed tickets until they surface; `tickets` is the truth."""
+    """One bucket: for each flow a lane of tickets by number, which is the order of arrival. No lane is empty."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self.policy_limit = limit
         self._fields = 0
-        self._heap: list[tuple[float, int]] = []
-        self.tickets: OrderedDict[int, Ticket] = OrderedDict()
+        self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 
     def add(self, ticket: Ticket) -> None:
-        self.tickets[ticket.serial] = ticket
+        self.lanes.setdefault(ticket.flow, OrderedDict())[ticket.serial] = ticket
         self._fields += ticket.waiting
-        heapq.heappush(self._heap, (ticket.virtual_arrival, ticket.serial))
 
     def discard(self, ticket: Ticket) -> None:
-        if self.tickets.pop(ticket.serial, None) is not None:
+        if ticket.serial in self.lanes.get(ticket.flow, ()):
             self._fields -= ticket.waiting
+            self._remove(ticket)
 
     @property
     def full(self) -> bool:
         return self._fields >= self.limit
-
-    def rank(self) -> tuple[float, int]:
-        while self._heap[0][1] not in self.tickets:
-            heapq.heappop(self._heap)
-        return self._heap[0]
 
     def ready_at(self, delay: float) -> float:
         """When to run: now if full or without delay; no ticket is held for over half of its time to live."""
@@ -153,14 +174,26 @@ class _Queue:
             ticket.arrival + delay
             if ticket.deadline is None
             else min(ticket.arrival + delay, (ticket.arrival + ticket.deadline) / 2)
-            for ticket in self.tickets.values()
+            for lane in self.lanes.values()
+            for ticket in lane.values()
         )
 
-    def take(self, now: float, expired: list[Ticket]) -> list[Slice]:
+    def take(self, first: Flow, now: float, expired: list[Ticket]) -> list[Slice]:
+        """A batch of that lane's tickets, filled up from the others; nothing if they are all expired or settled."""
         batch: list[Slice] = []
         room = self.limit
-        while room and self.tickets:
-            ticket = next(iter(self.tickets.values()))
+        for flow in (first, *sorted(self.lanes.keys() - {first})):
+            room = self._take(flow, room, now, batch, expired)
+            if not batch:
+                break
+        return batch
+
+    def _take(
+        self, flow: Flow, room: int, now: float, batch: list[Slice], expired: list[Ticket]
+    ) -> int:
+        """Move what fits from the head of one lane into the batch; returns the room left."""
+        while room and flow in self.lanes:
+            ticket = next(iter(self.lanes[flow].values()))
             if ticket.settled:
                 self.discard(ticket)
                 continue
@@ -177,5 +210,11 @@ class _Queue:
             self._fields -= count
             room -= count
             if not ticket.waiting:
-                del self.tickets[ticket.serial]
-        return batch
+                self._remove(ticket)
+        return room
+
+    def _remove(self, ticket: Ticket) -> None:
+        lane = self.lanes[ticket.flow]
+        del lane[ticket.serial]
+        if not lane:
+            del self.lanes[ticket.flow]

@@ -12,6 +12,8 @@ from models.config import ModelConfig
 
 Fields = NDArray[np.float32]
 
+_ALIGNMENT = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PredictRequest:
@@ -22,11 +24,15 @@ class PredictRequest:
     fields: Fields
     request_id: str
     priority: int = 0
-    """Open Inference Protocol meaning: 1 is highest, larger is lower, 0 is the default (lowest)."""
+    """Open Inference Protocol meaning: 1 is highest, larger is lower, 0 is the default (see shares.py)."""
     deadline: float | None = None
     """On the `time.monotonic` clock; the work is dropped with DeadlineExceeded if it has not started by then."""
     config: ModelConfig | None = None
     """What the fields were checked against; Unavailable if a reload has since put another kind of model there."""
+    client: str = ""
+    """Name of the API key that asks, never the key; empty without keys."""
+    client_max_fields: int = 0
+    """Most fields of that client in the engine at once; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,18 @@ class ModelCounters:
 class Engine(Protocol):
     """What HTTP needs of inference. Cancelling the task that awaits `predict` cancels work not yet started."""
 
+    def start(self) -> None:
+        """Begin to get ready, on the running event loop."""
+        ...
+
+    def start_draining(self) -> None:
+        """Not ready from now on; what was admitted can still be predicted."""
+        ...
+
+    async def close(self, *, within: float) -> None:
+        """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop. Repeatable."""
+        ...
+
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         """The configuration of a known model (newest version if None). Raises NotFound; Unavailable if not READY."""
         ...
@@ -95,15 +113,25 @@ class Engine(Protocol):
         """Every known (model, version), sorted by name, then version."""
         ...
 
-    def counters(self, model: str, version: str) -> ModelCounters:
+    async def counters(self, model: str, version: str) -> ModelCounters:
         """Totals of a READY model. Raises NotFound, Unavailable."""
+        ...
+
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+        """Writable memory for a request's body: what lies there reaches the device without another copy before it.
+
+        The byte at `aligned_at` is on a 64-byte boundary. The memory is given back with its last view.
+
+        Raises:
+            PayloadTooLarge, Unavailable: there never is, or is no room now.
+        """
         ...
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         """Run the fields.
 
-        Raises NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField (NaN or infinity came out:
-        finite input far outside the training range), InferenceFailed.
+        Raises NotFound, QueueFull, PayloadTooLarge (over the client's limit), DeadlineExceeded, Unavailable,
+        InvalidField (NaN or infinity came out: finite input far outside the training range), InferenceFailed.
         """
         ...
 
@@ -124,6 +152,13 @@ class Engine(Protocol):
     def failure(self) -> str:
         """Why this process can predict nothing more and should end, or empty."""
         ...
+
+
+def heap_buffer(size: int, aligned_at: int = 0) -> memoryview:
+    """Writable memory of this process, uninitialised: pages that are never written are never committed."""
+    raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
+    start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
+    return memoryview(raw.data)[start : start + size]
 
 
 def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from service.errors import ServiceError, Unavailable
-from service.pipeline.engine import PredictResult
+from service.pipeline.engine import PredictResult, heap_buffer
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.worker import arithmetic_threads
 from service.runtime.device import log_backend, memory_limit, prepare_device
@@ -23,9 +23,9 @@ from service.runtime.repository import Repository
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.metrics import Metrics
-    from service.pipeline.admission import QueueSlots
     from service.pipeline.batch import BatchReport
     from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
+    from service.pipeline.queue_slots import QueueSlots
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -65,17 +65,15 @@ class LocalEngine:
         self._draining = False
 
     def start(self) -> None:
-        """Begin to load the models in the background."""
+        # Models load in the background, so that the service can say that it is alive but not ready.
         log_backend(self._device)
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 
     def start_draining(self) -> None:
-        """Not ready from now on; what was admitted can still be predicted."""
         self._draining = True
 
     async def close(self, *, within: float) -> None:
-        """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop."""
         self._draining = True
         if self._loading is not None:
             self._loading.cancel()
@@ -90,8 +88,11 @@ class LocalEngine:
     def statuses(self) -> list[ModelStatus]:
         return self._repository.statuses()
 
-    def counters(self, model: str, version: str) -> ModelCounters:
+    async def counters(self, model: str, version: str) -> ModelCounters:
         return self._repository.slot(model, version).totals.snapshot()
+
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+        return heap_buffer(size, aligned_at)
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         with self._repository.lease(request.model, request.version) as slot:

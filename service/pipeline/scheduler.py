@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from service.metrics import Metrics
-    from service.pipeline.admission import QueueSlots
     from service.pipeline.engine import PredictRequest
+    from service.pipeline.queue_slots import QueueSlots
     from service.pipeline.ticket import Runnable, Slice
     from service.settings import Settings
 
@@ -81,28 +81,33 @@ class Scheduler:
         """Queue the fields and wait for the answer. Cancelling the caller drops what has not started.
 
         Raises:
-            QueueFull, DeadlineExceeded, Unavailable (closed, or out of memory), InvalidField (the output
-                is not finite), InferenceFailed.
+            QueueFull, PayloadTooLarge (both also by the caller's own limit), DeadlineExceeded, Unavailable
+                (closed, or out of memory), InvalidField (the output is not finite), InferenceFailed.
         """
         self._refuse_if_over()
-        now = time.monotonic()
-        self._slots.take(runnable.name, runnable.version, len(request.fields))
         ticket = Ticket(
             runnable,
             request.fields,
-            now,
+            time.monotonic(),
             self._loop.create_future(),
             priority=request.priority,
             deadline=request.deadline,
             request_id=request.request_id,
         )
+        with self._slots.in_work(request):
+            self._slots.take(ticket)
+            return await self._outcome(ticket)
+
+    async def _outcome(self, ticket: Ticket) -> PredictResult:
         self._live.add(ticket)
         self._idle.clear()
         self._batcher.add(ticket)
         timer = (
             None
             if ticket.deadline is None
-            else self._loop.call_later(max(0.0, ticket.deadline - now), self._expire, ticket)
+            else self._loop.call_later(
+                max(0.0, ticket.deadline - ticket.arrival), self._expire, ticket
+            )
         )
         self._schedule_pump()
         try:
@@ -166,11 +171,12 @@ class Scheduler:
         for ticket in decision.expired:
             self._expire(ticket)
         if decision.batch:
+            first = decision.batch[0].ticket
+            count = sum(part.stop - part.start for part in decision.batch)
+            self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
             for part in decision.batch:
                 ticket = part.ticket
-                self._slots.release(
-                    ticket.runnable.name, ticket.runnable.version, part.stop - part.start
-                )
+                self._slots.release(ticket, part.stop - part.start)
                 if ticket.started is None:
                     ticket.started = now
             self._hand_over(
@@ -214,6 +220,7 @@ class Scheduler:
             future.set_result(result)
 
     def _finish_batch(self, slices: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
+        self._slots.end_batch(time.monotonic())
         if isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
             for part in slices:
@@ -271,7 +278,10 @@ class Scheduler:
             self._slots.waiting(model, version)
         )
         metrics.backend_batches.labels(model, backend, report.precision).inc()
-        self._slots.note_batch(size, report.compute_seconds)
+        ticket = report.slices[0].ticket
+        room = self._batcher.limit(ticket) * ticket.field_bytes
+        self._slots.note_batch(model, room, report.device_seconds)
+        self._batcher.note_ran(report.slices, report.device_seconds)
         self._on_batch(report)
 
     def _give_up(self, failure: str) -> None:
@@ -316,7 +326,7 @@ class Scheduler:
         if waiting := ticket.waiting:
             self._batcher.discard(ticket)
             ticket.taken = ticket.size
-            self._slots.release(ticket.runnable.name, ticket.runnable.version, waiting)
+            self._slots.release(ticket, waiting)
 
 
 def _job(work: Callable[[], T]) -> Callable[[], T]:

@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from service.pipeline.shares import Flow, level_of
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
@@ -13,11 +15,6 @@ if TYPE_CHECKING:
     from service.pipeline.engine import Fields, PredictResult
 
 _serial = itertools.count()
-
-PRIORITY_STEP_SECONDS = 1.0
-"""One priority level lower counts as having come this much later, so that no level can starve another."""
-LOWEST_PRIORITY = 10
-"""Where priority 0 (the protocol's default) and everything beyond it stand."""
 
 
 class ModelOutput(NamedTuple):
@@ -92,7 +89,7 @@ class Ticket:
     backend: str = ""
     precision: str = "fp32"
     bucket: Bucket = field(init=False)
-    virtual_arrival: float = field(init=False)
+    flow: Flow = field(init=False)
 
     def __post_init__(self) -> None:
         self.bucket = Bucket(
@@ -102,13 +99,16 @@ class Ticket:
             self.fields.shape[1:],
             self.fields.dtype.name,
         )
-        level = min(self.priority, LOWEST_PRIORITY) if self.priority > 0 else LOWEST_PRIORITY
-        self.virtual_arrival = self.arrival + level * PRIORITY_STEP_SECONDS
+        self.flow = Flow(self.runnable.name, level_of(self.priority))
 
     @property
     def size(self) -> int:
         """Number of fields."""
         return len(self.fields)
+
+    @property
+    def field_bytes(self) -> int:
+        return self.fields.nbytes // self.size
 
     @property
     def waiting(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
+_SERVE = "import sys; from service.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,30 @@ class Footprint:
 
 
 class ServerProcess:
-    """`python -m service serve`; a context manager that kills the process if it is still there."""
+    """`python -m service serve`; a context manager that kills the process if it is still there.
 
-    def __init__(self, repository: Path, log: Path, *options: str) -> None:
+    `fault` is Python that runs in it first: what a test breaks on purpose. `trust` is for a server that the options
+    make speak TLS.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        log: Path,
+        *options: str,
+        fault: str = "",
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if trust is None else 'https'}://127.0.0.1:{self.port}"
+        self._trust = trust or False
         self.log = log
         self._terminated = False
         # One arithmetic thread: the machine is shared with the clients that put it under load.
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "TURBOFNO_TORCH_THREADS": "1"}
-        serve = ["-m", "service", "serve", "--port", str(self.port)]
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path, "TURBOFNO_TORCH_THREADS": "1"}
+        program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "service"]
+        serve = [*program, "serve", "--port", str(self.port)]
         where = ["--model-repository", str(repository)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -78,7 +94,10 @@ class ServerProcess:
                     f"the server ended with {self.process.returncode}\n{self.tail()}"
                 )
             try:
-                if httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200:
+                if (
+                    httpx.get(f"{self.url}/readyz", timeout=5.0, verify=self._trust).status_code
+                    == 200
+                ):
                     return
             except httpx.TransportError:
                 pass

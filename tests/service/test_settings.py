@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from pydantic import ValidationError
 
-from service.settings import Settings, env_name, misspelt_variables
+from service.settings import Settings, env_name, exposure_warnings, misspelt_variables
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_environment_sets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +58,7 @@ def test_misspelt_setting_is_an_error() -> None:
     [
         {"max_body_bytes": 100},
         {"max_body_bytes": 2**40},
-        {"max_fields_per_request": 2000},
+        {"max_fields_per_request": 20_000},
         {"max_queued_fields": 10},
     ],
 )
@@ -74,3 +79,44 @@ def test_misspelt_variables_are_named_with_what_was_meant() -> None:
         "TURBOFNO_MAX_BATCHSIZE is not a setting; did you mean TURBOFNO_MAX_BATCH_SIZE?",
         "TURBOFNO_QQQQ is not a setting; see turbofno config",
     ]
+
+
+def test_tls_key_without_certificate_is_refused(tmp_path: Path) -> None:
+    for name in ("tls_key", "tls_client_ca"):
+        with pytest.raises(ValidationError, match="TURBOFNO_TLS_CERTIFICATE is not"):
+            Settings(**{name: tmp_path / "file"})
+
+
+def test_public_address_is_warned_of_without_keys_and_without_tls(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert exposure_warnings(Settings()) == []
+    assert exposure_warnings(Settings(host="::1")) == []
+    (line,) = exposure_warnings(Settings(host="0.0.0.0"))
+    assert "without API keys" in line
+    (line,) = exposure_warnings(Settings(host="10.0.0.7", api_keys_file=file))
+    assert "without TLS" in line
+    assert exposure_warnings(Settings(host="::", api_keys_file=file, tls_certificate=file)) == []
+
+
+def test_the_clients_key_is_no_misspelt_setting() -> None:
+    assert misspelt_variables(["TURBOFNO_API_KEY"]) == []
+
+
+def test_devices_are_named_in_short_or_in_full() -> None:
+    settings = Settings(frontends=2, devices="0,cuda:3,cpu")
+    assert settings.devices == ("cuda:0", "cuda:3", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": "0"}, "TURBOFNO_FRONTENDS"),
+        ({"frontends": 1, "devices": "gpu"}, "'gpu' is no device"),
+        ({"frontends": 1, "shared_memory_bytes": 1000}, "TURBOFNO_MAX_BODY_BYTES"),
+    ],
+)
+def test_processes_that_do_not_fit_together_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Settings(**given)

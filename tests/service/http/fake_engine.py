@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from service.errors import NotFound
-from service.pipeline.engine import ModelCounters, ModelStatus, PredictResult
+from service.pipeline.engine import ModelCounters, ModelStatus, PredictResult, heap_buffer
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -30,6 +30,7 @@ class FakeEngine:
         self.error: Exception | None = None
         self.ready = True
         self.failure = ""
+        self.alive = False
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         found = [c for (name, v), c in self.configs.items() if name == model]
@@ -43,7 +44,7 @@ class FakeEngine:
         ready = [ModelStatus(*key, "READY", **runs) for key in self.configs]
         return [*ready, ModelStatus("broken", "1", "UNAVAILABLE", "bad weights")]
 
-    def counters(self, model: str, version: str) -> ModelCounters:
+    async def counters(self, model: str, version: str) -> ModelCounters:
         self.config(model, version)
         return ModelCounters(
             success_count=3,
@@ -59,6 +60,19 @@ class FakeEngine:
             last_inference_ms=1234,
             batches={4: (1, 80), 1: (1, 20)},
         )
+
+    def start(self) -> None:
+        self.alive = True
+
+    def start_draining(self) -> None:
+        self.ready = False
+
+    async def close(self, *, within: float) -> None:
+        del within
+        self.alive = False
+
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+        return heap_buffer(size, aligned_at)
 
     @staticmethod
     def answer(fields: Fields, channels: int) -> Fields:

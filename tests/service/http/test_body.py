@@ -20,10 +20,14 @@ from service.errors import (
     QueueFull,
     RequestTimeout,
     ServiceError,
+    Unavailable,
     UnsupportedMediaType,
 )
 from service.http.body import declared_size, read_body
 from service.metrics import Metrics
+from service.pipeline.admission import Admission
+from service.pipeline.engine import heap_buffer
+from service.pipeline.queue_slots import QueueSlots
 from service.settings import Settings
 
 DATA = bytes(range(256)) * 40
@@ -46,8 +50,12 @@ def make_request(
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": chunk, "more_body": bool(left)}
 
+    settings, metrics = Settings(body_timeout_seconds=body_timeout_seconds), Metrics()
     context = SimpleNamespace(
-        settings=Settings(body_timeout_seconds=body_timeout_seconds), metrics=Metrics()
+        settings=settings,
+        metrics=metrics,
+        admission=Admission(settings, metrics, QueueSlots(settings, metrics)),
+        engine=SimpleNamespace(buffer=heap_buffer),
     )
     scope = {
         "type": "http",
@@ -145,6 +153,18 @@ def test_slow_body_times_out() -> None:
     request = make_request([b"x"] * 50, seconds_between=0.02, body_timeout_seconds=0.1)
     with pytest.raises(RequestTimeout, match="TURBOFNO_BODY_TIMEOUT_SECONDS"):
         read(request)
+
+
+def test_body_still_on_its_way_when_the_drain_time_ends_is_answered_with_503() -> None:
+    async def main() -> None:
+        request = make_request([b"a"] * 50, seconds_between=0.1, body_timeout_seconds=60)
+        admission = request.app.state.context.admission
+        asyncio.get_running_loop().call_later(0.05, admission.end)
+        with pytest.raises(Unavailable, match="before the whole body had come") as caught:
+            await asyncio.wait_for(read_body(request, Room(), limit=100), 2)  # type: ignore[arg-type]
+        assert caught.value.retry_after
+
+    asyncio.run(main())
 
 
 def test_disconnect_is_told_apart() -> None:

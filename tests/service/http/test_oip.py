@@ -124,7 +124,7 @@ def test_infer_raw_body_takes_its_shape_from_the_query() -> None:
         (np.zeros((1, 16), "<f4"), 422, "rank 2"),
         (np.zeros((1, 1, 7), "<f4"), 422, "axis 0 has 7 points, allowed are 8 to 64"),
         (np.zeros((0, 1, 16), "<f4"), 422, "at least one field"),
-        (np.zeros((257, 1, 16), "<f4"), 413, "TURBOFNO_MAX_FIELDS_PER_REQUEST"),
+        (np.zeros((4097, 1, 16), "<f4"), 413, "TURBOFNO_MAX_FIELDS_PER_REQUEST"),
         (np.full((1, 1, 16), np.inf, "<f4"), 422, "channel 'u0', grid point [0] is inf"),
     ],
 )
@@ -212,7 +212,7 @@ def test_config_states_grid_limits_and_batching() -> None:
         settings={"max_batch_size": 3, "max_queue_delay_seconds": 0.002},
     )
     document = response.json()
-    assert document["max_batch_size"] == 256
+    assert document["max_batch_size"] == 4096
     assert document["input"][0]["dims"] == [1, -1, -1]
     assert document["output"][0]["dims"] == [2, -1, -1]
     assert document["dynamic_batching"] == {

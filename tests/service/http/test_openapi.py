@@ -59,7 +59,7 @@ def test_control_routes_answer_when_the_service_is_full() -> None:
     async def main() -> None:
         async with serving() as (client, engine):
             context = client._transport.app.state.context  # type: ignore[attr-defined]
-            with context.admission.admit(None) as room:
+            with context.admission.admit(None, model="tiny-1d", version="1") as room:
                 room.hold_answer(context.settings.max_inflight_bytes)
                 body = {"inputs": {"u0": [0.0] * 16}}
                 refused = await client.post("/v1/models/tiny-1d:predict", json=body)

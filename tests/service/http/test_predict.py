@@ -173,7 +173,7 @@ def test_predict_bad_parameter_is_refused(what: dict[str, Any]) -> None:
         (NPY, written(NPY, np.zeros((1, 1, 7), "f4")), 422),
         (NPY, written(NPY, np.zeros((1, 1, 65), "f4")), 422),
         (NPY, written(NPY, np.full((1, 1, 16), np.nan, "f4")), 422),
-        (NPY, written(NPY, np.zeros((257, 1, 8), "f4")), 413),
+        (NPY, written(NPY, np.zeros((4097, 1, 8), "f4")), 413),
         (NPZ, b"PK\x03\x04", 400),
         (SAFETENSORS, b"\xff" * 16, 400),
         (SAFETENSORS, written(SAFETENSORS, np.zeros((1, 1, 16), "i4")), 422),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from service.errors import PayloadTooLarge, QueueFull, Unavailable
 from service.metrics import Metrics
-from service.pipeline.admission import Admission, QueueSlots
+from service.pipeline.admission import ANYONE, Admission, Caller, Room
+from service.pipeline.engine import PredictRequest
+from service.pipeline.queue_slots import QueueSlots
+from service.pipeline.ticket import Ticket
 from service.settings import Settings
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
@@ -22,20 +27,36 @@ def make(**settings: Any) -> tuple[Admission, QueueSlots, Metrics]:
     return Admission(chosen, metrics, slots), slots, metrics
 
 
+def admit(
+    admission: Admission, size: int | None, model: str = "m", caller: Caller = ANYONE
+) -> AbstractContextManager[Room]:
+    return admission.admit(size, model=model, version="1", caller=caller)
+
+
+def ticket(
+    fields: int, model: str = "m", *, priority: int = 0, deadline: float | None = None
+) -> Ticket:
+    """Fields of 100 bytes, come at time 0."""
+    runnable = Mock(version="1")
+    runnable.name = model
+    array = np.zeros((fields, 1, 25), np.float32)
+    return Ticket(runnable, array, 0.0, Mock(), priority=priority, deadline=deadline)
+
+
 def inflight(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("turbofno_inflight_bytes")
 
 
 def test_bytes_are_held_while_inside_and_given_back_on_error() -> None:
     admission, _, metrics = make()
-    with admission.admit(60) as room:
+    with admit(admission, 60) as room:
         assert inflight(metrics) == 0, "nothing has come yet"
         room.hold(20)
         room.hold(60)
         assert inflight(metrics) == 60
         room.hold(50)
         assert inflight(metrics) == 50
-    with suppress(KeyError), admission.admit(60) as room:
+    with suppress(KeyError), admit(admission, 60) as room:
         room.hold(60)
         raise KeyError
     assert inflight(metrics) == 0
@@ -43,14 +64,14 @@ def test_bytes_are_held_while_inside_and_given_back_on_error() -> None:
 
 def test_inflight_limit_refuses_and_names_its_setting() -> None:
     admission, _, _ = make()
-    with admission.admit(100) as first, admission.admit(100) as second:
+    with admit(admission, 100) as first, admit(admission, 100) as second:
         first.hold(100)
         second.hold(100)
         refusal = pytest.raises(QueueFull, match="TURBOFNO_MAX_INFLIGHT_BYTES")
-        with refusal as caught, admission.admit(51):
+        with refusal as caught, admit(admission, 51):
             pass
         assert caught.value.retry_after is not None
-        with admission.admit(50) as third:
+        with admit(admission, 50) as third:
             third.hold(50)
 
 
@@ -58,17 +79,17 @@ def test_senders_who_only_promise_bytes_do_not_keep_others_out() -> None:
     admission, _, _ = make()
     with ExitStack() as promised:
         for length in [100, None] * 50:
-            promised.enter_context(admission.admit(length))
-        with admission.admit(100) as room:
+            promised.enter_context(admit(admission, length))
+        with admit(admission, 100) as room:
             room.hold(100)
 
 
 def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_more() -> None:
     admission, _, metrics = make()
     with (
-        admission.admit(100) as first,
-        admission.admit(100) as second,
-        admission.admit(None) as third,
+        admit(admission, 100) as first,
+        admit(admission, 100) as second,
+        admit(admission, None) as third,
     ):
         for room in (first, second):
             room.hold(100)
@@ -85,7 +106,7 @@ def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_mo
 
 def test_body_over_the_limit_is_refused() -> None:
     admission, _, metrics = make()
-    with pytest.raises(PayloadTooLarge, match="TURBOFNO_MAX_BODY_BYTES"), admission.admit(101):
+    with pytest.raises(PayloadTooLarge, match="TURBOFNO_MAX_BODY_BYTES"), admit(admission, 101):
         pass
     assert inflight(metrics) == 0
 
@@ -94,40 +115,124 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
     admission, slots, _ = make(
         max_queued_fields=4, max_queued_fields_per_model=4, max_fields_per_request=4
     )
-    slots.take("m", "1", 4)
-    with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS"), admission.admit(1):
+    queued = ticket(4)
+    slots.take(queued)
+    with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS"), admit(admission, 1):
         pass
-    slots.release("m", "1", 1)
-    with admission.admit(1):
+    slots.release(queued, 1)
+    with admit(admission, 1):
+        pass
+
+
+def test_full_queue_of_one_model_leaves_the_others_their_room() -> None:
+    admission, slots, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
+    slots.take(ticket(4))
+    with pytest.raises(QueueFull, match="QUEUED_FIELDS_PER_MODEL"), admit(admission, 1):
+        pass
+    with admit(admission, 1, "other"):
         pass
 
 
 def test_total_queue_limit_holds_across_models() -> None:
     _, slots, _ = make(max_queued_fields=4, max_queued_fields_per_model=3, max_fields_per_request=3)
-    slots.take("a", "1", 3)
+    slots.take(ticket(3, "a"))
     with pytest.raises(QueueFull, match="all models"):
-        slots.take("b", "1", 2)
-    slots.take("b", "1", 1)
+        slots.take(ticket(2, "b"))
+    slots.take(ticket(1, "b"))
 
 
 def test_retry_after_follows_the_drain_rate() -> None:
     _, slots, _ = make()
     assert slots.drain_seconds == 1.0
-    slots.note_batch(10, 5.0)
-    slots.take("m", "1", 40)
+    slots.note_batch("m", room=1000, seconds=5.0)
+    slots.take(ticket(40))
     assert slots.drain_seconds == pytest.approx(20.0)
-    slots.note_batch(10, 0.0)
+    slots.note_batch("m", room=1000, seconds=0.0)
     assert slots.drain_seconds == pytest.approx(16.0)
-    slots.take("m", "1", 900)
+    slots.note_batch("other", room=1000, seconds=1.0)
+    slots.take(ticket(10, "other"))
+    assert slots.drain_seconds == pytest.approx(17.0)
+    slots.take(ticket(900))
     assert slots.drain_seconds == 60.0
+
+
+def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
+    _, slots, metrics = make()
+    slots.note_batch("m", room=1000, seconds=1.0)
+    slots.take(ticket(40))
+    slots.take(ticket(1, deadline=4.5))
+    with pytest.raises(QueueFull, match="TURBOFNO_REQUEST_DEADLINE_SECONDS") as caught:
+        slots.take(ticket(1, deadline=1.1))
+    assert caught.value.retry_after == pytest.approx(4.1 * 1.1 - 1.1)
+    slots.take(ticket(1, deadline=0.1, priority=1))
+    slots.take(ticket(1, "other", deadline=0.1))
+    read = metrics.registry.get_sample_value
+    assert read("turbofno_rejections_total", {"reason": "too_late"}) == 1
+
+
+def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority() -> None:
+    _, slots, _ = make()
+    for model, fields, priority in (("a", 10, 5), ("a", 20, 6), ("b", 40, 5), ("c", 5, 5)):
+        slots.note_batch(model, room=1000, seconds=1.0)
+        slots.take(ticket(fields, model, priority=priority))
+    assert slots.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
+    assert slots.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
+    assert slots.wait_seconds("new", 10, 0.0) == 0.0
+
+
+def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
+    _, slots, _ = make()
+    slots.note_batch("m", room=1000, seconds=1.0)
+    for start in (10.0, 10.2):
+        slots.start_batch("m", 1000, start)
+    assert slots.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
+    slots.end_batch(10.9)
+    assert slots.wait_seconds("m", 5, 11.0) == pytest.approx(0.9)
+    assert slots.wait_seconds("m", 5, 15.0) == 0.0
+    slots.end_batch(15.0)
+    assert slots.wait_seconds("m", 5, 15.0) == 0.0
+
+
+def request(fields: int, *, most: int) -> PredictRequest:
+    array = np.zeros((fields, 1, 25), np.float32)
+    return PredictRequest("m", None, array, "id", client="alice", client_max_fields=most)
+
+
+def test_callers_fields_in_work_are_bounded_and_given_back() -> None:
+    _, slots, _ = make()
+    with slots.in_work(request(6, most=8)):
+        with pytest.raises(QueueFull, match="alice"), slots.in_work(request(3, most=8)):
+            pass
+        with slots.in_work(request(2, most=8)), slots.in_work(request(50, most=0)):
+            pass
+    with pytest.raises(PayloadTooLarge, match="its limit is 8"), slots.in_work(request(9, most=8)):
+        pass
+    with slots.in_work(request(8, most=8)):
+        pass
+
+
+def test_callers_bytes_are_bounded_and_leave_others_their_room() -> None:
+    admission, _, metrics = make()
+    alice, bob = Caller("alice", max_bytes=100), Caller("bob", max_bytes=100)
+    with admit(admission, 80, caller=alice) as first:
+        first.hold(80)
+        with pytest.raises(QueueFull, match="'alice'"), admit(admission, 21, caller=alice):
+            pass
+        with admit(admission, None, caller=alice) as chunked, pytest.raises(QueueFull):
+            chunked.hold(21)
+        with admit(admission, 100, caller=bob) as other:
+            other.hold(100)
+    with admit(admission, 100, caller=alice) as again:
+        again.hold(100)
+    assert inflight(metrics) == 0
 
 
 def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     async def main() -> None:
         admission, _, _ = make()
-        with admission.admit(1):
+        with admit(admission, 1):
             admission.start_draining()
-            with pytest.raises(Unavailable, match="shutting down"), admission.admit(1):
+            with pytest.raises(Unavailable, match="shutting down"), admit(admission, 1):
                 pass
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(admission.wait_idle(), 0.01)
@@ -138,12 +243,12 @@ def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
 
 def test_answer_is_never_refused_but_keeps_others_out_until_it_is_sent() -> None:
     admission, _, metrics = make()
-    with admission.admit(10) as room:
+    with admit(admission, 10) as room:
         room.hold(10)
         room.hold_answer(300)
         assert inflight(metrics) == 300
-        with pytest.raises(QueueFull), admission.admit(1):
+        with pytest.raises(QueueFull), admit(admission, 1):
             pass
-    with admission.admit(1):
+    with admit(admission, 1):
         pass
     assert inflight(metrics) == 0

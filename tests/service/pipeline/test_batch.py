@@ -14,8 +14,8 @@ import torch
 from service.errors import InferenceFailed, Unavailable
 from service.metrics import Metrics
 from service.pipeline import memory_limits
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import Fields, PredictRequest
+from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.ticket import ModelOutput
 from service.settings import Settings

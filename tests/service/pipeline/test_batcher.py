@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import numpy as np
@@ -10,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.pipeline.batcher import Batcher, Policy
-from service.pipeline.ticket import LOWEST_PRIORITY, PRIORITY_STEP_SECONDS, Slice, Ticket
+from service.pipeline.ticket import Slice, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MODELS = tuple(Mock(version="1") for _ in range(3))
 for index, model in enumerate(MODELS):
@@ -81,9 +87,9 @@ def test_every_batch_keeps_the_limits_and_every_ticket_is_accounted_for(
         assert len({part.ticket.bucket for part in batch}) == 1
         for part in batch:
             ran.setdefault(part.ticket.serial, []).append((part.start, part.stop))
-            order.setdefault(part.ticket.bucket, []).append(part.ticket.serial)
+            order.setdefault((part.ticket.bucket, part.ticket.flow), []).append(part.ticket.serial)
     for serials in order.values():
-        assert serials == sorted(serials), "arrival order inside a bucket"
+        assert serials == sorted(serials), "arrival order inside a bucket, at equal priority"
     for one in given_tickets:
         dead = one.deadline is not None and one.deadline <= now
         if one.settled:
@@ -116,33 +122,114 @@ def test_oversized_ticket_fills_the_room_beside_others() -> None:
     ]
 
 
-def test_higher_priority_bucket_goes_first() -> None:
-    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
-    low, high = ticket(arrival=0.0), ticket(model=1, arrival=0.1, priority=1)
-    batcher.add(low)
-    batcher.add(high)
-    assert batcher.next_batch(0.2).batch[0].ticket is high
+def test_higher_priority_goes_first_in_another_bucket_and_in_the_same() -> None:
+    for model in (0, 1):
+        batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
+        run_some(batcher, [ticket(), ticket(model=model, priority=1)])
+        low = [ticket() for _ in range(3)]
+        high = ticket(model=model, priority=1)
+        for one in (*low, high):
+            batcher.add(one)
+        assert [part.ticket for part in batcher.next_batch(0.0).batch] == [high]
 
 
-def test_older_bucket_goes_first_at_equal_priority() -> None:
+def test_older_bucket_goes_first_at_equal_shares() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
-    old, new = ticket(model=1, arrival=0.0), ticket(model=0, arrival=0.1)
-    batcher.add(new)
+    old, new = ticket(grid=8), ticket(grid=4)
     batcher.add(old)
+    batcher.add(new)
     assert batcher.next_batch(0.2).batch[0].ticket is old
 
 
-def test_lowest_priority_is_not_starved_by_a_stream_of_highest() -> None:
+def test_room_in_a_batch_goes_to_the_other_priorities_of_its_bucket() -> None:
+    batcher = Batcher(Policy(max_fields=6, max_bytes=10**9))
+    low, high, default, other = (
+        ticket(2, priority=9), ticket(2, priority=1), ticket(3), ticket(priority=1, grid=8),
+    )  # fmt: skip
+    for one in (low, high, default, other):
+        batcher.add(one)
+    batches, _ = run_dry(batcher, 0.0)
+    assert [[part.ticket for part in batch] for batch in batches] == [
+        [high, default],
+        [other],
+        [low],
+    ]
+
+
+def run_some(batcher: Batcher, some: list[Ticket], seconds: float = 1.0) -> None:
+    for one in some:
+        batcher.add(one)
+    for _ in some:
+        batcher.note_ran(batcher.next_batch(0.0).batch, seconds)
+
+
+def served(batcher: Batcher, waiting: dict[str, Callable[[], Ticket]], rounds: int) -> Counter[str]:
+    """Device seconds that each kind of work got, while all of them wait all the time."""
+    seconds = {"m0": 1.0, "m1": 4.0, "m2": 0.25}
+    kinds = {}
+    for kind, make in waiting.items():
+        for _ in range(rounds):
+            kinds[(one := make()).serial] = kind
+            batcher.add(one)
+    got: Counter[str] = Counter()
+    for _ in range(rounds):
+        batch = batcher.next_batch(0.0).batch
+        batcher.note_ran(batch, seconds[batch[0].ticket.runnable.name])
+        got[kinds[batch[0].ticket.serial]] += seconds[batch[0].ticket.runnable.name]
+    return got
+
+
+def test_models_share_device_time_however_slow_their_batches_are() -> None:
     batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
-    patient = ticket(arrival=0.0)
-    batcher.add(patient)
-    now = 0.0
-    while True:
-        batcher.add(ticket(model=1, arrival=now, priority=1))
-        if batcher.next_batch(now).batch[0].ticket is patient:
-            break
-        now += 0.25
-    assert 1.0 < now <= LOWEST_PRIORITY * PRIORITY_STEP_SECONDS + 0.5
+    got = served(batcher, {f"m{m}": partial(ticket, model=m) for m in range(3)}, 600)
+    assert max(got.values()) - min(got.values()) <= 2 * 4.0, got
+
+
+def test_a_model_that_was_idle_is_served_next_however_long_the_queue_of_another() -> None:
+    batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
+    run_some(batcher, [ticket() for _ in range(50)])
+    for _ in range(1000):
+        batcher.add(ticket())
+    batcher.note_ran(batcher.next_batch(0.0).batch, 1.0)
+    late = ticket(model=1)
+    batcher.add(late)
+    assert batcher.next_batch(0.0).batch[0].ticket is late
+
+
+def test_idle_time_is_not_saved_up() -> None:
+    batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
+    run_some(batcher, [ticket() for _ in range(500)])
+    got = served(batcher, {"m0": ticket, "m1": partial(ticket, model=1)}, 100)
+    assert abs(got["m0"] - got["m1"]) <= 2 * 4.0, got
+
+
+def test_each_level_gets_twice_the_time_of_the_one_below_and_the_lowest_is_not_starved() -> None:
+    batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
+    waiting = {str(level): partial(ticket, priority=level) for level in (4, 5, 6)}
+    got = served(batcher, waiting, 700)
+    assert got == {"4": 400.0, "5": 200.0, "6": 100.0}
+    got = served(Batcher(Policy(max_fields=1, max_bytes=10**9)), {
+        "highest": partial(ticket, priority=1), "lowest": partial(ticket, priority=10),
+    }, 1100)  # fmt: skip
+    assert got["lowest"] >= 2.0
+
+
+def test_default_priority_is_in_the_middle() -> None:
+    assert ticket(priority=0).flow == ticket(priority=5).flow
+    assert ticket(priority=10**6).flow == ticket(priority=10).flow
+
+
+def test_work_that_fails_at_once_does_not_keep_its_turn() -> None:
+    batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
+    for _ in range(10):
+        batcher.add(ticket())
+    batcher.add(ticket(model=1))
+    names = []
+    for _ in range(3):
+        batch = batcher.next_batch(0.0).batch
+        batcher.note_ran(batch, 0.0)
+        names.append(batch[0].ticket.runnable.name)
+    assert "m1" in names
 
 
 def test_discarded_ticket_does_not_run() -> None:

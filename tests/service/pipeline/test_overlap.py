@@ -14,8 +14,8 @@ import pytest
 
 from service.errors import DeviceLost, Unavailable
 from service.metrics import Metrics
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import Fields, PredictRequest, PredictResult
+from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
@@ -151,7 +151,7 @@ def test_every_request_gets_its_own_numbers_under_concurrency() -> None:
     rng = np.random.default_rng()
 
     async def main() -> None:
-        async with running(3, max_batch_size=8, max_queued_fields_per_model=4000) as (
+        async with running(3, max_batch_size=8, max_fields_per_request=100) as (
             scheduler,
             device,
         ):

@@ -18,8 +18,8 @@ import torch
 from service.errors import DeadlineExceeded, InferenceFailed, InvalidField, QueueFull, Unavailable
 from service.logs import JsonFormatter
 from service.metrics import Metrics
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import Fields, PredictRequest
+from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
@@ -321,7 +321,7 @@ async def test_device_job_runs_between_batches_and_raises_to_its_caller(bench: B
     assert (await bench.submit(1.0)).fields[0, 0, 0] == 2.0
 
 
-@on_bench(max_batch_size=4, max_queued_fields_per_model=4000)
+@on_bench(max_batch_size=4, max_fields_per_request=100)
 async def test_storm_of_mixed_requests_gives_each_one_outcome(bench: Bench) -> None:
     rng = np.random.default_rng(0)
     kinds = rng.choice(["good", "bad", "nan", "cancel", "late"], 300)

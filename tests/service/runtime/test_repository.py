@@ -18,9 +18,9 @@ from models.config import Channel
 from models.fno import FNO
 from service.errors import NotFound, Unavailable
 from service.metrics import Metrics
-from service.pipeline.admission import QueueSlots
 from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.local_engine import LocalEngine
+from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.ticket import ModelOutput
 from service.runtime.model_slot import ModelSlot
 from service.settings import Settings
@@ -74,7 +74,7 @@ def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
             sample = metrics.registry.get_sample_value
             labels = {"model": "tiny-1d", "version": "1"}
             assert sample("turbofno_model_load_seconds", labels) > 0
-            counters = engine.counters("tiny-1d", "1")
+            counters = await engine.counters("tiny-1d", "1")
             assert (counters.success_count, counters.inference_count) == (1, 3)
             assert counters.batches[3][0] == counters.execution_count == 1
 

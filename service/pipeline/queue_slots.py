@@ -1,0 +1,183 @@
+"""The queue's room: how many fields may wait, how long they would, and so who is told at once to come back later."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from service.errors import PayloadTooLarge, QueueFull
+from service.pipeline.shares import LEVELS
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from service.metrics import Metrics
+    from service.pipeline.engine import PredictRequest
+    from service.pipeline.ticket import Ticket
+    from service.settings import Settings
+
+_SMOOTHING = 0.2
+"""Weight of the newest batch in the drain rate."""
+_MARGIN = 1.1
+"""Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
+
+
+class QueueSlots:
+    """Counts the fields that wait for the device and says when there is room again.
+
+    Used from the event loop only.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        self._ahead: dict[str, Counter[int]] = {}
+        """Model -> input bytes that wait at each level: what a field takes goes by its size."""
+        self._seconds_per_byte: dict[str, float] = {}
+        """By model, in full batches."""
+        self._running: deque[float] = deque()
+        """Seconds that each batch on the device should take, in their order."""
+        self._running_since = 0.0
+        """When the first of them had the device to itself."""
+        self._in_work: Counter[str] = Counter()
+        """By caller."""
+        self.total = 0
+
+    def waiting(self, model: str, version: str) -> int:
+        """Fields of this model that wait now."""
+        return self._waiting[model, version]
+
+    def take(self, ticket: Ticket) -> None:
+        """Count a ticket's fields in.
+
+        Raises:
+            QueueFull: there is no room for them, or too much is ahead of them to start before their deadline.
+        """
+        name, version = ticket.runnable.name, ticket.runnable.version
+        self._check(name, version, ticket.size)
+        if ticket.deadline is not None:
+            self._check_deadline(ticket, ticket.deadline - ticket.arrival)
+        self._count(ticket, ticket.size)
+
+    def release(self, ticket: Ticket, fields: int) -> None:
+        """Count `fields` out: they have started to run or were dropped."""
+        self._count(ticket, -fields)
+
+    def check_room(self, model: str, version: str) -> None:
+        """Raises QueueFull if not even one more field of the model would find room."""
+        self._check(model, version, 1)
+
+    @contextmanager
+    def in_work(self, request: PredictRequest) -> Iterator[None]:
+        """Count a request's fields to its caller, if that has a limit, from the queue to the answer.
+
+        Raises:
+            PayloadTooLarge: they are more than the caller may have in work at all.
+            QueueFull: they are too many beside what it has in work now.
+        """
+        fields, most, mine = len(request.fields), request.client_max_fields, request.client
+        if not most:
+            yield
+            return
+        if self._in_work[mine] + fields > most:
+            message = (
+                f"API key {mine!r} has {self._in_work[mine]} fields in work and asks for {fields} more: "
+                f"its limit is {most}."
+            )
+            if fields > most:
+                self._metrics.rejections.labels(reason="caller_fields").inc()
+                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
+            raise self._full(message, "caller_fields")
+        self._in_work[mine] += fields
+        try:
+            yield
+        finally:
+            self._in_work[mine] -= fields
+
+    def start_batch(self, model: str, size: int, now: float) -> None:
+        """Note a batch of so many input bytes on its way to the device."""
+        if not self._running:
+            self._running_since = now
+        self._running.append(size * self._seconds_per_byte.get(model, 0.0))
+
+    def end_batch(self, now: float) -> None:
+        """Note that the batch started first has ended, however."""
+        self._running.popleft()
+        self._running_since = now
+
+    def note_batch(self, model: str, room: int, seconds: float) -> None:
+        """Learn the drain rate from one batch, in which `room` input bytes would have had room.
+
+        Counted as if it had been full: under load, when the rate matters, it is.
+        """
+        latest = seconds / room
+        if model in self._seconds_per_byte:
+            latest = _SMOOTHING * latest + (1 - _SMOOTHING) * self._seconds_per_byte[model]
+        self._seconds_per_byte[model] = latest
+
+    def wait_seconds(self, model: str, level: int, now: float) -> float:
+        """How long new work should wait: for what runs, its own model's queue, and other models' turns meanwhile."""
+        own = self._backlog(model, level)
+        turns = sum(
+            min(own, self._backlog(other, level)) for other in self._ahead if other != model
+        )
+        running = sum(self._running) - (now - self._running_since) if self._running else 0.0
+        return max(running, 0.0) + own + turns
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
+        return _bounded(sum(self._backlog(model, LEVELS) for model in self._ahead))
+
+    def _backlog(self, model: str, level: int) -> float:
+        """Device seconds of what waits of a model at this level or a higher one."""
+        waiting = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
+        return waiting * self._seconds_per_byte.get(model, 0.0)
+
+    def _check(self, model: str, version: str, fields: int) -> None:
+        settings, waiting = self._settings, self._waiting[model, version]
+        if waiting + fields > settings.max_queued_fields_per_model:
+            raise self._no_slot(
+                f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
+            )
+        if self.total + fields > settings.max_queued_fields:
+            raise self._no_slot("of all models together", self.total, fields, "max_queued_fields")
+
+    def _no_slot(self, whose: str, waiting: int, fields: int, setting: str) -> QueueFull:
+        return self._full(
+            f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
+            f"the limit is {getattr(self._settings, setting)} ({env_name(setting)}).",
+            "queue_full",
+        )
+
+    def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
+        wait = self.wait_seconds(ticket.flow.model, ticket.flow.level, ticket.arrival)
+        if wait * _MARGIN > allowed > 0.0:
+            raise self._full(
+                f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
+                f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
+                "too_late",
+                wait * _MARGIN - allowed,
+            )
+
+    def _full(self, message: str, reason: str, retry_after: float | None = None) -> QueueFull:
+        self._metrics.rejections.labels(reason=reason).inc()
+        return QueueFull(
+            f"{message} Retry after the time in Retry-After.",
+            retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
+        )
+
+    def _count(self, ticket: Ticket, fields: int) -> None:
+        model, version = ticket.runnable.name, ticket.runnable.version
+        self.total += fields
+        self._waiting[model, version] += fields
+        levels = self._ahead.setdefault(model, Counter())
+        levels[ticket.flow.level] += fields * ticket.field_bytes
+        self._metrics.queue_depth.labels(model, version).inc(fields)
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, 1.0), 60.0)

@@ -1,0 +1,37 @@
+"""A process that a supervisor starts. What it is to be stands on standard input; its argument is for `ps` only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import uvloop
+
+from service import logs
+from service.processes.lifeline import EX_CONFIG, Launch, die_with
+from service.server import SWITCH_SECONDS
+
+
+def main() -> int:
+    launch = Launch.load(sys.stdin.buffer.read())
+    die_with(launch.supervisor)
+    logs.configure(launch.settings, process=launch.name)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    if launch.role == "engine":
+        from service.processes.engine_process import run
+    else:
+        from service.processes.frontend_process import run
+    try:
+        return uvloop.run(run(launch))
+    except (ValueError, OSError) as error:
+        logging.getLogger(__name__).error("cannot start: %s", error)
+        return EX_CONFIG
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    # Nothing is left to be tidied up, and a device thread in the middle of a batch may not be met by the end of
+    # the interpreter.
+    os._exit(status)

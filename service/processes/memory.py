@@ -1,0 +1,144 @@
+"""Shared memory: a front end's slots, and the engine's view of them.
+
+Each front end makes its own memory, without a name, and lends it to the engines as an open file. So it ends with the
+last process that has it open, whichever way that ends; and a front end that is started again starts with fresh
+memory, in which nothing that its predecessor left behind can be written.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import mmap
+import os
+import secrets
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from service.errors import PayloadTooLarge, Unavailable
+from service.processes.messages import Attach, Span
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from service.pipeline.engine import Fields
+
+HEAVY_BYTES = 1 << 20
+"""Fields longer than this (about 0.2 ms) are copied off the event loop."""
+
+_PAGE = 4096
+_ALIGNMENT = 64
+
+
+class SlotMemory:
+    """Memory that a front end owns and hands out in slots. A slot is free again once nothing refers to it."""
+
+    def __init__(self, size: int) -> None:
+        self._name = f"turbofno-{secrets.token_hex(8)}"
+        self._fd = os.memfd_create(self._name)
+        weakref.finalize(self, os.close, self._fd)
+        os.ftruncate(self._fd, size)
+        self._size = size
+        self._map = mmap.mmap(self._fd, size)
+        self._start: int = np.frombuffer(self._map, np.uint8).ctypes.data
+        self._free = [(0, size)]
+        """Start and stop, in bytes; in order, never adjoining."""
+        # Garbage is collected on any thread, at any time, even while the list above changes.
+        self._given_back: deque[tuple[int, int]] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in slots."""
+        self._take_back()
+        return self._size - sum(stop - start for start, stop in self._free)
+
+    def attachment(self) -> Attach:
+        """What an engine needs to see this memory."""
+        return Attach(os.getpid(), self._fd, self._name, self._size)
+
+    def slot(self, size: int) -> NDArray[np.uint8]:
+        """`size` uninitialised bytes, page-aligned.
+
+        Raises:
+            PayloadTooLarge: there never is room for so many.
+            Unavailable: there is none now.
+        """
+        self._take_back()
+        needed = max(1, -(-size // _PAGE)) * _PAGE
+        if needed > self._size:
+            raise PayloadTooLarge(
+                f"the request's fields, or its answer, take {size} bytes, the limit is {self._size} "
+                f"({env_name('shared_memory_bytes')}); send fewer fields in a request"
+            )
+        # First fit: low pages are used again and again, and high ones never touched, so never committed.
+        index = next((i for i, (a, b) in enumerate(self._free) if b - a >= needed), None)
+        if index is None:
+            raise Unavailable(
+                f"the shared memory of this front end has no room for {size} more bytes: "
+                f"it has {self._size} ({env_name('shared_memory_bytes')}). Retry after the time in Retry-After.",
+                retry_after=1.0,
+            )
+        start, stop = self._free[index]
+        if stop - start == needed:
+            del self._free[index]
+        else:
+            self._free[index] = (start + needed, stop)
+        array = np.frombuffer(self._map, np.uint8, size, start)
+        given_back = partial(self._given_back.append, (start, start + needed))
+        weakref.finalize(array, given_back).atexit = False
+        return array
+
+    def buffer(self, size: int, aligned_at: int) -> memoryview:
+        """`size` bytes, the one at `aligned_at` on a 64-byte boundary."""
+        padding = -aligned_at % _ALIGNMENT
+        return memoryview(self.slot(size + padding).data)[padding:]
+
+    def array(self, shape: tuple[int, ...]) -> Fields:
+        """An uninitialised float32 array."""
+        count = math.prod(shape)
+        return np.frombuffer(self.slot(4 * count).data, np.float32, count).reshape(shape)
+
+    def holds(self, fields: Fields) -> bool:
+        """Whether an array lies in this memory."""
+        return 0 <= fields.ctypes.data - self._start < self._size
+
+    def span(self, fields: Fields) -> Span:
+        """Where an array of this memory lies."""
+        return Span(fields.ctypes.data - self._start, fields.shape)
+
+    def _take_back(self) -> None:
+        while self._given_back:
+            start, stop = self._given_back.popleft()
+            index = bisect.bisect(self._free, (start, stop))
+            if index < len(self._free) and self._free[index][0] == stop:
+                stop = self._free.pop(index)[1]
+            if index and self._free[index - 1][1] == start:
+                start = self._free.pop(index - 1)[0]
+                index -= 1
+            self._free.insert(index, (start, stop))
+
+
+class LentMemory:
+    """A front end's memory, as an engine sees it; unmapped once no array refers to it."""
+
+    def __init__(self, attachment: Attach) -> None:
+        """Raises OSError if the front end is gone."""
+        path = f"/proc/{attachment.pid}/fd/{attachment.fd}"
+        # Another process may have been given the number of one that is gone.
+        if attachment.name not in os.readlink(path):
+            raise FileNotFoundError(f"{path} is not {attachment.name}")
+        fd = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(fd, attachment.size)
+        finally:
+            os.close(fd)
+
+    def array(self, span: Span) -> Fields:
+        """The float32 array there."""
+        count = math.prod(span.shape)
+        return np.frombuffer(self._map, np.float32, count, span.offset).reshape(span.shape)

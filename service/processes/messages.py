@@ -1,0 +1,155 @@
+"""What the processes tell each other; fields travel in shared memory, everything else in these."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from service.pipeline.engine import ModelStatus
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A float32 array of this shape, C-contiguous, at this byte of the front end's shared memory."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+
+class Attach(_Message, frozen=True):
+    """Front end to engine, first of all: my shared memory is `/proc/<pid>/fd/<fd>`."""
+
+    pid: int
+    fd: int
+    name: str
+    size: int
+
+
+class Predict(_Message, frozen=True):
+    """Front end to engine. Until its one answer has come, both arrays are the engine's."""
+
+    id: int
+    fields: Span
+    answer: Span
+    """Where the answer is to be written."""
+    digest: str
+    """Of the configuration that the fields were checked against."""
+    request: dict[str, Any]
+    """Everything else that a PredictRequest says."""
+
+
+class Cancel(_Message, frozen=True):
+    """Front end to engine: nobody waits for this prediction any more. It is answered nevertheless."""
+
+    id: int
+
+
+class Ask(_Message, frozen=True):
+    """Front end to engine: call `load`, `unload` or `counters`."""
+
+    id: int
+    method: str
+    arguments: tuple[str, ...]
+
+
+class Predicted(_Message, frozen=True):
+    """Engine to front end: the answer stands where it was to be written."""
+
+    id: int
+    version: str
+    queue_seconds: float
+    compute_seconds: float
+    batch_sizes: tuple[int, ...]
+    backend: str
+    precision: str
+
+
+class Told(_Message, frozen=True):
+    """Engine to front end: the call returned this."""
+
+    id: int
+    value: Any
+
+
+class Refused(_Message, frozen=True):
+    """Engine to front end: the prediction or call raised this error of service/errors.py."""
+
+    id: int
+    error: str
+    message: str
+    retry_after: float | None
+
+
+class ModelState(msgspec.Struct, frozen=True, array_like=True):
+    """One (model, version) on one engine; digest and configuration (JSON) are empty unless it is READY."""
+
+    status: ModelStatus
+    digest: str
+    config: str
+
+
+class State(_Message, frozen=True):
+    """Engine to front end, whenever it changes."""
+
+    ready: bool
+    failure: str
+    models: tuple[ModelState, ...]
+
+
+class Queue(_Message, frozen=True):
+    """Engine to front end, whenever it changes: how many fields wait, by model and version, and how fast they go."""
+
+    waiting: tuple[tuple[str, str, int], ...]
+    drain_seconds: float
+
+
+class Beat(_Message, frozen=True):
+    """Any process to its supervisor, at regular intervals: I am alive, and if so, I can be used."""
+
+    ready: bool
+    endpoint: str = ""
+    """Where an engine listens for front ends."""
+    models: tuple[str, ...] = ()
+    """What an engine serves; its successor is to serve the same."""
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """An engine that is alive: `identity` is its own, never its predecessor's."""
+
+    identity: bytes
+    endpoint: str
+
+
+class Engines(_Message, frozen=True):
+    """Supervisor to front ends, whenever it changes: the engines that are alive."""
+
+    peers: tuple[Peer, ...]
+
+
+class Gone(_Message, frozen=True):
+    """Supervisor to engines: this front end is dead."""
+
+    identity: bytes
+
+
+class Scrape(_Message, frozen=True):
+    """Supervisor to all, and front end to supervisor: give me your metrics (the supervisor's are those of all)."""
+
+    id: int
+
+
+class Scraped(_Message, frozen=True):
+    """The answer, in the text format."""
+
+    id: int
+    text: bytes
+
+
+Message: TypeAlias = (
+    Attach | Predict | Cancel | Ask | Predicted | Told | Refused | State | Queue
+    | Beat | Engines | Gone | Scrape | Scraped
+)  # fmt: skip

@@ -1,0 +1,97 @@
+"""The metrics of all processes as those of one service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Combine = Callable[[float, float], float]
+
+PER_PROCESS = ("process_", "python_", "turbofno_device_memory_bytes", "turbofno_staging_bytes")
+"""These get a label `process`: role and number, such as engine-0, whichever process stands there at the time."""
+
+_GAUGES: dict[str, Combine] = {
+    "turbofno_build_info": max,
+    "turbofno_model_loaded": max,
+    "turbofno_model_load_seconds": max,
+    "turbofno_lowered_batch_limit": min,
+}
+"""How to put a gauge of several processes together; all others are added up."""
+
+
+class MetricsSum:
+    """Counters of processes that are gone still count, else sums would fall; they were last read at the last scrape."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, list[Metric]] = {}
+        self._retired: list[Metric] = []
+
+    def note(self, identity: bytes, text: bytes) -> None:
+        """What a process says of itself now."""
+        families = list(text_string_to_metric_families(text.decode()))
+        process = identity.decode().rpartition(".")[0]
+        self._latest[identity] = [_labelled(family, process) for family in families]
+
+    def retire(self, identity: bytes) -> None:
+        """A process is gone."""
+        lasting = [
+            family
+            for family in self._latest.pop(identity, ())
+            if family.type in ("counter", "histogram", "unknown")
+            and not family.name.startswith(PER_PROCESS)
+        ]
+        self._retired = _merge([self._retired, lasting])
+
+    def text(self) -> bytes:
+        """All together, in the text format."""
+        registry = CollectorRegistry()
+        registry.register(_Given(_merge([self._retired, *self._latest.values()])))
+        return generate_latest(registry)
+
+
+class _Given(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
+
+
+def _labelled(family: Metric, process: str) -> Metric:
+    if not family.name.startswith(PER_PROCESS):
+        return family
+    labelled = Metric(family.name, family.documentation, family.type)
+    for sample in family.samples:
+        labelled.add_sample(sample.name, {**sample.labels, "process": process}, sample.value)
+    return labelled
+
+
+def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
+    merged: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
+    for families in processes:
+        for family in families:
+            combine = _combination(family)
+            name = family.name
+            merged.setdefault(name, Metric(name, family.documentation, family.type))
+            known = values.setdefault(name, {})
+            for sample in family.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
+                known[key] = combine(known[key], sample.value) if key in known else sample.value
+    for name, family in merged.items():
+        for (sample_name, labels), value in values[name].items():
+            family.add_sample(sample_name, dict(labels), value)
+    return list(merged.values())
+
+
+def _combination(family: Metric) -> Combine:
+    if family.name.endswith("_created"):
+        return min
+    return _GAUGES.get(family.name, float.__add__)

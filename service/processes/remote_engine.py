@@ -1,0 +1,269 @@
+"""The engines in other processes, as HTTP sees one: fields by shared memory, everything else by messages."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from models.config import ModelConfig
+from service.errors import NotFound, Unavailable
+from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest, PredictResult
+from service.pipeline.queue_slots import QueueSlots
+from service.processes.engine_link import EngineLink
+from service.processes.memory import HEAVY_BYTES
+from service.processes.messages import Predict, Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from service.pipeline.engine import Fields
+    from service.processes.memory import SlotMemory
+    from service.processes.messages import Peer
+
+_BY_VALUE = tuple(
+    one.name for one in dataclasses.fields(PredictRequest) if one.name not in ("fields", "config")
+)
+_REMEMBERED = 256
+"""Configurations, of models that were reloaded since."""
+
+
+class EngineQueue(QueueSlots):
+    """What waits in the engines, as they told last: a request that would find no room there is refused at once.
+
+    The engines count for themselves, and refuse what slips through.
+    """
+
+    _drain_seconds = 1.0
+
+    def tell(self, queues: Sequence[Queue]) -> None:
+        """Take over what each of the engines told. A request goes to one of them: where there is most room counts."""
+        emptiest = min(queues, key=_total, default=Queue((), 1.0))
+        self.total = _total(emptiest)
+        self._waiting = Counter({(model, v): fields for model, v, fields in emptiest.waiting})
+        self._drain_seconds = emptiest.drain_seconds
+
+    @property
+    def drain_seconds(self) -> float:
+        return self._drain_seconds
+
+
+def _total(queue: Queue) -> int:
+    return sum(fields for _, _, fields in queue.waiting)
+
+
+class RemoteEngine:
+    """Implements service.pipeline.engine.Engine over any number of engine processes, each of which has every model.
+
+    All methods are for the event loop. `meet` tells it which engines live.
+    """
+
+    def __init__(self, identity: bytes, memory: SlotMemory, queue: EngineQueue) -> None:
+        self._identity = identity
+        self._memory = memory
+        self._queue = queue
+        self._links: dict[Peer, EngineLink] = {}
+        self._configs: dict[str, ModelConfig] = {}
+        """By digest: one object for all engines, and for as long as any of them serves it."""
+        self._digests: dict[int, str] = {}
+        self._last: list[ModelStatus] = []
+        self._draining = False
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Talk to these engines from now on. What was at others is refused: they are dead."""
+        for peer in set(self._links) - set(peers):
+            self._links.pop(peer).close()
+        for peer in peers:
+            if peer not in self._links:
+                self._links[peer] = EngineLink(
+                    peer.endpoint,
+                    self._identity,
+                    self._memory.attachment(),
+                    on_state=self._on_state,
+                    on_queue=self._on_queue,
+                )
+        self._on_state()
+        self._on_queue()
+
+    def start(self) -> None:
+        """Nothing: the engines start by themselves."""
+
+    def start_draining(self) -> None:
+        self._draining = True
+
+    async def close(self, *, within: float) -> None:
+        # The engines go on until no front end is left.
+        del within
+        self.meet(())
+
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+        return self._memory.buffer(size, aligned_at)
+
+    def config(self, model: str, version: str | None = None) -> ModelConfig:
+        versions = [status for status in self.statuses() if status.name == model]
+        if not versions:
+            if not self._last:
+                raise _no_engine()
+            known = ", ".join(sorted({status.name for status in self._last})) or "none"
+            raise NotFound(f"there is no model {model!r}; there are {known}")
+        if version is not None:
+            have = ", ".join(status.version for status in versions)
+            versions = [status for status in versions if status.version == version]
+            if not versions:
+                raise NotFound(f"model {model!r} has no version {version!r}; it has {have}")
+        for status in reversed(versions):
+            for link in self._links.values():
+                digest = link.digests.get((status.name, status.version))
+                if digest is not None:
+                    return self._configs[digest]
+        newest = versions[-1]
+        why = f" ({newest.reason})" if newest.reason else ""
+        raise Unavailable(
+            f"model {model!r} is {newest.state}{why}",
+            retry_after=1.0 if newest.state == "LOADING" else None,
+        )
+
+    def statuses(self) -> list[ModelStatus]:
+        return self._last
+
+    async def counters(self, model: str, version: str) -> ModelCounters:
+        self.config(model, version)
+        serving = [link for link in self._links.values() if (model, version) in link.digests]
+        told = await _ask(serving, "counters", model, version)
+        return _sum([ModelCounters(**value) for value in told])
+
+    async def predict(self, request: PredictRequest) -> PredictResult:
+        config = request.config or self.config(request.model, request.version)
+        size = len(request.fields)
+        answer = self._memory.array(
+            (size, config.architecture.out_channels, *request.fields.shape[2:])
+        )
+        fields = await self._placed(request.fields)
+        link = self._choose(config)
+        values = {name: getattr(request, name) for name in _BY_VALUE}
+        predicted = await link.predict(
+            fields,
+            answer,
+            lambda number: Predict(
+                number,
+                self._memory.span(fields),
+                self._memory.span(answer),
+                self._digests.get(id(config), ""),
+                values,
+            ),
+        )
+        return PredictResult(
+            model=config.name,
+            version=predicted.version,
+            fields=answer,
+            queue_seconds=predicted.queue_seconds,
+            compute_seconds=predicted.compute_seconds,
+            batch_sizes=predicted.batch_sizes,
+            backend=predicted.backend,
+            precision=predicted.precision,
+        )
+
+    async def load(self, model: str) -> None:
+        await _ask(list(self._links.values()), "load", model)
+
+    async def unload(self, model: str) -> None:
+        await _ask(list(self._links.values()), "unload", model)
+
+    @property
+    def ready(self) -> bool:
+        """One engine is enough to answer."""
+        return not self._draining and any(link.state.ready for link in self._links.values())
+
+    @property
+    def failure(self) -> str:
+        """Never: an engine that fails is started again."""
+        return ""
+
+    async def _placed(self, fields: Fields) -> Fields:
+        """The same fields in shared memory; those that were parsed or converted do not lie there yet."""
+        if self._memory.holds(fields):
+            return fields
+        placed = self._memory.array(fields.shape)
+        if placed.nbytes > HEAVY_BYTES:
+            await asyncio.to_thread(np.copyto, placed, fields)
+        else:
+            np.copyto(placed, fields)
+        return placed
+
+    def _choose(self, config: ModelConfig) -> EngineLink:
+        """The least busy of the engines that serve the configuration, or else the model."""
+        key = (config.name, config.version)
+        digest = self._digests.get(id(config))
+        serving = [link for link in self._links.values() if key in link.digests]
+        same = [link for link in serving if link.digests[key] == digest]
+        if not serving:
+            # Unloaded meanwhile, or its engine died.
+            self.config(*key)
+            raise _no_engine()
+        return min(same or serving, key=lambda link: link.fields_under_way)
+
+    def _on_state(self) -> None:
+        links = self._links.values()
+        states = [model for link in links for model in link.state.models if model.digest]
+        fresh = {
+            model.digest: self._configs.get(model.digest)
+            or ModelConfig.model_validate_json(model.config)
+            for model in states
+        }
+        # Requests that were checked against one that is no longer served may still be on their way.
+        self._configs = dict(list((self._configs | fresh).items())[-_REMEMBERED:]) | fresh
+        self._digests = {id(config): digest for digest, config in self._configs.items()}
+        merged: dict[tuple[str, str], ModelStatus] = {}
+        for link in links:
+            for model in link.state.models:
+                status = model.status
+                key = (status.name, status.version)
+                if key not in merged or status.state == "READY":
+                    merged[key] = status
+        if not merged:
+            merged = {(one.name, one.version): _awaited(one) for one in self._last}
+        self._last = sorted(merged.values(), key=lambda one: (one.name, int(one.version)))
+
+    def _on_queue(self) -> None:
+        self._queue.tell([link.queue for link in self._links.values()])
+
+
+def _awaited(status: ModelStatus) -> ModelStatus:
+    return ModelStatus(status.name, status.version, "LOADING", "the engine is being started again")
+
+
+def _sum(several: Sequence[ModelCounters]) -> ModelCounters:
+    """Totals of one model over several engines."""
+    batches: dict[int, tuple[int, int]] = {}
+    for counters in several:
+        for size, (count, ns) in counters.batches.items():
+            before = batches.get(size, (0, 0))
+            batches[size] = (before[0] + count, before[1] + ns)
+    totals = {
+        name: sum(getattr(counters, name) for counters in several)
+        for name in (one.name for one in dataclasses.fields(ModelCounters))
+        if name not in ("batches", "last_inference_ms")
+    }
+    latest = max(counters.last_inference_ms for counters in several)
+    return ModelCounters(**totals, last_inference_ms=latest, batches=batches)
+
+
+async def _ask(links: Sequence[EngineLink], method: str, *arguments: str) -> list[Any]:
+    """What each of them returns. All are waited for, then the first error is raised."""
+    if not links:
+        raise _no_engine()
+    calls = (link.ask(method, arguments) for link in links)
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def _no_engine() -> Unavailable:
+    return Unavailable(
+        "the engine is being started (again); retry after the time in Retry-After", retry_after=1.0
+    )

@@ -1,0 +1,75 @@
+"""The service as several processes: from its settings to those of each process, and the supervisor's run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from service import logs
+from service.processes.port import reserve
+from service.processes.supervisor import Supervisor
+from service.settings import exposure_warnings, http_url, misspelt_variables
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def run_processes(settings: Settings, *, for_people: bool) -> int:
+    """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or the drain was aborted."""
+    logs.configure(settings, process="supervisor")
+    for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
+        logger.warning(problem)
+    if not sys.platform.startswith("linux"):
+        logger.error("cannot start: several processes need Linux; leave frontends at 0 here")
+        return 1
+    try:
+        reserved = reserve(settings)
+    except OSError as error:
+        logger.error("cannot start: %s:%d: %s", settings.host, settings.port, error.strerror)
+        return 1
+    with reserved:
+        settings = settings.model_copy(update={"port": reserved.getsockname()[1]})
+        engines = engine_settings(settings)
+        logger.info(
+            "%d front ends on %s, engines on %s", settings.frontends,
+            http_url(settings.host, settings.port, tls=settings.tls_certificate is not None),
+            ", ".join(one.device for one in engines),
+        )  # fmt: skip
+        supervisor = Supervisor(
+            settings,
+            engines=engines,
+            frontends=[frontend_settings(settings)] * settings.frontends,
+            greet=for_people,
+        )
+        return asyncio.run(supervisor.run())
+
+
+def engine_settings(settings: Settings) -> list[Settings]:
+    """Those of the engine of each device. CPU engines share the cores, but for one that is left to HTTP."""
+    devices = settings.devices or (settings.device,)
+    cores = max(1, (len(os.sched_getaffinity(0)) - 1) // len(devices))
+    return [
+        settings.model_copy(
+            update={
+                "device": device,
+                "torch_threads": settings.torch_threads or (cores if device == "cpu" else None),
+            }
+        )
+        for device in devices
+    ]
+
+
+def frontend_settings(settings: Settings) -> Settings:
+    """Those of each front end: its share of what the settings allow the service as a whole."""
+    share = settings.max_inflight_bytes // settings.frontends
+    return settings.model_copy(
+        update={
+            "max_connections": max(1, settings.max_connections // settings.frontends),
+            "max_inflight_bytes": max(share, settings.max_body_bytes),
+        }
+    )

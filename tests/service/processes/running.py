@@ -1,0 +1,135 @@
+"""The real service as several processes, and what a test wants to know of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class Service:
+    process: subprocess.Popen[str]
+    log: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def pids(self) -> dict[str, int]:
+        """Name, such as engine-0, -> process id; of those that live."""
+        found = {}
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        for pid in map(int, children.split()):
+            try:
+                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if len(arguments) > 3:
+                found[arguments[3]] = pid
+        return found
+
+    def get(self, path: str) -> httpx.Response:
+        # Without certificates, whose loading takes longer than the request; on a connection of its own.
+        return httpx.get(self.url + path, timeout=10, verify=False)
+
+    def post(self, path: str, body: bytes = b"") -> httpx.Response:
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(self.url + path, content=body, headers=headers, timeout=20, verify=False)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, verify=False)
+
+    def connect(self) -> socket.socket:
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=10)
+
+    def until_ready(self, seconds: float = 40) -> None:
+        """All processes are there, and each front end says that it is ready."""
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError("ended: " + "".join(self.log))
+            try:
+                answers = [self.get("/readyz").status_code for _ in range(8)]
+                metrics = self.metrics()
+            except httpx.TransportError:
+                return False
+            seen = {labels["process"] for name, labels, _ in metrics if "process" in labels}
+            return set(answers) == {200} and seen == set(self.pids()) and len(seen) == 3
+
+        until(ready, seconds, what=lambda: "ready: " + "".join(self.log[-20:]))
+
+    def metrics(self) -> list[tuple[str, dict[str, str], float]]:
+        """Name, labels, value."""
+        found = []
+        for line in self.get("/metrics").text.splitlines():
+            match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            if match:
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+                found.append((match[1], labels, float(match[3])))
+        return found
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over the samples that have these labels."""
+        return sum(
+            value
+            for sample, have, value in self.metrics()
+            if sample == name and labels.items() <= have.items()
+        )
+
+
+def until(
+    met: Callable[[], bool], seconds: float, *, what: Callable[[], str] = lambda: "condition"
+) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, f"not within {seconds} s: {what()}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(repository: Path, **settings: object) -> Iterator[Service]:
+    environment = {**os.environ, "TURBOFNO_PORT": "0", "TURBOFNO_FRONTENDS": "2"}
+    environment |= {"TURBOFNO_DEVICES": "cpu", "TURBOFNO_TORCH_THREADS": "1"}
+    environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
+    environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "serve"], cwd=ROOT, env=environment,
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    service = Service(process)
+    found = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            service.log.append(line)
+            if match := re.search(r"front ends on (http://\S+),", line):
+                service.url = match[1]
+                found.set()
+        found.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert found.wait(30)
+        yield service
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        assert process.stderr is not None
+        process.stderr.close()

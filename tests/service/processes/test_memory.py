@@ -1,0 +1,107 @@
+"""Slots of shared memory: never overlapping, always given back, seen by another process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from service.errors import PayloadTooLarge, Unavailable
+from service.processes.memory import LentMemory, SlotMemory
+from tests.service.processes.running import ROOT
+
+MIB = 2**20
+
+
+def test_slots_of_any_size_never_overlap_and_all_come_back() -> None:
+    memory = SlotMemory(2 * MIB)
+    held: list[tuple[memoryview, int]] = []
+    full = 0
+    for step in range(3000):
+        if held and random.random() < (0.6 if len(held) > 60 else 0.4):
+            view, mark = held.pop(random.randrange(len(held)))
+            assert set(bytes(view)) == {mark}
+            del view
+            continue
+        size = random.choice([1, 100, 4096, 4097, random.randrange(1, 300_000)])
+        aligned_at = random.randrange(min(size, 200))
+        try:
+            view = memory.buffer(size, aligned_at)
+        except Unavailable:
+            full += 1
+            continue
+        assert len(view) == size
+        assert (np.frombuffer(view, np.uint8).ctypes.data + aligned_at) % 64 == 0
+        mark = step % 255 + 1
+        view[:] = bytes([mark]) * size
+        held.append((view, mark))
+        del view
+    assert full
+    with pytest.raises(Unavailable, match="TURBOFNO_SHARED_MEMORY_BYTES") as refusal:
+        memory.slot(2 * MIB)
+    with pytest.raises(PayloadTooLarge, match="TURBOFNO_SHARED_MEMORY_BYTES"):
+        memory.slot(2 * MIB + 1)
+    assert refusal.value.retry_after
+    held.clear()
+    gc.collect()
+    assert memory.used_bytes == 0
+    assert len(memory.slot(2 * MIB)) == 2 * MIB, "one piece again"
+
+
+def test_slot_lives_as_long_as_any_view_of_it() -> None:
+    memory = SlotMemory(MIB)
+    view = memory.buffer(1000, 128)
+    fields = np.frombuffer(view[128:928], np.float32).reshape(2, 100)[1:]
+    del view
+    assert memory.used_bytes == 4096
+    assert memory.holds(fields)
+    assert not memory.holds(fields.copy())
+    del fields
+    assert memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 7), (1, 2, 5, 6), (0, 1, 4)])
+def test_arrays_are_seen_where_they_are_lent_to(
+    shape: tuple[int, ...],
+) -> None:
+    memory = SlotMemory(MIB)
+    fields = np.random.default_rng().standard_normal(shape).astype(np.float32)
+    placed = memory.array(shape)
+    placed[...] = fields
+    lent = LentMemory(memory.attachment()).array(memory.span(placed))
+    assert np.array_equal(lent, fields)
+    assert lent.shape == shape
+    lent[...] = 7
+    assert (placed == 7).all()
+
+
+def test_memory_of_a_process_that_is_gone_cannot_be_attached() -> None:
+    code = (
+        "from service.processes.memory import SlotMemory; a = SlotMemory(4096).attachment();"
+        "print(a.pid, a.fd, a.name, a.size)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    attachment = SlotMemory(4096).attachment()
+    gone = type(attachment)(int(told[0]), int(told[1]), told[2], int(told[3]))
+    with pytest.raises(OSError):  # noqa: PT011 - which one depends on who has its number now
+        LentMemory(gone)
+    reused = type(attachment)(os.getpid(), attachment.fd, told[2], 4096)
+    with pytest.raises(OSError):  # noqa: PT011
+        LentMemory(reused)
+
+
+def test_descriptor_ends_with_the_memory() -> None:
+    for _ in range(5):
+        memory = SlotMemory(MIB)
+        lent = LentMemory(memory.attachment())
+        del memory, lent
+    gc.collect()
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    assert not any("memfd:turbofno" in link for link in links)

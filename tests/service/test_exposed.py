@@ -1,0 +1,134 @@
+"""A server with keys and TLS, as a process: what is let in, and what never shows in its log."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import httpx
+import numpy as np
+import pytest
+
+from service.client import Client, TurboFNOError
+from service.http.tls import tls_options
+from service.settings import Settings
+from tests.e2e.server_process import ServerProcess
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
+]
+
+KEY = "alice-0123456789abcdef"
+FIELD = np.sin(np.linspace(0, 6, 16, dtype=np.float32)).reshape(1, 1, 16)
+
+
+def openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """authority.pem, and certificates of it with keys: server.* for 127.0.0.1, client.*; stranger.* is its own."""
+    folder = tmp_path_factory.mktemp("certificates")
+    new = ("req", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    for name in ("authority", "stranger"):
+        openssl(
+            folder, *new, "-x509", "-subj", f"/CN={name}",
+            "-keyout", f"{name}.key", "-out", f"{name}.pem",
+        )  # fmt: skip
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request")
+        openssl(
+            folder, "x509", "-req", "-in", "request", "-CA", "authority.pem", "-CAkey", "authority.key",
+            "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.pem",
+        )  # fmt: skip
+    return folder
+
+
+def trusting(certificates: Path, client: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificates / "authority.pem")
+    if client is not None:
+        context.load_cert_chain(certificates / f"{client}.pem", certificates / f"{client}.key")
+    return context
+
+
+def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "repository")
+    (tmp_path / "keys").write_text(f"alice {KEY} fields=4\n")
+    options = {
+        "api-keys-file": tmp_path / "keys",
+        "tls-certificate": certificates / "server.pem",
+        "tls-key": certificates / "server.key",
+        "tls-client-ca": certificates / "authority.pem",
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    known = trusting(certificates, "client")
+    server = ServerProcess(tmp_path / "repository", tmp_path / "log.txt", *words, trust=known)
+    with server:
+        for stranger in (trusting(certificates), trusting(certificates, "stranger")):
+            with pytest.raises((httpx.TransportError, ssl.SSLError)):
+                httpx.get(f"{server.url}/healthz", verify=stranger)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.url}/healthz", verify=True)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(server.url.replace("https", "http"))
+        transport = httpx.HTTPTransport(verify=known)
+        with (
+            Client(server.url, transport=transport) as client,
+            pytest.raises(TurboFNOError, match="Authorization") as refused,
+        ):
+            client.models()
+        assert refused.value.status == 401
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with Client(
+            server.url, transport=httpx.HTTPTransport(verify=known), headers=headers, retries=0
+        ) as client:
+            assert client.predict("tiny-1d", FIELD).shape == (1, 2, 16)
+            with pytest.raises(TurboFNOError, match="API key 'alice'") as over:
+                client.predict("tiny-1d", np.repeat(FIELD, 5, axis=0))
+            assert over.value.status == 413
+        assert server.stop() == 0, server.tail()
+    log = server.log.read_text()
+    assert f"ready at https://127.0.0.1:{server.port}" in log
+    assert "alice" in log
+    assert KEY not in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ({"tls_certificate": "absent.pem"}, "No such file"),
+        ({"tls_certificate": "server.pem"}, "TURBOFNO_TLS_CERTIFICATE"),
+        ({"tls_certificate": "server.pem", "tls_key": "client.key"}, "MISMATCH"),
+        ({"tls_certificate": "server.pem", "tls_key": "locked.key"}, "encrypted"),
+        ({"tls_certificate": "names", "tls_key": "server.key"}, "PEM"),
+        (
+            {"tls_certificate": "server.pem", "tls_key": "server.key", "tls_client_ca": "names"},
+            "TURBOFNO_TLS_CLIENT_CA",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_named_at_the_start(
+    certificates: Path, names: dict[str, str], says: str
+) -> None:
+    openssl(
+        certificates, "rsa", "-aes128", "-passout", "pass:secret",
+        "-in", "server.key", "-out", "locked.key",
+    )  # fmt: skip
+    paths = {name: certificates / file for name, file in names.items()}
+    with pytest.raises(ValueError, match="TLS cannot be set up") as caught:
+        tls_options(Settings(**paths))  # type: ignore[arg-type]
+    assert says in str(caught.value)
+
+
+def test_without_a_certificate_nothing_is_asked_of_uvicorn() -> None:
+    assert tls_options(Settings()) == {}
