@@ -1,0 +1,89 @@
+"""The whole comparison in one command: make the environments, run every server under every load, save the results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.serving.checkpoint import HEAVY, LIGHT, write_light
+from benchmarks.serving.measure import Pace, Plan, Row, ServerFailed, forward_ms, rows
+from benchmarks.serving.processes import split_cores
+from benchmarks.serving.servers import ROOT, SERVERS, Server, install
+from benchmarks.timing import print_table, save
+
+_SHARES = (0.5, 0.9, 2.0, 4.0)
+LIGHT_PLANS = [
+    Plan("binary", 64, (1, 8, 32), _SHARES),
+    Plan("binary", 128, (1, 8, 32), _SHARES),
+    Plan("JSON", 64, (1, 32), (0.5,)),
+    Plan("JSON", 128, (1, 32), (0.5,)),
+]
+HEAVY_PLANS = [Plan("binary", 64, (1, 32), (0.5,))]
+_SHOWN = ("load", "offered/s", "fields/s", "p50 ms", "p99 ms", "CPU ms/field", "errors")
+
+
+def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Row]:
+    """All rows of one server; a server that cannot be measured gives one row that says why."""
+    found: list[Row] = []
+    try:
+        install(server)
+        for checkpoint, plans in ((light, LIGHT_PLANS), (ROOT / "models/zoo" / HEAVY, HEAVY_PLANS)):
+            found += rows(server, checkpoint, plans, cores=cores, pace=pace)
+    except (ServerFailed, subprocess.CalledProcessError, OSError) as error:
+        print(f"\n{server.name}: left out: {error}")
+        found.append({"server": server.name, "failed": str(error).splitlines()[0]})
+    return found
+
+
+def forward_rows(light: Path, cores: set[int]) -> list[Row]:
+    """The module alone, what every server would take if serving cost nothing."""
+    return [
+        {
+            "server": "bare forward",
+            "model": checkpoint.name,
+            "side": side,
+            "load": f"batch {batch}",
+            "fields/s": batch / taken * 1e3,
+            "p50 ms": taken,
+        }
+        for checkpoint, side in ((light, 64), (light, 128), (ROOT / "models/zoo" / HEAVY, 64))
+        for batch in (1, 16)
+        for taken in [forward_ms(checkpoint, side, batch, cores)]
+    ]
+
+
+def main() -> None:
+    """Measure, print, save results/serving.jsonl."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    names = [server.name for server in SERVERS]
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {names}; nothing is saved")
+    parser.add_argument("--seconds", type=float, default=1.5, help="a phase, default %(default)s")
+    arguments = parser.parse_args()
+    client, cores = split_cores()
+    os.sched_setaffinity(0, client)
+    began = time.monotonic()
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_light(Path(folder))
+        light = Path(folder) / LIGHT
+        found += forward_rows(light, cores)
+        for server in SERVERS:
+            if arguments.only is None or server.name in arguments.only:
+                of = measure(server, light, cores, Pace(arguments.seconds))
+                found += of
+                for plan in LIGHT_PLANS:
+                    shown = [r for r in of if (r.get("body"), r.get("side")) == (plan.body, plan.side)]
+                    if shown:
+                        title = f"{server.name}, {plan.body} {plan.side}x{plan.side}"
+                        print_table(title, [{key: r[key] for key in _SHOWN} for r in shown])
+    print(f"\ntook {time.monotonic() - began:.0f} s; client on cores {client}, servers on {cores}")
+    if arguments.only is None:
+        print(f"written to {save('serving', found)}")
+
+
+if __name__ == "__main__":
+    main()

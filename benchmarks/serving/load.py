@@ -1,0 +1,241 @@
+"""The load generator: closed and open loops over kept connections, latency from when a request was due.
+
+Its own cost stays small: a bare protocol on uvloop, request bytes made beforehand, answers kept and checked only
+after the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_HEAD_END = b"\r\n\r\n"
+NEVER_SENT = -1
+_SPIN_SECONDS = 0.002
+"""Timers of the event loop are a millisecond coarse: the last stretch before a request is due is waited out awake."""
+GRACE_SECONDS = 3.0
+"""How long after the last request was due its answer may still come."""
+
+
+@dataclass
+class Outcome:
+    """What became of one request. Times are of time.perf_counter."""
+
+    question: int
+    due: float
+    done: float = 0.0
+    status: int = 0
+    """HTTP status; 0: the connection was lost or no answer came in time. NEVER_SENT: no connection became free."""
+    body: bytes = b""
+
+
+@dataclass
+class Load:
+    """One measured phase: the right answers' latencies, all else counted by kind."""
+
+    seconds: float
+    offered: int
+    latencies: list[float] = field(default_factory=list)
+    right_in_time: int = 0
+    """Right answers that came before the phase ended."""
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Right answers a second."""
+        return self.right_in_time / self.seconds
+
+    def percentile_ms(self, q: float) -> float | None:
+        """Latency in milliseconds that a share `q` of the right answers stayed within; None if there is none."""
+        if not self.latencies:
+            return None
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3
+
+
+class Connection(asyncio.Protocol):
+    """One kept HTTP/1.1 connection with at most one request under way."""
+
+    def __init__(self, idle: Callable[[Connection], None]) -> None:
+        self._idle = idle
+        self._transport: asyncio.Transport | None = None
+        self._outcome: Outcome | None = None
+        self._received = bytearray()
+        self._expected = 0
+        self._head = 0
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not asyncio's by class
+        self._transport = cast("asyncio.Transport", transport)
+
+    def send(self, request: bytes, outcome: Outcome) -> None:
+        assert self._transport is not None
+        self._outcome = outcome
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        if not self._expected:
+            end = received.find(_HEAD_END)
+            if end < 0:
+                return
+            length = _LENGTH.search(received, 0, end + 2)
+            if length is None:
+                self.close()
+                return
+            self._head = end + len(_HEAD_END)
+            self._expected = self._head + int(length[1])
+        if len(received) < self._expected:
+            return
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            outcome.done = time.perf_counter()
+            outcome.status = int(received[9:12])
+            outcome.body = bytes(memoryview(received)[self._head : self._expected])
+        self._received = bytearray()
+        self._expected = 0
+        self._idle(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            outcome.done = time.perf_counter()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to send, ready-made requests, and who says whether an answer to request i is right."""
+
+    host: str
+    port: int
+    requests: Sequence[bytes]
+    is_right: Callable[[int, bytes], bool]
+
+
+async def closed_loop(target: Target, *, connections: int, seconds: float, warm_up: float) -> Load:
+    """Each connection sends its next request on the answer to its last; the first `warm_up` seconds do not count."""
+    outcomes: list[Outcome] = []
+    end = time.perf_counter() + warm_up + seconds
+    turn = 0
+
+    def send_next(connection: Connection) -> None:
+        nonlocal turn
+        now = time.perf_counter()
+        if now >= end or not connection.open:
+            return
+        outcome = Outcome(turn % len(target.requests), due=now)
+        turn += 1
+        outcomes.append(outcome)
+        connection.send(target.requests[outcome.question], outcome)
+
+    opened = await _connect(target, connections, send_next)
+    began = end - seconds
+    for connection in opened:
+        send_next(connection)
+    await _finish(outcomes, end, opened)
+    counted = [o for o in outcomes if o.done >= began or not o.done]
+    return _judge(target, counted, seconds, end)
+
+
+async def open_loop(
+    target: Target, *, rate: float, connections: int, seconds: float
+) -> tuple[Load, float]:
+    """Requests due at random (Poisson) times, `rate` a second on average, whatever has been answered.
+
+    One that finds no connection free waits for one, and its waiting counts. Also returns the generator's own
+    lateness in milliseconds: how long after it was due a request went out that found a connection free, p99.
+    """
+    outcomes: list[Outcome] = []
+    free: deque[Connection] = deque()
+    waiting: deque[Outcome] = deque()
+    late: list[float] = []
+
+    def idle(connection: Connection) -> None:
+        if not connection.open:
+            return
+        if waiting:
+            outcome = waiting.popleft()
+            connection.send(target.requests[outcome.question], outcome)
+        else:
+            free.append(connection)
+
+    opened = await _connect(target, connections, idle)
+    free.extend(opened)
+    began = due = time.perf_counter() + 0.01
+    while (due := due + random.expovariate(rate)) < began + seconds:
+        while (ahead := due - time.perf_counter()) > 0:
+            await asyncio.sleep(ahead - _SPIN_SECONDS if ahead > _SPIN_SECONDS else 0)
+        outcome = Outcome(len(outcomes) % len(target.requests), due=due)
+        outcomes.append(outcome)
+        while free and not free[0].open:
+            free.popleft()
+        if free:
+            late.append(time.perf_counter() - due)
+            free.popleft().send(target.requests[outcome.question], outcome)
+        else:
+            waiting.append(outcome)
+        if len(outcomes) % 8 == 0:
+            # Past what the server takes the generator is never ahead: answers must be read all the same.
+            await asyncio.sleep(0)
+    for outcome in waiting:
+        outcome.done, outcome.status = time.perf_counter(), NEVER_SENT
+    waiting.clear()
+    await _finish(outcomes, began + seconds, opened)
+    lateness = sorted(late)[int(0.99 * len(late))] * 1e3 if late else 0.0
+    return _judge(target, outcomes, seconds, began + seconds), lateness
+
+
+async def _connect(
+    target: Target, count: int, idle: Callable[[Connection], None]
+) -> list[Connection]:
+    loop = asyncio.get_running_loop()
+    opened = []
+    for _ in range(count):
+        _, connection = await loop.create_connection(
+            lambda: Connection(idle), target.host, target.port
+        )
+        opened.append(connection)
+    return opened
+
+
+async def _finish(outcomes: list[Outcome], end: float, opened: list[Connection]) -> None:
+    while time.perf_counter() < end + GRACE_SECONDS:
+        if time.perf_counter() >= end and all(outcome.done for outcome in reversed(outcomes)):
+            break
+        await asyncio.sleep(0.01)
+    for connection in opened:
+        connection.close()
+    await asyncio.sleep(0)
+
+
+def _judge(target: Target, outcomes: list[Outcome], seconds: float, end: float) -> Load:
+    load = Load(seconds, offered=len(outcomes))
+    for outcome in outcomes:
+        if outcome.status == 0:
+            load.errors["no answer"] += 1
+        elif outcome.status == NEVER_SENT:
+            load.errors["never sent"] += 1
+        elif outcome.status != 200:
+            load.errors[f"HTTP {outcome.status}"] += 1
+        elif not target.is_right(outcome.question, outcome.body):
+            load.errors["wrong answer"] += 1
+        else:
+            load.latencies.append(outcome.done - outcome.due)
+            load.right_in_time += outcome.done <= end
+    return load
