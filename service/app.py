@@ -12,6 +12,7 @@ import turbofno_ops
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.direct import DirectPredictions
 from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
@@ -66,6 +67,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
+    app.add_middleware(DirectPredictions)  # the innermost
     app.add_middleware(
         RequestMiddleware, metrics=metrics, server=f"turbofno/{turbofno_ops.__version__}"
     )
