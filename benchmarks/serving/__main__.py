@@ -76,7 +76,9 @@ def main() -> None:
                 of = measure(server, light, cores, Pace(arguments.seconds))
                 found += of
                 for plan in LIGHT_PLANS:
-                    shown = [r for r in of if (r.get("body"), r.get("side")) == (plan.body, plan.side)]
+                    shown = [
+                        r for r in of if (r.get("body"), r.get("side")) == (plan.body, plan.side)
+                    ]
                     if shown:
                         title = f"{server.name}, {plan.body} {plan.side}x{plan.side}"
                         print_table(title, [{key: r[key] for key in _SHOWN} for r in shown])

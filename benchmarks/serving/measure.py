@@ -140,9 +140,7 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
     for share in plan.open_shares:
         rate = share * best
         _wait_until_right(target, process)
-        phase = open_loop(
-            target, rate=rate, connections=_OPEN_CONNECTIONS, seconds=pace.measured
-        )
+        phase = open_loop(target, rate=rate, connections=_OPEN_CONNECTIONS, seconds=pace.measured)
         (load, late), cpu = _with_cpu(phase, process)
         figures = _figures(load, cpu)
         yield {"load": f"open, {share:g} of peak", "offered/s": rate, **figures, "late ms": late}

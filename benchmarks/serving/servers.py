@@ -55,6 +55,7 @@ def _turbofno(*options: str) -> Callable[[Place], list[str | Path]]:
             *("--model-repository", place.checkpoint.parent, "--models", place.checkpoint.name),
             *("--device", "cpu", "--max-batch-size", str(MAX_BATCH)),
             *("--max-queued-fields-per-model", str(MAX_WAITING)),
+            *("--max-fields-per-request", str(MAX_BATCH)),
             *("--log-level", "warning", *options),
         ]
 
@@ -157,7 +158,7 @@ def install(server: Server) -> None:
         return
     print(f"installing {server.name} into {folder.relative_to(ROOT)}")
     venv.create(folder, clear=True, with_pip=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", *server.packages], check=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     # a path file, not --system-site-packages: what the peer pins comes first

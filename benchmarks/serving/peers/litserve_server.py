@@ -25,7 +25,7 @@ _WINDOW_SECONDS = 0.001
 class Api(litserve.LitAPI):  # type: ignore[misc]
     """What both endpoints share."""
 
-    def setup(self, device: str) -> None:
+    def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe's signature
         self.model = Model()
 
     def batch(self, inputs: list[Array]) -> Array:

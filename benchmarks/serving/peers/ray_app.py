@@ -25,7 +25,11 @@ from benchmarks.serving.peers.model import (
 )
 
 
-@serve.deployment(max_ongoing_requests=MAX_WAITING, max_queued_requests=MAX_WAITING)
+@serve.deployment(
+    max_ongoing_requests=MAX_WAITING,
+    max_queued_requests=MAX_WAITING,
+    logging_config={"enable_access_log": False},
+)
 class Fields:
     """POST /binary and POST /json."""
 
@@ -54,7 +58,7 @@ if __name__ == "__main__":
         runtime_env={"env_vars": dict(os.environ)},
     )
     serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ[PORT])})
-    serve.run(Fields.bind(), name="fields", route_prefix="/")
+    serve.run(Fields.bind(), name="fields", route_prefix="/")  # type: ignore[attr-defined]
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     ended.wait()
