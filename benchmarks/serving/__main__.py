@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.serving.checkpoint import HEAVY, LIGHT, write_light
-from benchmarks.serving.measure import Pace, Plan, Row, ServerFailed, forward_ms, rows
+from benchmarks.serving.measure import (
+    Pace,
+    Plan,
+    Row,
+    ServerFailed,
+    forward_ms,
+    generator_rows,
+    rows,
+)
 from benchmarks.serving.processes import split_cores
 from benchmarks.serving.servers import ROOT, SERVERS, Server, install
 from benchmarks.timing import print_table, save
@@ -30,10 +37,9 @@ def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Ro
     """All rows of one server; a server that cannot be measured gives one row that says why."""
     found: list[Row] = []
     try:
-        install(server)
         for checkpoint, plans in ((light, LIGHT_PLANS), (ROOT / "models/zoo" / HEAVY, HEAVY_PLANS)):
             found += rows(server, checkpoint, plans, cores=cores, pace=pace)
-    except (ServerFailed, subprocess.CalledProcessError, OSError) as error:
+    except (ServerFailed, OSError) as error:
         print(f"\n{server.name}: left out: {error}")
         found.append({"server": server.name, "failed": str(error).splitlines()[0]})
     return found
@@ -56,6 +62,16 @@ def forward_rows(light: Path, cores: set[int]) -> list[Row]:
     ]
 
 
+def show(found: list[Row], plans: list[Plan], model: str) -> None:
+    """One server's rows, a table for each body format and size."""
+    for plan in plans:
+        key = (model, plan.body, plan.side)
+        of = [row for row in found if (row.get("model"), row.get("body"), row.get("side")) == key]
+        if of:
+            title = f"{of[0]['server']}: {model}, {plan.body} {plan.side}x{plan.side}"
+            print_table(title, [{name: row[name] for name in _SHOWN} for row in of])
+
+
 def main() -> None:
     """Measure, print, save results/serving.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
@@ -63,28 +79,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {names}; nothing is saved")
     parser.add_argument("--seconds", type=float, default=1.5, help="a phase, default %(default)s")
     arguments = parser.parse_args()
+    chosen = [s for s in SERVERS if arguments.only is None or s.name in arguments.only]
+    for server in chosen:
+        install(server)
     client, cores = split_cores()
     os.sched_setaffinity(0, client)
-    began = time.monotonic()
-    found: list[Row] = []
+    pace, began = Pace(arguments.seconds), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         write_light(Path(folder))
         light = Path(folder) / LIGHT
+        found = [row for side in (64, 128) for row in generator_rows(side, cores, pace)]
         found += forward_rows(light, cores)
-        for server in SERVERS:
-            if arguments.only is None or server.name in arguments.only:
-                of = measure(server, light, cores, Pace(arguments.seconds))
-                found += of
-                for plan in LIGHT_PLANS:
-                    shown = [
-                        r for r in of if (r.get("body"), r.get("side")) == (plan.body, plan.side)
-                    ]
-                    if shown:
-                        title = f"{server.name}, {plan.body} {plan.side}x{plan.side}"
-                        print_table(title, [{key: r[key] for key in _SHOWN} for r in shown])
-    print(f"\ntook {time.monotonic() - began:.0f} s; client on cores {client}, servers on {cores}")
+        for server in chosen:
+            of = measure(server, light, cores, pace)
+            show(of, LIGHT_PLANS, LIGHT)
+            show(of, HEAVY_PLANS, HEAVY)
+            found += of
+    print(f"\ntook {time.monotonic() - began:.0f} s")
     if arguments.only is None:
-        print(f"written to {save('serving', found)}")
+        print(
+            f"written to {save('serving', [{'client cores': len(client), 'server cores': len(cores)}, *found])}"
+        )
 
 
 if __name__ == "__main__":

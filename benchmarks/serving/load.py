@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import cast
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -129,7 +130,7 @@ class Target:
 
 
 async def closed_loop(target: Target, *, connections: int, seconds: float, warm_up: float) -> Load:
-    """Each connection sends its next request on the answer to its last; the first `warm_up` seconds do not count."""
+    """Each connection sends its next request on the answer to its last; answers of the first `warm_up` seconds do not count."""
     outcomes: list[Outcome] = []
     end = time.perf_counter() + warm_up + seconds
     turn = 0
@@ -149,7 +150,7 @@ async def closed_loop(target: Target, *, connections: int, seconds: float, warm_
     for connection in opened:
         send_next(connection)
     await _finish(outcomes, end, opened)
-    counted = [o for o in outcomes if o.done >= began or not o.done]
+    counted = [o for o in outcomes if o.done >= began or o.status != HTTPStatus.OK]
     return _judge(target, counted, seconds, end)
 
 
@@ -237,7 +238,7 @@ def _judge(target: Target, outcomes: list[Outcome], seconds: float, end: float) 
             load.errors["no answer"] += 1
         elif outcome.status == NEVER_SENT:
             load.errors["never sent"] += 1
-        elif outcome.status != 200:
+        elif outcome.status != HTTPStatus.OK:
             load.errors[f"HTTP {outcome.status}"] += 1
         elif not target.is_right(outcome.question, outcome.body):
             load.errors["wrong answer"] += 1

@@ -54,9 +54,7 @@ def serving(
     server: Server, checkpoint: Path, cores: set[int]
 ) -> Iterator[tuple[ServerProcess, int]]:
     """The server with this checkpoint on these cores, and its port; it may not answer yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = _free_port()
     with tempfile.TemporaryDirectory() as scratch:
         place = Place(checkpoint, port, Path(scratch))
         command, told = server.command(place), environment(server, place)
@@ -96,6 +94,19 @@ def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int]) -> floa
         return float(process.log_tail())
 
 
+def generator_rows(side: int, cores: set[int], pace: Pace) -> Iterator[Row]:
+    """The load generator against a server that does nothing, at the sizes of binary bodies."""
+    body = bytes(side * side * 4)
+    port = _free_port()
+    head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    target = Target("127.0.0.1", port, [head.encode() + body], lambda _, answer: answer == body)
+    command = [sys.executable, "-m", "benchmarks.serving.null_server", str(port), str(len(body))]
+    with running(command, environment={}, cores=cores, cwd=ROOT) as process:
+        _wait_until_right(target, process)
+        for row in _plan_rows(target, Plan("binary", side, (1, 32), (0.5,)), process, pace):
+            yield {"server": "null server", "body": "binary", "side": side, **row}
+
+
 def _target(server: Server, plan: Plan, asked: list[Question], *, model: str, port: int) -> Target:
     form = server.forms[plan.body]
 
@@ -108,6 +119,13 @@ def _target(server: Server, plan: Plan, asked: list[Question], *, model: str, po
 
     requests = [form.request(question.field, model=model, port=port) for question in asked]
     return Target("127.0.0.1", port, requests, is_right)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _wait_until_right(target: Target, process: ServerProcess) -> None:
