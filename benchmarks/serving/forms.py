@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -103,3 +103,8 @@ PLAIN = {
     "JSON": Form("/json", _JSON, lambda field: _json({"input": field}), _from_lists),
 }
 """Of the servers whose handlers are ours."""
+LITSERVE = {
+    "binary": replace(PLAIN["binary"], path="/predict"),
+    # not called JSON, for LitServe to leave it to orjson
+    "JSON": replace(PLAIN["JSON"], path="/predict", content_type="text/plain"),
+}

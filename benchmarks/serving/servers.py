@@ -99,7 +99,7 @@ SERVERS = (
     Server("bare uvicorn + torch", forms.PLAIN, lambda _: [sys.executable, "-m", f"{_PEERS}.bare"]),
     Server(
         "LitServe 0.2.19",
-        forms.PLAIN,
+        forms.LITSERVE,
         lambda _: [_python("litserve"), "-m", f"{_PEERS}.litserve_server"],
         packages=("litserve==0.2.19", "fastapi==0.165.0", "starlette==1.10.0", "pyzmq==27.3.0"),
     ),
@@ -121,7 +121,12 @@ SERVERS = (
         forms.PLAIN,
         lambda _: [_python("ray"), "-m", f"{_PEERS}.ray_app"],
         packages=("ray[serve]==2.60.0", "fastapi==0.165.0", "starlette==1.10.0"),
-        environment=(("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"), ("RAY_USAGE_STATS_ENABLED", "0")),
+        environment=(
+            ("RAY_SERVE_ENABLE_HA_PROXY", "1"),
+            ("RAY_SERVE_HAPROXY_NBTHREAD", "1"),
+            ("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),
+            ("RAY_USAGE_STATS_ENABLED", "0"),
+        ),
     ),
 )
 

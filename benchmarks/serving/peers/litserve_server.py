@@ -1,4 +1,4 @@
-"""LitServe: one endpoint for raw bytes, one for JSON, ZeroMQ queues."""
+"""LitServe: one endpoint that takes the body as bytes, raw float32 or JSON text."""
 
 # LitServe reads the annotations of decode_request as objects: no `from __future__ import annotations` here.
 import os
@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import litserve
 import numpy as np
-from fastapi import Body, Request, Response
+import orjson
+from fastapi import Body, Response
 
 from benchmarks.serving.peers.model import (
     MAX_BATCH,
@@ -20,13 +21,24 @@ from benchmarks.serving.peers.model import (
 
 _WINDOW_SECONDS = 0.001
 """At 0 LitServe runs every request alone; this is the shortest wait it polls in."""
+_JSON_BEGINS = b'{"input"'
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]
-    """What both endpoints share."""
+    """FastAPI hands over the bytes of a body that is declared as bytes; LitServe itself knows only JSON and forms."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe's signature
         self.model = Model()
+
+    def decode_request(
+        self,
+        request: Annotated[bytes, Body(media_type="application/octet-stream")],
+        context: dict[str, Any],
+    ) -> Array:
+        context["json"] = request.startswith(_JSON_BEGINS)
+        return (
+            from_lists(orjson.loads(request)["input"]) if context["json"] else from_bytes(request)
+        )
 
     def batch(self, inputs: list[Array]) -> Array:
         return np.concatenate(inputs)
@@ -37,34 +49,13 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
     def unbatch(self, output: Array) -> list[Array]:
         return [output[i : i + 1] for i in range(len(output))]
 
-
-class Binary(Api):
-    """Raw float32 both ways: FastAPI hands over the bytes of a body that is declared as bytes."""
-
-    def decode_request(
-        self, request: Annotated[bytes, Body(media_type="application/octet-stream")]
-    ) -> Array:
-        return from_bytes(request)
-
-    def encode_response(self, output: Array) -> Response:
-        return Response(output.tobytes(), media_type="application/octet-stream")
-
-
-class Json(Api):
-    """JSON; LitServe parses it, the answer is written by orjson."""
-
-    def decode_request(self, request: Request) -> Array:
-        document: Any = request
-        return from_lists(document["input"])
-
-    def encode_response(self, output: Array) -> Response:
-        return Response(to_json(output), media_type="application/json")
+    def encode_response(self, output: Array, context: dict[str, Any]) -> Response:
+        return Response(to_json(output) if context["json"] else output.tobytes())
 
 
 if __name__ == "__main__":
-    limits = {"max_batch_size": MAX_BATCH, "batch_timeout": _WINDOW_SECONDS}
     server = litserve.LitServer(
-        [Binary(api_path="/binary", **limits), Json(api_path="/json", **limits)],
+        Api(max_batch_size=MAX_BATCH, batch_timeout=_WINDOW_SECONDS),
         accelerator="cpu",
         workers_per_device=1,
         fast_queue=True,
