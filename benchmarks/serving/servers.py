@@ -137,6 +137,7 @@ def environment(server: Server, place: Place) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "BENCH_CHECKPOINT": str(place.checkpoint),
         "BENCH_PORT": str(place.port),
+        "BENCH_SCRATCH": str(place.scratch),
         "BENCH_MAX_BATCH": str(MAX_BATCH),
         "BENCH_MAX_WAITING": str(MAX_WAITING),
         "OMP_NUM_THREADS": "1",

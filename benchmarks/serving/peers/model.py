@@ -16,6 +16,7 @@ from models.checkpoint import load_model
 
 CHECKPOINT = "BENCH_CHECKPOINT"
 PORT = "BENCH_PORT"
+SCRATCH = "BENCH_SCRATCH"
 MAX_BATCH = int(os.environ.get("BENCH_MAX_BATCH", "16"))
 MAX_WAITING = int(os.environ.get("BENCH_MAX_WAITING", "256"))
 

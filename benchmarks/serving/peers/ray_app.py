@@ -17,6 +17,7 @@ from benchmarks.serving.peers.model import (
     MAX_BATCH,
     MAX_WAITING,
     PORT,
+    SCRATCH,
     Array,
     Model,
     from_bytes,
@@ -55,6 +56,7 @@ if __name__ == "__main__":
         include_dashboard=False,
         object_store_memory=200 * 1024 * 1024,
         logging_level="error",
+        _temp_dir=os.environ[SCRATCH],
         runtime_env={"env_vars": dict(os.environ)},
     )
     serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ[PORT])})
