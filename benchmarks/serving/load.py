@@ -7,6 +7,7 @@ after the clock has stopped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import time
@@ -64,8 +65,9 @@ class Load:
 class Connection(asyncio.Protocol):
     """One kept HTTP/1.1 connection with at most one request under way."""
 
-    def __init__(self, idle: Callable[[Connection], None]) -> None:
+    def __init__(self, idle: Callable[[Connection], None], lost: Callable[[], None]) -> None:
         self._idle = idle
+        self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._outcome: Outcome | None = None
         self._received = bytearray()
@@ -113,6 +115,7 @@ class Connection(asyncio.Protocol):
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             outcome.done = time.perf_counter()
+        self._lost()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -127,6 +130,43 @@ class Target:
     port: int
     requests: Sequence[bytes]
     is_right: Callable[[int, bytes], bool]
+
+
+class Pool:
+    """Connections, opened again when they are lost; `idle` gets each one that is free to be used."""
+
+    def __init__(self, target: Target, idle: Callable[[Connection], None]) -> None:
+        self._target = target
+        self._idle = idle
+        self._connections: list[Connection] = []
+        self._reopening: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def open(self, count: int) -> None:
+        for _ in range(count):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self._idle, self._lost), self._target.host, self._target.port
+            )
+            self._connections.append(connection)
+            self._idle(connection)
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self._reopening:
+            task.cancel()
+        for connection in self._connections:
+            connection.close()
+
+    def _lost(self) -> None:
+        if not self._closed:
+            task = asyncio.get_running_loop().create_task(self._reopen())
+            self._reopening.add(task)
+            task.add_done_callback(self._reopening.discard)
+
+    async def _reopen(self) -> None:
+        # a server that is gone leaves the loop without connections
+        with contextlib.suppress(OSError):
+            await self.open(1)
 
 
 async def closed_loop(target: Target, *, connections: int, seconds: float, warm_up: float) -> Load:
@@ -145,11 +185,10 @@ async def closed_loop(target: Target, *, connections: int, seconds: float, warm_
         outcomes.append(outcome)
         connection.send(target.requests[outcome.question], outcome)
 
-    opened = await _connect(target, connections, send_next)
     began = end - seconds
-    for connection in opened:
-        send_next(connection)
-    await _finish(outcomes, end, opened)
+    pool = Pool(target, send_next)
+    await pool.open(connections)
+    await _finish(outcomes, end, pool)
     counted = [o for o in outcomes if o.done >= began or not o.status]
     return _judge(target, counted, seconds, end)
 
@@ -176,8 +215,8 @@ async def open_loop(
         else:
             free.append(connection)
 
-    opened = await _connect(target, connections, idle)
-    free.extend(opened)
+    pool = Pool(target, idle)
+    await pool.open(connections)
     began = due = time.perf_counter() + 0.01
     while (due := due + random.expovariate(rate)) < began + seconds:
         await _until(due)
@@ -196,7 +235,7 @@ async def open_loop(
     for outcome in waiting:
         outcome.done, outcome.status = time.perf_counter(), NEVER_SENT
     waiting.clear()
-    await _finish(outcomes, began + seconds, opened)
+    await _finish(outcomes, began + seconds, pool)
     lateness = sorted(late)[int(0.99 * len(late))] * 1e3 if late else 0.0
     return _judge(target, outcomes, seconds, began + seconds), lateness
 
@@ -208,26 +247,12 @@ async def _until(due: float) -> None:
         await asyncio.sleep(0)
 
 
-async def _connect(
-    target: Target, count: int, idle: Callable[[Connection], None]
-) -> list[Connection]:
-    loop = asyncio.get_running_loop()
-    opened = []
-    for _ in range(count):
-        _, connection = await loop.create_connection(
-            lambda: Connection(idle), target.host, target.port
-        )
-        opened.append(connection)
-    return opened
-
-
-async def _finish(outcomes: list[Outcome], end: float, opened: list[Connection]) -> None:
+async def _finish(outcomes: list[Outcome], end: float, pool: Pool) -> None:
     while time.perf_counter() < end + GRACE_SECONDS:
         if time.perf_counter() >= end and all(outcome.done for outcome in reversed(outcomes)):
             break
         await asyncio.sleep(0.01)
-    for connection in opened:
-        connection.close()
+    pool.close()
     await asyncio.sleep(0)
 
 

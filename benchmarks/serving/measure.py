@@ -24,6 +24,9 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 _START_SECONDS = 90.0
+_SETTLE_SECONDS = 2.0
+"""A started server counts as ready once it has answered for this long without an error: Ray Serve's proxy drops its
+connections once, when it first learns where the model runs."""
 _OPEN_CONNECTIONS = 512
 
 
@@ -71,13 +74,13 @@ def rows(
         ServerFailed: with the end of the server's log.
     """
     with serving(server, checkpoint, cores) as (process, port):
-        for plan in plans:
+        for number, plan in enumerate(plans):
             asked = questions(checkpoint, plan.side)
             target = _target(server, plan, asked, model=checkpoint.name, port=port)
             label = {"server": server.name, "model": checkpoint.name}
             form = {"body": plan.body, "side": plan.side}
             try:
-                _wait_until_right(target, process)
+                _wait_until_right(target, process, seconds=0.1 if number else _SETTLE_SECONDS)
             except ServerFailed as error:
                 raise ServerFailed(f"{server.name}: {error}\n{process.log_tail()}") from None
             for row in _plan_rows(target, plan, process, pace):
@@ -128,14 +131,14 @@ def _free_port() -> int:
     return port
 
 
-def _wait_until_right(target: Target, process: ServerProcess) -> None:
+def _wait_until_right(target: Target, process: ServerProcess, *, seconds: float = 0.1) -> None:
     until = time.monotonic() + _START_SECONDS
     failure = "it does not listen"
     while time.monotonic() < until:
         if process.exited:
             raise ServerFailed("it ended")
         try:
-            load = _run(closed_loop(target, connections=1, seconds=0.1, warm_up=0.0))
+            load = _run(closed_loop(target, connections=1, seconds=seconds, warm_up=0.0))
         except OSError:
             time.sleep(0.2)
             continue

@@ -69,9 +69,11 @@ def test_right_answers_alone_count() -> None:
     assert load.rate > 0
 
 
-def test_a_lost_connection_is_an_error() -> None:
-    load = load_against(lambda n, question: reply(b"%d" % question) if n < 100 else None, closed)
-    assert load.errors == {"no answer": 2}
+def test_a_lost_connection_is_an_error_and_opened_again() -> None:
+    load = load_against(lambda n, question: reply(b"%d" % question) if n % 50 else None, closed)
+    assert set(load.errors) == {"no answer"}
+    assert load.errors["no answer"] > 1
+    assert len(load.latencies) > 100
 
 
 def test_a_stall_counts_for_all_that_were_due_in_it() -> None:
