@@ -22,6 +22,8 @@ _HEAD_END = b"\r\n\r\n"
 NEVER_SENT = -1
 _SPIN_SECONDS = 0.002
 """Timers of the event loop are a millisecond coarse: the last stretch before a request is due is waited out awake."""
+_CONNECT_SECONDS = 0.5
+"""What a server has to take in hundreds of new connections before the open loop's first request is due."""
 GRACE_SECONDS = 2.0
 """How long after the last request was due its answer may still come."""
 
@@ -217,7 +219,7 @@ async def open_loop(
 
     pool = Pool(target, idle)
     await pool.open(connections)
-    began = due = time.perf_counter() + 0.01
+    began = due = time.perf_counter() + _CONNECT_SECONDS
     while (due := due + random.expovariate(rate)) < began + seconds:
         await _until(due)
         outcome = Outcome(len(outcomes) % len(target.requests), due=due)
