@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.direct import DirectPredictions
 from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
@@ -79,6 +80,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.context = context
+    app.add_middleware(DirectPredictions)  # the innermost
     if settings.api_keys_file is not None:
         app.add_middleware(
             KeyMiddleware,
