@@ -12,11 +12,12 @@ COPY constraints.txt ./
 RUN python3 -m venv /opt/turbofno
 ENV PATH=/opt/turbofno/bin:$PATH
 
-# PyTorch alone: the largest layer, and one that changes with constraints.txt only.
+# PyTorch alone: the largest layer, and one that changes with constraints.txt only. Its own index gives the CPU
+# build and nothing else; what that needs comes from PyPI.
 FROM python AS torch-cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
-RUN pip install --no-deps --index-url "${TORCH_CPU_INDEX}" torch
+RUN pip install --no-deps --index-url "${TORCH_CPU_INDEX}" torch && pip install torch
 
 FROM python AS torch-cuda
 # hadolint ignore=DL3013
@@ -35,11 +36,14 @@ FROM torch-cpu AS wheel-cuda
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
+ENV CUDA_HOME=/opt/turbofno/lib/python3.11/site-packages/nvidia/cu13
+ENV CUDACXX=${CUDA_HOME}/bin/nvcc
+# nvcc looks for its libraries in lib64, the wheels have them in lib.
 # hadolint ignore=DL3013
 RUN pip install scikit-build-core cmake ninja \
     nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
-    nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
-ENV CUDACXX=/opt/turbofno/lib/python3.11/site-packages/nvidia/cu13/bin/nvcc
+    nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 \
+    && ln -s lib "${CUDA_HOME}/lib64"
 COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
 COPY turbofno_ops turbofno_ops
 COPY service/client.py service/client.py

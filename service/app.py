@@ -19,6 +19,7 @@ from service.http.predict import router as predict_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission, QueueSlots
 from service.pipeline.local_engine import LocalEngine
+from service.triton_metrics import TritonMetrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,6 +42,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> FastAPI:
         ValueError: a wrong repository, model name or device.
     """
     metrics = Metrics(version=turbofno_ops.__version__)
+    if settings.triton_metrics:
+        metrics.registry.register(TritonMetrics(metrics))
     slots = QueueSlots(settings, metrics)
     context = AppContext(
         settings=settings,
