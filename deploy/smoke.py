@@ -107,9 +107,7 @@ def predict_binary(
     return struct.unpack(f"<{len(numbers) // 4}f", numbers)
 
 
-def predict_json(
-    service: Service, name: str, shape: list[int], values: list[float]
-) -> list[float]:
+def predict_json(service: Service, name: str, shape: list[int], values: list[float]) -> list[float]:
     """The answer by the same protocol in JSON."""
     tensor = {"name": "input", "shape": shape, "datatype": "FP32", "data": values}
     status, body, _ = service.call(

@@ -71,9 +71,7 @@ def failure_reason(code: int) -> str | None:
     )
 
 
-def _samples(
-    families: Iterable[Metric], suffix: str
-) -> Iterator[tuple[Mapping[str, str], float]]:
+def _samples(families: Iterable[Metric], suffix: str) -> Iterator[tuple[Mapping[str, str], float]]:
     for family in families:
         for sample in family.samples:
             if sample.name == family.name + suffix:

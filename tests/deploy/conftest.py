@@ -16,7 +16,6 @@ from tests.service.tiny import save_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MODES: dict[str, tuple[str, ...]] = {"one process": ()}
 """How the service runs -> the options of `serve` for it."""
@@ -46,7 +45,14 @@ def watched(
     models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("watched")
     for name, grid in GRIDS.items():
         save_tiny(models, name, n_dim=len(grid))
-    options = ("--triton-metrics", "true", "--max-body-bytes", "1000000", "--max-json-bytes", "1000")
+    options = (
+        "--triton-metrics",
+        "true",
+        "--max-body-bytes",
+        "1000000",
+        "--max-json-bytes",
+        "1000",
+    )
     with ExitStack() as stack:
         gpu = stack.enter_context(gpu_stand_in())
         service = stack.enter_context(

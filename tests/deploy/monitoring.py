@@ -87,9 +87,7 @@ class Prometheus:
     ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
         """Labels and (seconds since start, value) of every series, at each second."""
         found = self._get("query_range", query=expression, start=start, end=end, step=1)["result"]
-        return [
-            (one["metric"], [(t - start, float(v)) for t, v in one["values"]]) for one in found
-        ]
+        return [(one["metric"], [(t - start, float(v)) for t, v in one["values"]]) for one in found]
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
         """Return once the expression has a series; fails after that many seconds."""

@@ -18,9 +18,8 @@ def manifest() -> str:
         "metadata": {"name": "turbofno"},
         "spec": yaml.safe_load(ALERTS.read_text()),
     }
-    return "# Made by rules.py from deploy/prometheus/alerts.yml.\n" + yaml.safe_dump(
-        rule, sort_keys=False, width=100
-    )
+    text: str = yaml.safe_dump(rule, sort_keys=False, width=100)
+    return f"# Made by rules.py from deploy/prometheus/alerts.yml.\n{text}"
 
 
 if __name__ == "__main__":
