@@ -51,7 +51,7 @@ def watched(
         "--max-body-bytes",
         "1000000",
         "--max-json-bytes",
-        "1000",
+        "100000",
     )
     with ExitStack() as stack:
         gpu = stack.enter_context(gpu_stand_in())
