@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MODES: dict[str, tuple[str, ...]] = {"one process": ()}
 """How the service runs -> the options of `serve` for it."""
 
-LOAD_SECONDS = 6.0
+LOAD_SECONDS = 5.0
 GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24)}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+import yaml
 
 from tests.deploy.conftest import GRIDS
 from tests.deploy.monitoring import (
@@ -19,12 +20,25 @@ from tests.deploy.monitoring import (
     finite,
     installed,
 )
+from tests.e2e.server_process import ROOT
 
 if TYPE_CHECKING:
     from tests.deploy.conftest import Watched
     from tests.deploy.monitoring import Target
 
+ADAPTER = ROOT / "deploy/kubernetes/components/autoscaling/adapter-values.yaml"
 MODEL = f'job="{JOB}", model="tiny-2d"'
+
+
+def test_the_autoscalers_query_has_data_of_the_right_metric(watched: Watched) -> None:
+    [rule] = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    query = rule["metricsQuery"].replace("<<.GroupBy>>", "instance")  # pod, on Kubernetes
+    query = query.replace("<<.Series>>", rule["name"]["as"]).replace(
+        "<<.LabelMatchers>>", f'job="{JOB}"'
+    )
+    assert watched.prometheus.history(query, watched.since, watched.until)
+    names = {labels["__name__"] for labels, _ in watched.prometheus.query(rule["name"]["as"])}
+    assert names == {"turbofno_queue_depth"}
 
 
 def test_promtool_finds_nothing_wrong_with_what_the_service_says(watched: Watched) -> None:
