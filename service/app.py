@@ -20,6 +20,7 @@ from service.http.predict import router as predict_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
+from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def create_app(
         OSError: the key file cannot be read.
     """
     metrics = metrics or Metrics(version=VERSION)
+    if settings.triton_metrics:
+        metrics.registry.register(TritonMetrics(metrics))
     slots = slots or QueueSlots(settings, metrics)
     context = AppContext(
         settings=settings,
