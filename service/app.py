@@ -21,7 +21,7 @@ from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
 from service.triton_metrics import TritonMetrics
-from service.version import VERSION
+from service.version import SERVER, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -65,6 +65,7 @@ def create_app(
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
         scrape=scrape or metrics.text,
+        keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
     )
 
     @asynccontextmanager
@@ -84,14 +85,14 @@ def create_app(
     )
     app.state.context = context
     app.add_middleware(DirectPredictions)  # the innermost
-    if settings.api_keys_file is not None:
+    if context.keys is not None:
         app.add_middleware(
             KeyMiddleware,
-            keys=Keys.read(settings.api_keys_file),
+            keys=context.keys,
             metrics=metrics,
             open_paths=HEALTH | ({"/metrics"} if settings.public_metrics else set()),
         )
-    app.add_middleware(RequestMiddleware, metrics=metrics, server=f"turbofno/{VERSION}")
+    app.add_middleware(RequestMiddleware, metrics=metrics, server=SERVER)
     problems.install(app)
     app.include_router(predict_router)
     app.include_router(oip_router)

@@ -84,7 +84,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=bounded_protocol(settings, context.metrics),
+        http=bounded_protocol(context),
         ws="none",
         lifespan="on",
         log_config=None,
