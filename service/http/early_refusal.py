@@ -24,7 +24,7 @@ access = logging.getLogger("service.access")
 
 SMALL_BODY = 256 * 1024
 """Bytes: what a read or two take off the socket. Longer bodies are the application's to refuse."""
-SECONDS_EACH = 0.002
+SECONDS_EACH = 0.004
 """Between refusals of all connections together, in the long run: so they take a few per cent of a core, whatever is
 offered."""
 BURST = 64
@@ -43,6 +43,25 @@ _PROTOCOLS: dict[tuple[bytes, bytes], Protocol] = {
 
 Headers = list[tuple[bytes, bytes]]
 
+SEAT = "turbofno.seat"
+"""In a request's scope: its seat, if it has one."""
+
+
+class Seat:
+    """Room in the queue for a request on its way there: without, all that arrive at once would find the same room."""
+
+    def __init__(self, taken: Counter[tuple[str, str]], served: tuple[str, str]) -> None:
+        self._taken = taken
+        self._served = served
+        self._left = False
+        taken[served] += 1
+
+    def leave(self) -> None:
+        """The request waits in the queue now, or never will. Repeatable."""
+        if not self._left:
+            self._left = True
+            self._taken[self._served] -= 1
+
 
 class EarlyRefusal:
     """What the connections of one server ask, each time a request's headers have come. For the event loop only."""
@@ -51,11 +70,14 @@ class EarlyRefusal:
         self._context = context
         self._due = 0.0
         """When the refusals so far would have been over at SECONDS_EACH."""
+        self._seats: Counter[tuple[str, str]] = Counter()
+        """Taken now, by model and version."""
         self._unlogged: Counter[tuple[str, str, str]] = Counter()
         """By caller, model and version."""
 
-    def response(self, target: bytes, headers: Headers) -> bytes | None:
-        """The whole response to the POST of a small body, if it is refused; None: the application is to look at it."""
+    def decide(self, target: bytes, headers: Headers) -> bytes | Seat | None:
+        """Of the POST of a small body: the whole response, if it is refused; its seat, if it would find room in the
+        queue; None: the application is to look at it."""
         started = time.perf_counter()
         context = self._context
         match = _PREDICTION.fullmatch(target)
@@ -71,11 +93,11 @@ class EarlyRefusal:
             return None
         served = (config.name, config.version)
         try:
-            context.admission.refuse_if_full(*served)
+            context.admission.refuse_if_full(*served, coming=self._seats[served])
         except QueueFull as error:
             answer = _answer(target, headers, error)
         else:
-            return None
+            return Seat(self._seats, served)
         context.metrics.requests.labels(*served, protocol, QueueFull.status).inc()
         context.metrics.request_duration.labels(*served).observe(time.perf_counter() - started)
         self._note(caller.name, *served)

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
 from service.http.body import declared_size
+from service.http.early_refusal import SEAT
 from service.pipeline.engine import PredictRequest, PredictResult
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from models.config import ModelConfig
     from service.context import Protocol
+    from service.http.early_refusal import Seat
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields
 
@@ -85,7 +87,12 @@ async def infer(
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )
-    result = await _unless_disconnected(request, asyncio.ensure_future(work))
+    queued = asyncio.ensure_future(work)
+    seat: Seat | None = request.scope.get(SEAT)
+    if seat is not None:
+        # After the first step of the work, which takes room in the queue.
+        asyncio.get_running_loop().call_soon(seat.leave)
+    result = await _unless_disconnected(request, queued)
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.http.early_refusal import SMALL_BODY, EarlyRefusal
+from service.http.early_refusal import SEAT, SMALL_BODY, EarlyRefusal, Seat
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pause_timer: asyncio.TimerHandle | None = None
         self._refused = False
         """The request that is arriving has been answered; the rest of its body is passed over."""
+        self._seat: Seat | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -78,6 +80,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._refused and self._linger_timer is None:
             self._linger()
+        if not self._in_header:
+            # A body that dawdles must not keep others out.
+            self._leave()
         if self._header_bytes > self.limits.max_header_bytes:
             self._refuse(
                 431,
@@ -117,6 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.more_body = False
 
     def on_response_complete(self) -> None:
+        self._leave()
         super().on_response_complete()
         if (
             self.cycle.response_complete
@@ -156,12 +162,19 @@ class BoundedProtocol(HttpToolsProtocol):
             or not 0 <= _declared(self.headers) <= SMALL_BODY
         ):
             return False
-        response = self.early.response(self.url, self.headers)
-        if response is None:
-            return False
-        self._refused = True
-        self.transport.write(response)
-        return True
+        decision = self.early.decide(self.url, self.headers)
+        if isinstance(decision, bytes):
+            self._refused = True
+            self.transport.write(decision)
+        elif decision is not None:
+            self._seat = decision
+            cast("dict[str, Any]", self.scope)[SEAT] = decision
+        return self._refused
+
+    def _leave(self) -> None:
+        if self._seat is not None:
+            self._seat.leave()
+            self._seat = None
 
     def _end_refusal(self) -> None:
         """Like the end of any answer, but what comes next on this connection may have to wait."""

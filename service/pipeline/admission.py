@@ -130,9 +130,9 @@ class Admission:
                 retry_after=self._settings.drain_seconds,
             )
 
-    def refuse_if_full(self, model: str, version: str) -> None:
-        """Raises QueueFull if the model's queue has no room for even one more field."""
-        self._slots.check_room(model, version)
+    def refuse_if_full(self, model: str, version: str, *, coming: int = 0) -> None:
+        """Raises QueueFull if the model's queue has no room for even one more field, beside so many on their way."""
+        self._slots.check_room(model, version, coming=coming)
 
     @contextmanager
     def reading(self, patience: asyncio.Timeout) -> Iterator[None]:
