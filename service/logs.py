@@ -24,7 +24,7 @@ def accept_request_id(offered: str) -> str:
     if _SANE_ID.fullmatch(offered):
         return offered
     # Nobody needs to be unable to guess it, and a system call for each request would cost more than the rest of it.
-    return f"{random.getrandbits(64):016x}"  # noqa: S311
+    return f"{random.getrandbits(64):016x}"
 
 
 def configure(settings: Settings, *, process: str = "") -> None:
