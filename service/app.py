@@ -82,6 +82,8 @@ def create_app(
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
+        # Asked at each request whether it is set up, which costs more than finding the route.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.context = context
     app.add_middleware(DirectPredictions)  # the innermost

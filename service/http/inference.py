@@ -14,6 +14,8 @@ from service.http.early_refusal import SEAT
 from service.pipeline.engine import PredictRequest, PredictResult
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from fastapi import Request
 
     from models.config import ModelConfig
@@ -87,12 +89,7 @@ async def infer(
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )
-    queued = asyncio.ensure_future(work)
-    seat: Seat | None = request.scope.get(SEAT)
-    if seat is not None:
-        # After the first step of the work, which takes room in the queue.
-        asyncio.get_running_loop().call_soon(seat.leave)
-    result = await _unless_disconnected(request, queued)
+    result = await _unless_disconnected(request, _start(request, work))
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds
@@ -100,12 +97,23 @@ async def infer(
     return result
 
 
+def _start(
+    request: Request, work: Coroutine[Any, Any, PredictResult]
+) -> asyncio.Future[PredictResult]:
+    task = asyncio.ensure_future(work)
+    seat: Seat | None = request.scope.get(SEAT)
+    if seat is not None:
+        # After the first step of the work, which takes room in the queue.
+        asyncio.get_running_loop().call_soon(seat.leave)
+    return task
+
+
 async def _unless_disconnected(
     request: Request, work: asyncio.Future[PredictResult]
 ) -> PredictResult:
     gone = asyncio.ensure_future(_disconnected(request))
+    both: set[asyncio.Future[Any]] = {work, gone}
     try:
-        both: set[asyncio.Future[Any]] = {work, gone}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ClientDisconnect
@@ -113,6 +121,8 @@ async def _unless_disconnected(
     finally:
         gone.cancel()
         work.cancel()
+        # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
+        del work, both
 
 
 async def _disconnected(request: Request) -> None:
