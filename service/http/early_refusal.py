@@ -75,9 +75,10 @@ class EarlyRefusal:
         self._unlogged: Counter[tuple[str, str, str]] = Counter()
         """By caller, model and version."""
 
-    def decide(self, target: bytes, headers: Headers) -> bytes | Seat | None:
+    def decide(self, target: bytes, headers: Headers, *, adding: Headers) -> bytes | Seat | None:
         """Of the POST of a small body: the whole response, if it is refused; its seat, if it would find room in the
-        queue; None: the application is to look at it."""
+        queue; None: the application is to look at it. The response has the headers `adding` as well.
+        """
         started = time.perf_counter()
         context = self._context
         match = _PREDICTION.fullmatch(target)
@@ -95,7 +96,7 @@ class EarlyRefusal:
         try:
             context.admission.refuse_if_full(*served, coming=self._seats[served])
         except QueueFull as error:
-            answer = _answer(target, headers, error)
+            answer = _answer(target, headers, error, adding)
         else:
             return Seat(self._seats, served)
         context.metrics.requests.labels(*served, protocol, QueueFull.status).inc()
@@ -128,7 +129,7 @@ class EarlyRefusal:
         self._unlogged.clear()
 
 
-def _answer(target: bytes, headers: Headers, error: ServiceError) -> bytes:
+def _answer(target: bytes, headers: Headers, error: ServiceError, adding: Headers) -> bytes:
     offered = next((value for name, value in headers if name == b"x-request-id"), b"")
     identity = accept_request_id(offered.decode("latin-1"))
     token = request_id.set(identity)
@@ -137,6 +138,7 @@ def _answer(target: bytes, headers: Headers, error: ServiceError) -> bytes:
     finally:
         request_id.reset(token)
     lines = [
+        *adding,
         *response.raw_headers,
         (b"server", SERVER.encode("latin-1")),
         (b"x-request-id", identity.encode("latin-1")),

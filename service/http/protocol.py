@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 5.0
 """How long a refused body may go on arriving. Closing at once would reset the connection, and the client, still
 sending, would never read why it was refused."""
+_CLOSE = (b"connection", b"close")
 
 
 def bounded_protocol(context: AppContext) -> type[HttpToolsProtocol]:
@@ -49,6 +50,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pause_timer: asyncio.TimerHandle | None = None
         self._refused = False
         """The request that is arriving has been answered; the rest of its body is passed over."""
+        self._last = False
+        """It was the last of this connection."""
         self._seat: Seat | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -152,17 +155,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(400, "no_http", msg)
 
     def _refuse_early(self) -> bool:
-        """Answer a prediction that would only be refused, if that is possible and the connection can be kept."""
+        """Answer a prediction that would only be refused; else hold its seat, if it needs one."""
         if (
             self.parser.get_method() != b"POST"
             or (self.cycle is not None and not self.cycle.response_complete)
             or self.flow.write_paused
             or self.expect_100_continue
-            or not self.parser.should_keep_alive()
             or not 0 <= _declared(self.headers) <= SMALL_BODY
         ):
             return False
-        decision = self.early.decide(self.url, self.headers)
+        self._last = not self.parser.should_keep_alive()
+        adding = [*self.server_state.default_headers, *([_CLOSE] if self._last else ())]
+        decision = self.early.decide(self.url, self.headers, adding=adding)
         if isinstance(decision, bytes):
             self._refused = True
             self.transport.write(decision)
@@ -180,6 +184,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Like the end of any answer, but what comes next on this connection may have to wait."""
         self._refused = False
         self.server_state.total_requests += 1
+        if self._last:
+            self.transport.close()
+            return
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
