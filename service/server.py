@@ -61,10 +61,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
-    # What was imported lives as long as the process. Left among the rest, PyTorch's some hundred thousand objects
-    # would be gone through again and again, for a tenth of a second each time.
-    gc.collect()
-    gc.freeze()
+    keep_imports()
     context: AppContext = app.state.context
     server = DrainingServer(config, context, on_ready)
     try:
@@ -79,6 +76,15 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         logging.shutdown()
         os._exit(status)
     return status
+
+
+def keep_imports() -> None:
+    """Take what was imported out of garbage collection, for good.
+
+    Left among the rest, PyTorch's two hundred thousand objects are gone through again and again, and everybody waits.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -29,8 +29,8 @@ DURATIONS = {
 class TritonMetrics(Collector):
     """nv_inference_*{model,version}, computed from our own metrics at each scrape.
 
-    Sums of ours over processes give sums of these: each is linear in what it is made of. They are untyped, because
-    Triton's counters lack the suffix that the text format's counters have here.
+    Sums of ours over processes give sums of these: each is linear in what it is made of. Counters are untyped, because
+    Triton's lack the suffix that the text format's counters have here.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -55,7 +55,7 @@ class TritonMetrics(Collector):
         batches = _by_model(metrics.batch_size.collect(), "_count")
         yield _family("exec_count", "Batches run.", batches)
         waiting = _by_model(metrics.queue_depth.collect(), "")
-        yield _family("pending_request_count", "Fields waiting.", waiting)
+        yield _family("pending_request_count", "Fields waiting.", waiting, kind="gauge")
         for step, ours in DURATIONS.items():
             seconds = _by_model(getattr(metrics, ours).collect(), "_sum")
             microseconds = {key: value * 1e6 for key, value in seconds.items()}
@@ -85,8 +85,10 @@ def _by_model(families: Iterable[Metric], suffix: str) -> _Values:
     return values
 
 
-def _family(name: str, text: str, values: _Values, labels: tuple[str, ...] = MODEL) -> Metric:
-    family = Metric(f"nv_inference_{name}", text, "unknown")
+def _family(
+    name: str, text: str, values: _Values, labels: tuple[str, ...] = MODEL, *, kind: str = "unknown"
+) -> Metric:
+    family = Metric(f"nv_inference_{name}", text, kind)
     for key, value in values.items():
         family.add_sample(family.name, dict(zip(labels, key, strict=True)), value)
     return family

@@ -17,7 +17,7 @@ from tests.service.tiny import save_tiny
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODES: dict[str, tuple[str, ...]] = {"one process": ()}
+MODES = {"one process": (), "several processes": ("--frontends", "2")}
 """How the service runs -> the options of `serve` for it."""
 
 LOAD_SECONDS = 5.0
