@@ -24,11 +24,19 @@ def assert_equal_functions(
     cast: Callable[[torch.dtype], None],
     size: tuple[int, ...],
 ) -> None:
-    """Both networks on random fields [batch, channels, *size]: 1e-10 in float64, 1e-5 in float32."""
-    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        x = torch.randn(2, imported.architecture.in_channels, *size, dtype=dtype)
-        cast(dtype)
-        with torch.inference_mode():
-            ours, theirs = our_module(imported, dtype)(x), original(x)
-        assert ours.shape == theirs.shape
-        assert relative_l2(ours, theirs) < bound, (dtype, imported.architecture)
+    """Both networks on random fields [batch, channels, *size]: 1e-10 in float64, 1e-5 in float32.
+
+    Where the original's own float32 is further from its float64 than a third of that, three times as far.
+    """
+    x = torch.randn(2, imported.architecture.in_channels, *size)
+    cast(torch.float64)
+    with torch.inference_mode():
+        ours, exact = our_module(imported, torch.float64)(x.double()), original(x.double())
+    assert ours.shape == exact.shape
+    assert relative_l2(ours, exact) < 1e-10, imported.architecture
+    cast(torch.float32)
+    with torch.inference_mode():
+        ours, theirs = our_module(imported, torch.float32)(x), original(x)
+    assert ours.shape == theirs.shape
+    bound = max(1e-5, 3 * relative_l2(theirs, exact))
+    assert relative_l2(ours, theirs) < bound, imported.architecture
