@@ -49,17 +49,22 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def environment() -> dict[str, object]:
-    """What a figure depends on: commit, processor, threads, versions, time."""
-    commit = subprocess.run(
+def commit() -> str:
+    """What is measured, as git names it, or 'unknown' where git does not know."""
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,
-    ).stdout.strip()
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def environment() -> dict[str, object]:
+    """What a figure depends on: commit, processor, threads, versions, time."""
     return {
-        "commit": commit or "unknown",
+        "commit": commit(),
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 
 import torch
 
+from benchmarks.timing import commit as current_commit
 from turbofno_ops import native_status
 
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -44,20 +43,9 @@ def machine(commit: str | None) -> Machine:
         gpu=torch.cuda.get_device_name(),
         torch=torch.__version__,
         cuda=torch.version.cuda or "none",
-        commit=commit or _commit(),
+        commit=commit or current_commit(),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
 
 
 def described(rows: Iterable[Mapping[str, object]], where: Machine) -> list[dict[str, object]]:

@@ -153,7 +153,7 @@ def checked_error(what: str, error: float, limit: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something that computes the layer: what it is called, its precision in words, its error, how to run it.
+    """Something that computes the layer or network: what it is called, its precision in words, its error, how to run it.
 
     A run is one call on each field, or `layers_each` layers.
     """
@@ -185,13 +185,17 @@ def _own(layer: Layer, inputs: Inputs, expected: torch.Tensor) -> Iterator[Candi
         yield named("turbofno in a chain", error=error, run=run, layers_each=_CHAIN)
 
 
-def _others(
-    layer: Layer, inputs: Inputs, expected: torch.Tensor, *, compiled: bool
+def published_candidates(
+    default: Call,
+    fields: list[torch.Tensor],
+    expected: torch.Tensor,
+    *,
+    convolution: str,
+    compiled: bool,
 ) -> Iterator[Candidate]:
-    fields = inputs.fields
-    default = eager(inputs)
+    """PyTorch as it comes and in strict float32, and torch.compile if asked; each by calls and as a CUDA graph."""
     strict = strict_float32(default)
-    convolves = "fp32, 1x1 convolution TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
+    convolves = f"fp32, {convolution} TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
     for call, precision in ((default, convolves), (strict, "fp32")):
         error = relative_l2(call(fields[0]), expected)
         for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
@@ -202,6 +206,15 @@ def _others(
         error = relative_l2(call(fields[0]), expected)
         for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
             yield Candidate(f"torch.compile, {name}", "torch.fft", convolves, error, run)
+
+
+def _others(
+    layer: Layer, inputs: Inputs, expected: torch.Tensor, *, compiled: bool
+) -> Iterator[Candidate]:
+    fields = inputs.fields
+    yield from published_candidates(
+        eager(inputs), fields, expected, convolution="1x1 convolution", compiled=compiled
+    )
     direct = DirectLayer(fields[0].shape, inputs.weight, inputs.skip, inputs.bias)
     error = relative_l2(direct(fields[0]), expected)
     checked_error(f"{layer.label} cuFFT and cuBLAS", error, LARGEST_ERROR["fp32"])

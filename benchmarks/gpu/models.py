@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,11 @@ from benchmarks.gpu.device import (
     Call,
     each,
     ends,
-    in_graph,
     milliseconds,
     relative_l2,
     rotating,
-    strict_float32,
 )
-from benchmarks.gpu.layers import checked_error
+from benchmarks.gpu.layers import Candidate, checked_error, published_candidates
 from benchmarks.gpu.published import published
 from models.checkpoint import load_model
 from models.config import FNOArchitecture
@@ -57,17 +55,6 @@ def cases() -> Iterator[Case]:
         yield Case(loaded.config.name, loaded.module, loaded.config.grid.training)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Something that runs the model: its name, backend, precision in words, error and how to run it."""
-
-    name: str
-    backend: str
-    precision: str
-    error: float
-    run: Callable[[], object]
-
-
 def _own(
     case: Case, model: FNO, fields: list[torch.Tensor], expected: torch.Tensor
 ) -> Iterator[Candidate]:
@@ -82,24 +69,6 @@ def _own(
         yield Candidate("turbofno", "cuda", precision, error, each(call, fields))
 
 
-def _others(
-    model: FNO, fields: list[torch.Tensor], expected: torch.Tensor, *, compiled: bool
-) -> Iterator[Candidate]:
-    default: Call = published(model)
-    strict = strict_float32(default)
-    convolves = "fp32, 1x1 convolutions TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
-    for call, precision in ((default, convolves), (strict, "fp32")):
-        error = relative_l2(call(fields[0]), expected)
-        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
-            yield Candidate(f"eager, {name}", "torch.fft", precision, error, run)
-    if compiled:
-        torch._dynamo.reset()
-        call = torch.compile(default, dynamic=False)
-        error = relative_l2(call(fields[0]), expected)
-        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
-            yield Candidate(f"torch.compile, {name}", "torch.fft", convolves, error, run)
-
-
 def measure(case: Case, *, compiled: bool, seconds: float) -> Iterator[dict[str, object]]:
     """The rows of one model at every batch. Raises RuntimeError if our result is wrong."""
     in_float64: Call = published(case.model).double()
@@ -110,7 +79,13 @@ def measure(case: Case, *, compiled: bool, seconds: float) -> Iterator[dict[str,
         expected = in_float64(ends(fields[0]).cpu().double())
         candidates = [
             *_own(case, model, fields, expected),
-            *_others(model, fields, expected, compiled=compiled),
+            *published_candidates(
+                published(model),
+                fields,
+                expected,
+                convolution="1x1 convolutions",
+                compiled=compiled,
+            ),
         ]
         times = milliseconds([c.run for c in candidates], seconds=seconds)
         for c, taken in zip(candidates, times, strict=True):

@@ -14,6 +14,7 @@ import torch
 
 from models.checkpoint import load_model
 from tests.turbofno_ops.fourier_truth import relative_l2
+from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from turbofno_ops import (
     ACTIVATIONS,
     PRECISIONS,
@@ -21,15 +22,11 @@ from turbofno_ops import (
     explain,
     fourier_layer,
     last_choice,
-    native_status,
     spectral_conv,
 )
 from turbofno_ops._stages import Layer, Projection
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not native_status().loaded,
-    reason="needs a GPU and the library of CUDA kernels",
-)
+pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
 SHAPES = 300
@@ -37,20 +34,6 @@ SHAPES = 300
 FLOAT32_ERROR = 1e-6
 # a rounding to 11 and to 8 significant bits at both ends of a layer
 COARSE_ERRORS = {"tf32": 2e-3, "bf16": 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def _strict_float32() -> None:
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def poison() -> None:
-    """Leave NaN in the memory that the next allocations get."""
-    torch.cuda.empty_cache()
-    blocks = [torch.full((count,), math.nan, device="cuda") for count in [2**17] * 6 + [2**26]]
-    torch.cuda.synchronize()
-    del blocks
 
 
 def draw_shape(rng: random.Random) -> tuple[int, tuple[int, int], tuple[int, ...], tuple[int, ...]]:

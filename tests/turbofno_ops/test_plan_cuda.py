@@ -15,6 +15,7 @@ from models.config import FNOArchitecture, Normalization
 from models.fno import FNO
 from tests.models.importers.random_canonical import draw_canonical
 from tests.turbofno_ops.fourier_truth import relative_l2
+from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
     draw_normalization,
@@ -23,12 +24,9 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
-from turbofno_ops import PRECISIONS, ChainRefused, CompiledFNO, compile_fno, native_status
+from turbofno_ops import PRECISIONS, ChainRefused, CompiledFNO, compile_fno
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not native_status().loaded,
-    reason="needs a GPU and the library of CUDA kernels",
-)
+pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
 # relative L2 of whole networks against float64
@@ -47,20 +45,6 @@ NORMALIZATION = Normalization(
     input_mean=(300.0, 0.0), input_std=(1.0, 2.0), output_mean=(1.0,) * 3, output_std=(0.5,) * 3
 )
 SIZE = (45, 64)
-
-
-@pytest.fixture(autouse=True)
-def _strict_float32() -> None:
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def poison() -> None:
-    """Leave NaN in the memory that the next allocations get."""
-    torch.cuda.empty_cache()
-    blocks = [torch.full((count,), math.nan, device="cuda") for count in [2**17] * 6 + [2**26]]
-    torch.cuda.synchronize()
-    del blocks
 
 
 def compiled(
