@@ -57,5 +57,5 @@ $(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wi
 	touch $@
 
 $(DEV_READY): $(SERVE_READY)
-	$(PIP) --no-build-isolation --editable '.[serve,lint,test]'
+	$(PIP) --no-build-isolation --editable '.[serve,otel,lint,test]'
 	touch $@

@@ -212,6 +212,10 @@ class Settings(BaseSettings):
         default=30.0, description="how long accepted work may take to finish after SIGTERM"
     )
 
+    tracing: bool = Field(
+        default=False,
+        description="make OpenTelemetry spans of requests and batches; the OTEL_* variables say where they go",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe level that is logged"
     )
