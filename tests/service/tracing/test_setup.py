@@ -140,7 +140,7 @@ def test_a_drain_sends_the_last_spans(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         with ServerProcess(tmp_path, tmp_path / "log", "--tracing", "true") as server:
             assert httpx.post(f"{server.url}/v1/models/tiny-1d:predict", json=BODY).status_code == 200
-            assert server.terminate() == 0
+            assert server.stop() == 0
     assert len(collector.spans) == 4
 
 
@@ -152,5 +152,5 @@ def test_a_collector_that_is_not_there_delays_the_end_by_little(
     with ServerProcess(tmp_path, tmp_path / "log", "--tracing", "true") as server:
         assert httpx.post(f"{server.url}/v1/models/tiny-1d:predict", json=BODY).status_code == 200
         begun = time.monotonic()
-        assert server.terminate() == 0
+        assert server.stop() == 0
         assert time.monotonic() - begun < 8
