@@ -368,7 +368,7 @@ def _npy_array(response: httpx.Response) -> Fields:
         raise ServerError(message, response) from None
 
 
-def _from_service(outcome: httpx.Response | httpx.TransportError) -> bool:
+def _from_service(outcome: _Outcome) -> bool:
     """Whether the service itself answered: its errors are JSON, those of proxies in front of it are not."""
     return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")
 

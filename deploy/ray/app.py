@@ -68,15 +68,14 @@ def application(args: dict[str, Any]) -> Application:
             if context.engine.failure:
                 raise RuntimeError(context.engine.failure)
 
-    return Replica.bind()  # type: ignore[attr-defined, no-any-return] # deployment adds it
+    return Replica.bind()  # type: ignore[attr-defined] # deployment adds it
 
 
 def replica_application(settings: Settings) -> FastAPI:
     """The application of one replica. Its start ends when the models are warm, so that it gets no request earlier."""
-    context = ray.get_runtime_context()
     logs.configure(settings, process=serve.get_replica_context().replica_id.unique_id)
     sys.setswitchinterval(SWITCH_SECONDS)
-    share = context.get_assigned_resources().get("GPU", 0.0)
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
     if 0 < share < 1:
         fraction = settings.device_memory_fraction * share
         settings = settings.model_copy(update={"device_memory_fraction": fraction})

@@ -203,9 +203,11 @@ def test_a_proxy_that_lost_the_server_is_asked_again(status: int, pauses: list[f
         np.testing.assert_array_equal(client.predict("m", FIELD), 2 * FIELD)
     assert len(pauses) == 2
     lasting = httpx.Response(status, text="the actor died")
-    with client_for(lambda _: lasting, retries=1) as client:
-        with pytest.raises(ServerError, match="the actor died"):
-            client.predict("m", FIELD)
+    with (
+        client_for(lambda _: lasting, retries=1) as client,
+        pytest.raises(ServerError, match="the actor died"),
+    ):
+        client.predict("m", FIELD)
 
 
 @pytest.mark.parametrize("status", [429, 503])

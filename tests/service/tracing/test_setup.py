@@ -37,9 +37,7 @@ print(*sorted(sys.modules))
 """
 
 
-def python(
-    program: str, *arguments: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def python(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -139,7 +137,9 @@ def test_a_drain_sends_the_last_spans(tmp_path: Path, monkeypatch: pytest.Monkey
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         with ServerProcess(tmp_path, tmp_path / "log", "--tracing", "true") as server:
-            assert httpx.post(f"{server.url}/v1/models/tiny-1d:predict", json=BODY).status_code == 200
+            assert (
+                httpx.post(f"{server.url}/v1/models/tiny-1d:predict", json=BODY).status_code == 200
+            )
             assert server.stop() == 0
     assert len(collector.spans) == 4
 

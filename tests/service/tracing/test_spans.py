@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from models.checkpoint import save_model
 from tests.service.http.asgi import serving
-from tests.service.tiny import save_tiny
+from tests.service.tiny import save_tiny, tiny_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -164,8 +166,12 @@ def test_broken_parents_start_a_trace_of_their_own(
 def test_what_fails_in_the_batch_is_an_error_there(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
-    save_tiny(tmp_path)
-    huge = np.random.default_rng().choice([-1.0, 1.0], 16).cumsum() * 1e38
+    module = save_tiny(tmp_path)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1e6)
+    save_model(tmp_path / "tiny-1d", tiny_config(), module)
+    huge = np.random.default_rng().standard_normal(16) * 1e37
     (answer,), spans = exchange(tmp_path, exporter, predicting(huge))
     assert answer.status_code == 422
     batch = by_name(spans)("batch")
