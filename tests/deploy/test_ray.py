@@ -40,7 +40,7 @@ if not os.environ.get("TEST_RAY"):
     pytest.skip("takes a minute and needs Ray: make test-ray runs it", allow_module_level=True)
 ray = pytest.importorskip("ray", reason="needs pip install 'turbofno[ray]'")
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "deploy" / "ray" / "cpu.yaml"
@@ -84,10 +84,14 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         # Not below the test's own folder: the paths of its sockets must be short.
         scratch = tempfile.mkdtemp(prefix="ray-")
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv(
-            "PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        )
-        node = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "temp_dir": scratch}
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("RAY_TMPDIR", scratch)
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Else the one proxy would hand nearly all to the replicas of its own node.
+        environment.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
+        path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+        environment.setenv("PYTHONPATH", os.pathsep.join(path))
+        node = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
         stack.callback(cluster.shutdown)
         cluster.add_node(**node)
