@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 FLUSH_SECONDS = 2.0
@@ -42,7 +40,7 @@ def start() -> None:
     about = {"service.name": "turbofno", "service.version": VERSION, **named}
     # Not at exit: that would wait long for a collector that does not answer.
     provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
-    for processor in _processors():
+    for processor in span_processors():
         provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
     _ours = provider
@@ -56,9 +54,12 @@ def stop() -> None:
         flushing.join(FLUSH_SECONDS)
 
 
-def _processors() -> Iterator[SpanProcessor]:
+def span_processors() -> list[SpanProcessor]:
+    """One for each exporter that OTEL_TRACES_EXPORTER names. Raises ValueError for one that is not installed."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    known = entry_points(group="opentelemetry_traces_exporter")
+    chosen = []
     for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
         wanted = name.strip()
         if wanted == "none":
@@ -70,10 +71,10 @@ def _processors() -> Iterator[SpanProcessor]:
                 or "http/protobuf"
             )
             wanted = _OTLP.get(protocol, protocol)
-        known = entry_points(group="opentelemetry_traces_exporter")
         if wanted not in known.names:
             raise ValueError(
                 f"OpenTelemetry has no exporter {wanted!r} here (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_PROTOCOL); "
                 f"there are {', '.join(sorted(known.names))}, or none"
             )
-        yield BatchSpanProcessor(known[wanted].load()())
+        chosen.append(known[wanted])
+    return [BatchSpanProcessor(exporter.load()()) for exporter in chosen]

@@ -46,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "deploy" / "ray" / "cpu.yaml"
 PREFIX = "SERVE_REPLICA::turbofno"
 LEAST, MOST = 2, 3
+KILLS, CALLERS = 3, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,6 @@ class Deployed:
     def expected(self, fields: NDArray[np.float32]) -> NDArray[np.float32]:
         with torch.no_grad():
             return self.module(torch.from_numpy(fields)).numpy()
-
-    def check(self, fields: NDArray[np.float32], answer: NDArray[np.float32]) -> None:
-        np.testing.assert_allclose(answer, self.expected(fields), rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +70,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     config = yaml.safe_load(CPU.read_text())
     config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
     (app,) = config["applications"]
-    app["args"] |= {"model_repository": str(folder / "models"), "torch_threads": "1"}
+    # The delay keeps every caller's request in a replica nearly all the time.
+    app["args"] |= {
+        "model_repository": str(folder / "models"),
+        "torch_threads": "1",
+        "max_queue_delay_seconds": "0.2",
+    }
     (deployment,) = app["deployments"]
     deployment["ray_actor_options"]["num_cpus"] = 1
     deployment["autoscaling_config"] |= {
@@ -137,6 +140,10 @@ def replaced(before: set[str]) -> bool:
     return len(before - now) == 1 and len(now) == MOST
 
 
+def assert_close(answer: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+
+
 def fresh_fields() -> NDArray[np.float32]:
     rows, columns = random.randint(8, 64), random.randint(8, 64)
     shape = (random.randint(1, 40), 1, rows, columns)
@@ -148,7 +155,7 @@ def test_answers_equal_the_module_whichever_replica_gives_them(deployed: Deploye
     with Client(deployed.url) as client:
         for _ in range(20):
             fields = fresh_fields()
-            deployed.check(fields, client.predict("tiny-2d", fields))
+            assert_close(client.predict("tiny-2d", fields), deployed.expected(fields))
     started = set()
     for _ in range(60):
         text = httpx.get(f"{deployed.url}/metrics").text
@@ -171,13 +178,16 @@ def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
 ) -> None:
     ended = threading.Event()
     seen: Counter[int] = Counter()
+    questions = [
+        (fields, deployed.expected(fields)) for fields in (fresh_fields() for _ in range(16))
+    ]
 
     def call_again(_: int) -> int:
         count = 0
         with Client(deployed.url, retries=8) as client:
             while not ended.is_set():
-                fields = fresh_fields()
-                deployed.check(fields, client.predict("tiny-2d", fields))
+                fields, expected = random.choice(questions)
+                assert_close(client.predict("tiny-2d", fields), expected)
                 count += 1
         return count
 
@@ -187,36 +197,36 @@ def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
         headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
         with httpx.Client(base_url=deployed.url, timeout=60, headers=headers) as client:
             while not ended.is_set():
-                fields = fresh_fields()
+                fields, expected = random.choice(questions)
                 answer = client.post("/v1/models/tiny-2d:predict", content=npy(fields))
                 seen[answer.status_code] += 1
                 if answer.status_code == 200:
-                    deployed.check(fields, array(answer.content))
+                    assert_close(array(answer.content), expected)
                 else:
                     assert answer.status_code == 500
                     assert "json" not in answer.headers["content-type"]
                 count += 1
         return count
 
-    with ThreadPoolExecutor(12) as pool:
-        again = [pool.submit(call_again, one) for one in range(6)]
-        once = [pool.submit(call_once, one) for one in range(6)]
+    with ThreadPoolExecutor(2 * CALLERS) as pool:
+        again = [pool.submit(call_again, one) for one in range(CALLERS)]
+        once = [pool.submit(call_once, one) for one in range(CALLERS)]
         try:
             until(lambda: len(replicas()) == MOST, 60, lambda: str(replicas()))
-            for _ in range(2):
+            for _ in range(KILLS):
                 before = set(replicas())
                 ray.kill(ray.get_actor(random.choice(sorted(before)), namespace="serve"))
                 until(partial(replaced, before), 60, lambda: str(replicas()))
         finally:
             ended.set()
         counts = [one.result(60) for one in again]
-    lost = seen[500]
+    lost = seen[500]  # call_once makes sure that there is nothing else but 200
     with capsys.disabled():
         print(f"\n{sum(counts)} answered with retries; without them {dict(seen)}")  # noqa: T201
     assert all(counts)
     assert all(one.result(60) for one in once)
-    # Two replicas died with at most a share of the six callers' requests in each.
-    assert lost <= 12
+    # Else nobody was there to lose anything; and none but those in a replica that died.
+    assert 0 < lost <= KILLS * CALLERS
 
 
 def npy(fields: NDArray[np.float32]) -> bytes:
