@@ -80,7 +80,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     deployment["ray_actor_options"]["num_cpus"] = 1
     deployment["autoscaling_config"] |= {
         "min_replicas": LEAST, "max_replicas": MOST, "target_ongoing_requests": 2,
-        "upscale_delay_s": 0.5, "metrics_interval_s": 0.2, "look_back_period_s": 1.0,
+        "upscale_delay_s": 0.5, "downscale_delay_s": 3.0, "metrics_interval_s": 0.2, "look_back_period_s": 1.0,
     }  # fmt: skip
     (folder / "serve.yaml").write_text(yaml.safe_dump(config))
     with ExitStack() as stack:
@@ -134,10 +134,19 @@ def replicas() -> list[str]:
     return sorted(one["name"] for one in actors if one["name"].startswith(PREFIX))
 
 
-def replaced(before: set[str]) -> bool:
-    """One of these is gone, and another one there."""
-    now = set(replicas())
-    return len(before - now) == 1 and len(now) == MOST
+def answering(url: str) -> int:
+    """How many processes answer, told apart by when they started."""
+    started = set()
+    for _ in range(12 * MOST):
+        answer = httpx.get(f"{url}/metrics")
+        if answer.status_code == 200:
+            lines = answer.text.splitlines()
+            started |= {one for one in lines if one.startswith("process_start_time_seconds ")}
+    return len(started)
+
+
+def is_gone(replica: str) -> bool:
+    return replica not in replicas()
 
 
 def assert_close(answer: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
@@ -156,12 +165,7 @@ def test_answers_equal_the_module_whichever_replica_gives_them(deployed: Deploye
         for _ in range(20):
             fields = fresh_fields()
             assert_close(client.predict("tiny-2d", fields), deployed.expected(fields))
-    started = set()
-    for _ in range(60):
-        text = httpx.get(f"{deployed.url}/metrics").text
-        (line,) = (one for one in text.splitlines() if one.startswith("process_start_time"))
-        started.add(line)
-    assert len(started) >= LEAST
+    until(lambda: answering(deployed.url) >= LEAST, 20)
 
 
 def test_errors_and_limits_are_the_services_own(deployed: Deployed) -> None:
@@ -212,11 +216,12 @@ def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
         again = [pool.submit(call_again, one) for one in range(CALLERS)]
         once = [pool.submit(call_once, one) for one in range(CALLERS)]
         try:
-            until(lambda: len(replicas()) == MOST, 60, lambda: str(replicas()))
+            until(lambda: answering(deployed.url) == MOST, 60, lambda: str(replicas()))
             for _ in range(KILLS):
-                before = set(replicas())
-                ray.kill(ray.get_actor(random.choice(sorted(before)), namespace="serve"))
-                until(partial(replaced, before), 60, lambda: str(replicas()))
+                killed = random.choice(replicas())
+                ray.kill(ray.get_actor(killed, namespace="serve"))
+                until(partial(is_gone, killed), 10)
+                until(lambda: answering(deployed.url) == MOST, 60, lambda: str(replicas()))
         finally:
             ended.set()
         counts = [one.result(60) for one in again]
@@ -227,6 +232,33 @@ def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
     assert all(one.result(60) for one in once)
     # Else nobody was there to lose anything; and none but those in a replica that died.
     assert 0 < lost <= KILLS * CALLERS
+
+
+def test_a_replica_that_is_no_longer_needed_finishes_what_it_has(deployed: Deployed) -> None:
+    fields = fresh_fields()
+    expected = deployed.expected(fields)
+    ended = threading.Event()
+
+    def call_once(_: int) -> None:
+        while not ended.is_set():
+            answer = httpx.post(
+                f"{deployed.url}/v1/models/tiny-2d:predict",
+                content=npy(fields),
+                headers={"Content-Type": "application/x-npy", "Accept": "application/x-npy"},
+                timeout=60,
+            )
+            assert answer.status_code == 200
+            assert_close(array(answer.content), expected)
+
+    # More than one replica's worth of load, less than three's.
+    with ThreadPoolExecutor(3) as pool:
+        callers = [pool.submit(call_once, one) for one in range(3)]
+        try:
+            until(lambda: len(replicas()) == LEAST, 60, lambda: str(replicas()))
+        finally:
+            ended.set()
+        for caller in callers:
+            caller.result(60)
 
 
 def npy(fields: NDArray[np.float32]) -> bytes:
