@@ -212,6 +212,10 @@ class Settings(BaseSettings):
         default=30.0, description="how long accepted work may take to finish after SIGTERM"
     )
 
+    triton_metrics: bool = Field(
+        default=False,
+        description="also give metrics under Triton's names (nv_inference_*), for its dashboards and autoscalers",
+    )
     tracing: bool = Field(
         default=False,
         description="make OpenTelemetry spans of requests and batches; the OTEL_* variables say where they go",
