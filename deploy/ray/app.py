@@ -34,7 +34,7 @@ FULL_BATCHES = 4
 
 
 def application(args: dict[str, Any]) -> Application:
-    """The Serve application. `args` are settings by name, as strings; the TURBOFNO_* variables give the others.
+    """The Serve application. `args` are settings by name; the TURBOFNO_* variables give the others.
 
     Raises:
         ValueError: a setting is wrong, or of no use under Ray.
@@ -97,5 +97,5 @@ async def _ready(engine: Engine) -> None:
         statuses = engine.statuses()
         if all(one.state != "LOADING" for one in statuses):
             reasons = [f"{one.name} {one.version}: {one.reason}" for one in statuses if one.reason]
-            raise RuntimeError(f"no model could be made ready: {'; '.join(reasons)}")
+            raise RuntimeError(f"the models could not be made ready: {'; '.join(reasons)}")
         await asyncio.sleep(0.05)
