@@ -59,6 +59,7 @@ def application(args: dict[str, Any]) -> Application:
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=settings.drain_seconds + 5.0,
+        logging_config={"enable_access_log": False},  # ours says more
     )
     @serve.ingress(build)
     class Replica:
