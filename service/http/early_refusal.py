@@ -83,9 +83,11 @@ class EarlyRefusal:
         context = self._context
         match = _PREDICTION.fullmatch(target)
         protocol = match and _PROTOCOLS.get((match[1], match[4]))
+        if not match or not protocol or context.admission.draining:
+            return None
         # A caller without a known key is told that, and nothing of the queue.
         caller = ANYONE if context.keys is None else context.keys.caller_of(headers)
-        if not match or not protocol or not caller or context.admission.draining:
+        if caller is None:
             return None
         model, version = match[2].decode("latin-1"), (match[3] or b"").decode("latin-1") or None
         try:
