@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: install serve test soak test-gpu lint format bench bench-gpu bench-serving clean
+.PHONY: install serve test test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
 
 install: $(SERVE_READY)
 
@@ -15,6 +15,11 @@ serve: $(SERVE_READY)
 
 test: $(DEV_READY)
 	$(BIN)/python -m pytest
+
+# Two Ray nodes on this machine, for a minute or two.
+test-ray: $(DEV_READY)
+	$(PIP) --no-build-isolation --editable '.[ray]'
+	TEST_RAY=1 $(BIN)/python -m pytest tests/deploy/test_ray.py
 
 # An hour's worth of mixed requests: nothing lost, nothing left behind.
 soak: $(DEV_READY)
@@ -62,5 +67,5 @@ $(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wi
 	touch $@
 
 $(DEV_READY): $(SERVE_READY)
-	$(PIP) --no-build-isolation --editable '.[serve,lint,test]'
+	$(PIP) --no-build-isolation --editable '.[serve,otel,lint,test]'
 	touch $@

@@ -13,7 +13,7 @@ from service.http import problems
 from service.http.admin import router as admin_router
 from service.http.direct import DirectPredictions
 from service.http.keys import HEALTH, KeyMiddleware, Keys
-from service.http.middleware import RequestMiddleware
+from service.http.middleware import POLLED, RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
@@ -52,7 +52,7 @@ def create_app(
         scrape: gives the text of /metrics, if this process alone does not know all of it.
 
     Raises:
-        ValueError: a wrong repository, model name, device or key file.
+        ValueError: a wrong repository, model name, device or key file; tracing that cannot be set up.
         OSError: the key file cannot be read.
     """
     metrics = metrics or Metrics(version=VERSION)
@@ -75,6 +75,8 @@ def create_app(
             yield
         finally:
             await drain(context)
+            if settings.tracing:
+                await _flush_traces()
 
     app = DescribedAPI(
         title="turbofno",
@@ -82,8 +84,15 @@ def create_app(
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
-        # Asked at each request whether it is set up, which costs more than finding the route.
-        telemetry={"tracing": False, "metrics": False, "logs": False},
+        # All off unless asked for: else each request asks whether it is set up, which costs more than finding the route.
+        telemetry={
+            "tracing": settings.tracing,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+            "exclude": lambda scope: scope.get("path") in POLLED,
+        },
     )
     app.state.context = context
     app.add_middleware(DirectPredictions)  # the innermost
@@ -94,6 +103,8 @@ def create_app(
             metrics=metrics,
             open_paths=HEALTH | ({"/metrics"} if settings.public_metrics else set()),
         )
+    if settings.tracing:
+        _trace(app)
     app.add_middleware(RequestMiddleware, metrics=metrics, server=SERVER)
     problems.install(app)
     app.include_router(predict_router)
@@ -107,6 +118,20 @@ def _local_engine(settings: Settings, metrics: Metrics, slots: QueueSlots) -> En
     from service.pipeline.local_engine import LocalEngine
 
     return LocalEngine(settings, metrics, slots)
+
+
+def _trace(app: FastAPI) -> None:
+    from service.tracing.requests import TracingMiddleware
+    from service.tracing.setup import start
+
+    start()
+    app.add_middleware(TracingMiddleware)
+
+
+async def _flush_traces() -> None:
+    from service.tracing.setup import stop
+
+    await asyncio.to_thread(stop)
 
 
 async def drain(context: AppContext) -> None:

@@ -112,8 +112,9 @@ class _Calls(Generic[HttpT]):
     Args:
         url: where the server listens, for example "http://127.0.0.1:8080".
         timeout: seconds a call may take, retries and the waits between them included.
-        retries: how often a call is tried again after 429, 503 or a refused connection, each time
-            after the server's Retry-After plus a jittered, doubling pause. Nothing else is retried.
+        retries: how often a call is tried again after 429, 503, a refused connection, or a proxy's 500 or 502
+            (the server behind it died), each time after the server's Retry-After plus a jittered, doubling
+            pause. Nothing else is retried.
         headers: sent with every request, for example an Authorization.
         transport: the httpx transport to use, an async one for `AsyncClient`.
     """
@@ -203,10 +204,12 @@ class _Calls(Generic[HttpT]):
             if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
                 return outcome
             error = _error(outcome, allowed)
-            # Only where the server did no work: it said "later", or there was no connection at all.
+            # Where the server did no work: it said "later", or there was no connection at all. And where a proxy
+            # says, in words of its own, that it lost the server at work: no call does harm the second time.
             later = error.status in (429, 503) or isinstance(outcome, httpx.ConnectError)
+            lost = error.status in (500, 502) and not _from_service(outcome)
             wait = (error.retry_after or 0.0) + pause * random.uniform(0.5, 1.0)
-            if not later or not tries_left or time.monotonic() + wait >= give_up:
+            if not (later or lost) or not tries_left or time.monotonic() + wait >= give_up:
                 raise error
             yield wait
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -363,6 +366,11 @@ def _npy_array(response: httpx.Response) -> Fields:
     except (ValueError, TypeError):
         message = "the answer is not a .npy array: is this a turbofno server?"
         raise ServerError(message, response) from None
+
+
+def _from_service(outcome: _Outcome) -> bool:
+    """Whether the service itself answered: its errors are JSON, those of proxies in front of it are not."""
+    return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class RequestRecord:
     queue_seconds: float | None = None
     compute_seconds: float | None = None
     encode_seconds: float | None = None
+    trace: str = ""
+    """The W3C traceparent of its span; empty if it is not traced."""
     until_sent: ExitStack = field(default_factory=ExitStack)
     """Closed by the middleware once the answer has been sent, or nobody is there to send it to."""
 

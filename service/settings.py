@@ -216,6 +216,10 @@ class Settings(BaseSettings):
         default=False,
         description="also give metrics under Triton's names (nv_inference_*), for its dashboards and autoscalers",
     )
+    tracing: bool = Field(
+        default=False,
+        description="make OpenTelemetry spans of requests and batches; the OTEL_* variables say where they go",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe level that is logged"
     )

@@ -83,6 +83,7 @@ async def infer(
             config=config,
             fields=fields,
             request_id=record.request_id,
+            trace=record.trace,
             priority=priority,
             client=record.caller.name,
             client_max_fields=record.caller.max_fields,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 access = logging.getLogger("service.access")
 
-_QUIET = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
-"""Polled by machines: logged at DEBUG, lest they bury the rest."""
+POLLED = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+"""By machines: logged at DEBUG and not traced, lest they bury the rest."""
 _WAIT_BYTES = 32 * 1024
 """Shorter bodies are within what the server buffers for any connection."""
 _STEPS = ("decode", "queue", "compute", "encode")
@@ -79,6 +79,8 @@ class RequestMiddleware:
             (b"server", self._server),
             (b"x-request-id", record.request_id.encode("latin-1")),
         ]
+        if record.trace:
+            headers.append((b"traceresponse", record.trace.encode("latin-1")))
         if steps := _steps(record):
             timing = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in steps)
             headers.append((b"server-timing", timing.encode("latin-1")))
@@ -94,7 +96,7 @@ class RequestMiddleware:
             metrics.request_duration.labels(*model).observe(seconds)
             for step, taken in steps:
                 getattr(metrics, step).labels(*model).observe(taken)
-        level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+        level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
         if not access.isEnabledFor(level):
             return
         data: dict[str, object] = {
@@ -105,6 +107,8 @@ class RequestMiddleware:
         }
         if record.caller.name:
             data["key"] = record.caller.name
+        if record.trace:
+            data["trace_id"] = record.trace.split("-")[1]
         if record.model:
             data |= {"model": record.model, "version": record.version, "fields": record.fields}
         data |= {f"{step}_ms": round(taken * 1e3, 3) for step, taken in steps}

@@ -53,6 +53,8 @@ class BatchReport:
     """What became of a batch: an error for each slice that failed; the outputs are in the tickets."""
 
     slices: Sequence[Slice]
+    started: float = field(default_factory=time.monotonic)
+    """When the device thread took it up."""
     start_seconds: float = 0.0
     """What the device thread spent on it; all of its run where that waits for the end."""
     gather_seconds: float = 0.0

@@ -33,6 +33,8 @@ class PredictRequest:
     """Name of the API key that asks, never the key; empty without keys."""
     client_max_fields: int = 0
     """Most fields of that client in the engine at once; 0: no limit."""
+    trace: str = ""
+    """The W3C traceparent of who asks; empty if that is not traced."""
 
 
 @dataclass(frozen=True, slots=True)

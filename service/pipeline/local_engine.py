@@ -21,6 +21,8 @@ from service.runtime.model_slot import ModelSlot
 from service.runtime.repository import Repository
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from models.config import ModelConfig
     from service.metrics import Metrics
     from service.pipeline.batch import BatchReport
@@ -44,7 +46,7 @@ class LocalEngine:
             slots,
             max_in_flight=pipeline.max_in_flight,
             prepare_thread=partial(_prepare_thread, device, settings.torch_threads),
-            on_batch=_note_batch,
+            on_batch=_trace_and_note_batch() if settings.tracing else _note_batch,
         )
         self._repository = Repository(
             settings,
@@ -139,6 +141,19 @@ def _note_batch(report: BatchReport) -> None:
     runnable = report.runnable
     assert isinstance(runnable, ModelSlot)
     runnable.totals.note_batch(report)
+
+
+def _trace_and_note_batch() -> Callable[[BatchReport], None]:
+    from service.tracing.batches import trace_batch
+    from service.tracing.setup import start
+
+    start()
+
+    def on_batch(report: BatchReport) -> None:
+        trace_batch(report)
+        _note_batch(report)
+
+    return on_batch
 
 
 def _check_unchanged(slot: ModelSlot, request: PredictRequest) -> None:

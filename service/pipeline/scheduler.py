@@ -93,6 +93,7 @@ class Scheduler:
             priority=request.priority,
             deadline=request.deadline,
             request_id=request.request_id,
+            trace=request.trace,
         )
         with self._slots.in_work(request):
             self._slots.take(ticket)

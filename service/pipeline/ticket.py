@@ -77,6 +77,7 @@ class Ticket:
     priority: int = 0
     deadline: float | None = None
     request_id: str = ""
+    trace: str = ""
     serial: int = field(default_factory=lambda: next(_serial))
     taken: int = 0
     """Fields handed to the device so far."""

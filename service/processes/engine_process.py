@@ -241,4 +241,8 @@ async def run(launch: Launch) -> int:
     await asyncio.sleep(0)
     server.close()
     line.close()
+    if launch.settings.tracing:
+        from service.tracing import setup
+
+        await asyncio.to_thread(setup.stop)
     return 1 if engine.failure else 0

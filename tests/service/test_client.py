@@ -188,12 +188,26 @@ def test_refusals_are_typed_carry_the_problem_text_and_are_not_retried(
 
 
 def test_refusals_in_the_v2_form_or_as_plain_text_keep_their_text() -> None:
-    answers = iter([httpx.Response(400, json={"error": "v2 text"}), httpx.Response(500, text="oh")])
+    answers = iter([httpx.Response(400, json={"error": "v2 text"}), httpx.Response(504, text="oh")])
     with client_for(lambda _: next(answers)) as client:
         with pytest.raises(BadInput, match="v2 text"):
             client.predict("m", FIELD)
-        with pytest.raises(ServerError, match="oh"):
+        with pytest.raises(DeadlineExceeded, match="oh"):
             client.predict("m", FIELD)
+
+
+@pytest.mark.parametrize("status", [500, 502])
+def test_a_proxy_that_lost_the_server_is_asked_again(status: int, pauses: list[float]) -> None:
+    answers = iter([httpx.Response(status, text="the actor died"), httpx.Response(status)])
+    with client_for(lambda request: next(answers, None) or doubling(request)) as client:
+        np.testing.assert_array_equal(client.predict("m", FIELD), 2 * FIELD)
+    assert len(pauses) == 2
+    lasting = httpx.Response(status, text="the actor died")
+    with (
+        client_for(lambda _: lasting, retries=1) as client,
+        pytest.raises(ServerError, match="the actor died"),
+    ):
+        client.predict("m", FIELD)
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -1,0 +1,271 @@
+"""deploy/ray on a real Ray cluster of two nodes on this machine (`make test-ray`): right answers, growth, a dead replica."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from service.client import Client
+from tests.e2e.server_process import free_port
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from models.fno import FNO
+
+if not os.environ.get("TEST_RAY"):
+    pytest.skip("takes a minute and needs Ray: make test-ray runs it", allow_module_level=True)
+ray = pytest.importorskip("ray", reason="needs pip install 'turbofno[ray]'")
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = ROOT / "deploy" / "ray" / "cpu.yaml"
+PREFIX = "SERVE_REPLICA::turbofno"
+LEAST, MOST = 2, 3
+KILLS, CALLERS = 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    url: str
+    module: FNO
+
+    def expected(self, fields: NDArray[np.float32]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            return self.module(torch.from_numpy(fields)).numpy()
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """deploy/ray/cpu.yaml as `serve run` takes it, with our model, one port, and an autoscaler in a hurry."""
+    from ray.cluster_utils import Cluster
+
+    folder = tmp_path_factory.mktemp("ray")
+    module = save_tiny(folder / "models", "tiny-2d", n_dim=2)
+    port = free_port()
+    config = yaml.safe_load(CPU.read_text())
+    config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
+    (app,) = config["applications"]
+    # The delay keeps every caller's request in a replica nearly all the time.
+    app["args"] |= {
+        "model_repository": str(folder / "models"),
+        "torch_threads": "1",
+        "max_queue_delay_seconds": "0.2",
+    }
+    (deployment,) = app["deployments"]
+    deployment["ray_actor_options"]["num_cpus"] = 1
+    deployment["autoscaling_config"] |= {
+        "min_replicas": LEAST, "max_replicas": MOST, "target_ongoing_requests": 2,
+        "upscale_delay_s": 0.5, "downscale_delay_s": 3.0, "metrics_interval_s": 0.2, "look_back_period_s": 1.0,
+    }  # fmt: skip
+    (folder / "serve.yaml").write_text(yaml.safe_dump(config))
+    with ExitStack() as stack:
+        # Not below the test's own folder: the paths of its sockets must be short.
+        scratch = tempfile.mkdtemp(prefix="ray-")
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("RAY_TMPDIR", scratch)
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Else the one proxy would hand nearly all to the replicas of its own node.
+        environment.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
+        path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+        environment.setenv("PYTHONPATH", os.pathsep.join(path))
+        node = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        stack.callback(cluster.shutdown)
+        cluster.add_node(**node)
+        log = stack.enter_context((folder / "log").open("w"))
+        serving = subprocess.Popen(
+            [sys.executable, "-c", "from ray.serve.scripts import cli; cli()",
+             "run", "--address", cluster.address, str(folder / "serve.yaml")],
+            cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: is_ready(url, serving), 120, lambda: (folder / "log").read_text()[-6000:])
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        stack.callback(ray.shutdown)
+        yield Deployed(url, module)
+
+
+def is_ready(url: str, serving: subprocess.Popen[bytes]) -> bool:
+    assert serving.poll() is None
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def until(met: Any, seconds: float, what: Any = lambda: "condition") -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, f"not within {seconds} s: {what()}"
+        time.sleep(0.1)
+
+
+def replicas() -> list[str]:
+    """Names of the actors that are replicas."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(one["name"] for one in actors if one["name"].startswith(PREFIX))
+
+
+def answering(url: str) -> int:
+    """How many processes answer, told apart by when they started."""
+    started = set()
+    for _ in range(12 * MOST):
+        answer = httpx.get(f"{url}/metrics")
+        if answer.status_code == 200:
+            lines = answer.text.splitlines()
+            started |= {one for one in lines if one.startswith("process_start_time_seconds ")}
+    return len(started)
+
+
+def is_gone(replica: str) -> bool:
+    return replica not in replicas()
+
+
+def assert_close(answer: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+
+
+def fresh_fields() -> NDArray[np.float32]:
+    rows, columns = random.randint(8, 64), random.randint(8, 64)
+    shape = (random.randint(1, 40), 1, rows, columns)
+    return np.random.default_rng().standard_normal(shape, dtype=np.float32)
+
+
+def test_answers_equal_the_module_whichever_replica_gives_them(deployed: Deployed) -> None:
+    assert len(replicas()) >= LEAST
+    with Client(deployed.url) as client:
+        for _ in range(20):
+            fields = fresh_fields()
+            assert_close(client.predict("tiny-2d", fields), deployed.expected(fields))
+    until(lambda: answering(deployed.url) >= LEAST, 20)
+
+
+def test_errors_and_limits_are_the_services_own(deployed: Deployed) -> None:
+    wrong = httpx.post(f"{deployed.url}/v1/models/none:predict", json={"inputs": {}})
+    assert wrong.status_code == 404
+    assert wrong.headers["content-type"] == "application/problem+json"
+    # A model would be loaded in one of the replicas only.
+    load = httpx.post(f"{deployed.url}/v2/repository/models/tiny-2d/load")
+    assert load.status_code == 403
+
+
+def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    seen: Counter[int] = Counter()
+    questions = [
+        (fields, deployed.expected(fields)) for fields in (fresh_fields() for _ in range(16))
+    ]
+
+    def call_again(_: int) -> int:
+        count = 0
+        with Client(deployed.url, retries=8) as client:
+            while not ended.is_set():
+                fields, expected = random.choice(questions)
+                assert_close(client.predict("tiny-2d", fields), expected)
+                count += 1
+        return count
+
+    def call_once(_: int) -> int:
+        """Without retries every request has one definite answer: the right one, or Ray's 500."""
+        count = 0
+        headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
+        with httpx.Client(base_url=deployed.url, timeout=60, headers=headers) as client:
+            while not ended.is_set():
+                fields, expected = random.choice(questions)
+                answer = client.post("/v1/models/tiny-2d:predict", content=npy(fields))
+                seen[answer.status_code] += 1
+                if answer.status_code == 200:
+                    assert_close(array(answer.content), expected)
+                else:
+                    assert answer.status_code == 500
+                    assert "json" not in answer.headers["content-type"]
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(2 * CALLERS) as pool:
+        again = [pool.submit(call_again, one) for one in range(CALLERS)]
+        once = [pool.submit(call_once, one) for one in range(CALLERS)]
+        try:
+            until(lambda: answering(deployed.url) == MOST, 60, lambda: str(replicas()))
+            for _ in range(KILLS):
+                killed = random.choice(replicas())
+                ray.kill(ray.get_actor(killed, namespace="serve"))
+                until(partial(is_gone, killed), 10)
+                until(lambda: answering(deployed.url) == MOST, 60, lambda: str(replicas()))
+        finally:
+            ended.set()
+        counts = [one.result(60) for one in again]
+    lost = seen[500]  # call_once makes sure that there is nothing else but 200
+    with capsys.disabled():
+        print(f"\n{sum(counts)} answered with retries; without them {dict(seen)}")  # noqa: T201
+    assert all(counts)
+    assert all(one.result(60) for one in once)
+    # Else nobody was there to lose anything; and none but those in a replica that died.
+    assert 0 < lost <= KILLS * CALLERS
+
+
+def test_a_replica_that_is_no_longer_needed_finishes_what_it_has(deployed: Deployed) -> None:
+    fields = fresh_fields()
+    expected = deployed.expected(fields)
+    ended = threading.Event()
+
+    def call_once(_: int) -> None:
+        while not ended.is_set():
+            answer = httpx.post(
+                f"{deployed.url}/v1/models/tiny-2d:predict",
+                content=npy(fields),
+                headers={"Content-Type": "application/x-npy", "Accept": "application/x-npy"},
+                timeout=60,
+            )
+            assert answer.status_code == 200
+            assert_close(array(answer.content), expected)
+
+    # More than one replica's worth of load, less than three's.
+    with ThreadPoolExecutor(3) as pool:
+        callers = [pool.submit(call_once, one) for one in range(3)]
+        try:
+            until(lambda: len(replicas()) == LEAST, 60, lambda: str(replicas()))
+        finally:
+            ended.set()
+        for caller in callers:
+            caller.result(60)
+
+
+def npy(fields: NDArray[np.float32]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, fields)
+    return buffer.getvalue()
+
+
+def array(body: bytes) -> NDArray[np.float32]:
+    return np.load(io.BytesIO(body), allow_pickle=False)
