@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from service.context import Protocol
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields
+
+T = TypeVar("T")
 
 
 def begin(request: Request, protocol: Protocol, model: str, version: str | None) -> ModelConfig:
@@ -85,7 +87,7 @@ async def infer(
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )
-    result = await _unless_disconnected(request, asyncio.ensure_future(work))
+    result = await unless_disconnected(request, asyncio.ensure_future(work))
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds
@@ -93,9 +95,8 @@ async def infer(
     return result
 
 
-async def _unless_disconnected(
-    request: Request, work: asyncio.Future[PredictResult]
-) -> PredictResult:
+async def unless_disconnected(request: Request, work: asyncio.Future[T]) -> T:
+    """What `work` gives; it is cancelled if the client goes away first. Raises ClientDisconnect then."""
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         both: set[asyncio.Future[Any]] = {work, gone}

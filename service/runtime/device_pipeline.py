@@ -15,6 +15,7 @@ import logging
 import math
 import queue
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,6 +27,7 @@ from service.errors import DeviceLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from service.pipeline.engine import Fields
 
@@ -51,6 +53,10 @@ class Pipeline(Protocol):
 
     max_in_flight: int
 
+    def in_turn(self) -> AbstractContextManager[object]:
+        """Tensors made and kernels started within it come after those of the batches before; on the device thread."""
+        ...
+
     def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
         """Begin `forward` on the parts as one batch; what it returns waits for the answer. See Runnable.start."""
         ...
@@ -65,6 +71,9 @@ class HostPipeline:
     """A CPU: everything happens in `start`."""
 
     max_in_flight = 1
+
+    def in_turn(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
         started = time.perf_counter()
@@ -95,6 +104,9 @@ class DevicePipeline:
         self._free: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
         for staging in self._staging:
             self._free.put(staging)
+
+    def in_turn(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._kernels)
 
     @property
     def staging_bytes(self) -> int:
