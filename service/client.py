@@ -441,7 +441,10 @@ class _FrameReader:
     """The records of a stream of frames (the server's docs/rollouts.md) out of its bytes, cut anyhow."""
 
     def __init__(self, response: httpx.Response, rank: int) -> None:
-        """`rank` is that of the input."""
+        """`rank` is that of the input. Raises ServerError if the answer is no such stream."""
+        if response.headers.get("content-type") != _FRAMES:
+            message = "the answer is not a stream of frames: is this a turbofno server?"
+            raise ServerError(message, response)
         self._response = response
         self._rank = rank
         self._bytes = bytearray()
@@ -514,7 +517,7 @@ def _npy_array(response: httpx.Response) -> Fields:
 def _json_object(response: httpx.Response) -> dict[str, Any]:
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, httpx.ResponseNotRead):
         return {}
     return body if isinstance(body, dict) else {}
 

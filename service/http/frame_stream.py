@@ -101,12 +101,15 @@ class FrameStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive
+        work = asyncio.ensure_future(self._send(send))
         try:
-            work = asyncio.ensure_future(self._send(send))
             await unless_disconnected(self._request, work)
         except ClientDisconnect:
             if not self._started:
                 raise
+        finally:
+            # What it holds counts as free from here on, so the rollout must be over.
+            await asyncio.wait({work})
 
     async def _send(self, send: Send) -> None:
         step = self._start["start"]

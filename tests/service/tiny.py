@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.checkpoint import save_model
-from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from models.config import (
+    Channel,
+    ChannelStatistics,
+    FNOArchitecture,
+    GridSpec,
+    ModelConfig,
+    Statistics,
+)
 from models.fno import FNO
 
 if TYPE_CHECKING:
@@ -44,4 +51,32 @@ def save_tiny(
     module = FNO(config.architecture).eval()
     folder = root / name if version == "1" else root / name / version
     save_model(folder, config, module)
+    return module
+
+
+def rollable_config(reach: float | None = None) -> ModelConfig:
+    """tiny-flow: one channel in and out, step 0.5; trained, if `reach` is given, on values of at most that."""
+    config = tiny_config("tiny-flow")
+    channel = ChannelStatistics(mean=0.0, std=1.0, minimum=-(reach or 0.0), maximum=reach or 0.0)
+    statistics = Statistics(n_samples=1, inputs=(channel,), outputs=(channel,))
+    return config.model_copy(
+        update={
+            "architecture": config.architecture.model_copy(update={"out_channels": 1}),
+            "inputs": (Channel(name="w", units="1/s"),),
+            "outputs": (Channel(name="w", units="1/s"),),
+            "time_step": 0.5,
+            "statistics": None if reach is None else statistics,
+        }
+    )
+
+
+def save_rollable(root: Path, *, reach: float | None = None, growth: float = 1.0) -> FNO:
+    """Write root/tiny-flow; its output is `growth` times that of a random network."""
+    config = rollable_config(reach)
+    module = FNO(config.architecture).eval()
+    with torch.no_grad():
+        last = [p for name, p in module.named_parameters() if name.startswith("projection")][-2:]
+        for parameter in last:
+            parameter.mul_(growth)
+    save_model(root / "tiny-flow", config, module)
     return module
