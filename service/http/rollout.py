@@ -115,7 +115,7 @@ async def _rollout(
     deadline_ms: float | None,
 ) -> Response:
     context, record = context_of(request), record_of(request)
-    config = begin(request, "predict", name, version)
+    config = begin(request, "rollout", name, version)
     _check(request, config, *span[:2])
     accept = ", ".join(request.headers.getlist("accept"))
     reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)

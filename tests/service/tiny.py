@@ -70,13 +70,16 @@ def rollable_config(reach: float | None = None) -> ModelConfig:
     )
 
 
-def save_rollable(root: Path, *, reach: float | None = None, growth: float = 1.0) -> FNO:
-    """Write root/tiny-flow; its output is `growth` times that of a random network."""
-    config = rollable_config(reach)
-    module = FNO(config.architecture).eval()
+def rollable_module(gain: float = 1.0) -> FNO:
+    """A random network for it, whose answer to noise has `gain` times the standard deviation of the noise."""
+    module = FNO(rollable_config().architecture).eval()
+    noise = torch.randn(8, 1, 16)
     with torch.no_grad():
-        last = [p for name, p in module.named_parameters() if name.startswith("projection")][-2:]
-        for parameter in last:
-            parameter.mul_(growth)
-    save_model(root / "tiny-flow", config, module)
+        for parameter in list(module.projection.parameters())[-2:]:
+            parameter.mul_(gain * noise.std() / module(noise).std())
     return module
+
+
+def save_rollable(root: Path, module: FNO, *, reach: float | None = None) -> None:
+    """Write root/tiny-flow."""
+    save_model(root / "tiny-flow", rollable_config(reach), module)
