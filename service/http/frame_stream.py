@@ -89,9 +89,9 @@ class FrameStream(Response):
         start: Event,
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(
-            media_type=form.media_type, headers={**headers, "Cache-Control": "no-store"}
-        )
+        # The second header keeps proxies from holding frames back.
+        unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(media_type=form.media_type, headers={**headers, **unbuffered})
         del self.headers["content-length"]
         self._request = request
         self._frames = frames

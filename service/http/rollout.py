@@ -54,10 +54,14 @@ _ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     501: problem("This server runs as several processes, which do not run rollouts yet."),
 }
 
-Steps = Annotated[int, Query(ge=1, description="number of the last step")]
+Steps = Annotated[int, Query(ge=1, lt=2**31, description="number of the last step")]
 Start = Annotated[
     int,
-    Query(ge=0, description="number of the step that the input is at, to resume from a frame"),
+    Query(
+        ge=0,
+        lt=2**31,
+        description="number of the step that the input is at, to resume from a frame",
+    ),
 ]
 Frames = Annotated[
     str,

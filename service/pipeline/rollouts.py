@@ -313,6 +313,10 @@ class _Group:
                 retry_after=5.0,
             )
         elif len(chosen) > 1:
+            logger.warning(
+                "a turn of %d rollouts failed on model %s (%s); each runs alone once",
+                len(chosen), self._model.name, type(error).__name__,
+            )  # fmt: skip
             self._suspects = list(chosen)
             return
         else:

@@ -15,7 +15,7 @@ import logging
 import math
 import queue
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,7 +26,7 @@ import torch
 from service.errors import DeviceLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from service.pipeline.engine import Fields
@@ -54,7 +54,11 @@ class Pipeline(Protocol):
     max_in_flight: int
 
     def in_turn(self) -> AbstractContextManager[object]:
-        """Tensors made and kernels started within it come after those of the batches before; on the device thread."""
+        """Tensors made and kernels started within it come after those of the batches before; on the device thread.
+
+        Raises:
+            DeviceLost: instead of what was raised within, if the device can run nothing more.
+        """
         ...
 
     def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
@@ -105,8 +109,17 @@ class DevicePipeline:
         for staging in self._staging:
             self._free.put(staging)
 
-    def in_turn(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._kernels)
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        try:
+            with torch.cuda.stream(self._kernels):
+                yield
+        except Exception as error:
+            try:
+                self._kernels.synchronize()
+            except RuntimeError:
+                raise _lost(error) from error
+            raise
 
     @property
     def staging_bytes(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.client import AsyncClient, BlowUp, Client, NotFound
+from service.client import AsyncClient, BlowUp, Client, NotFound, ServerError
 from tests.e2e.server_process import ServerProcess
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable
@@ -132,6 +132,19 @@ def test_energy_beyond_the_stated_range_names_the_first_such_step(tmp_path: Path
         assert steps == list(range(1, expected))
 
     asyncio.run(main())
+
+
+def test_a_drain_that_ends_tells_the_stream(tmp_path: Path) -> None:
+    save_rollable(tmp_path / "models", rollable_module())
+    options = ("--drain-seconds", "1", "--max-rollout-steps", "2000000000")
+    with ServerProcess(tmp_path / "models", tmp_path / "log", *options) as server:
+        with Client(server.url) as client:
+            frames = client.rollout("tiny-flow", noise(1, 1, 24), 1_000_000_000, frames=1000)
+            next(frames)
+            server.terminate()
+            with pytest.raises(ServerError, match="stopped"):
+                list(frames)
+        assert server.stop() == 0
 
 
 def _metric(server: ServerProcess, name: str) -> float:
