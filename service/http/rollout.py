@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.codec.fields import OUTPUT, Answer
 from service.codec.negotiate import JSON, codec_for_answer, codec_for_body
@@ -17,7 +18,7 @@ from service.errors import BadRequest, NotRollable, PayloadTooLarge
 from service.http.frame_stream import FORMS, FrameStream, form_asked_for
 from service.http.inference import admit, begin, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import ModelName, ModelVersion, problem
+from service.http.openapi import ModelVersion, problem
 from service.http.predict import REQUEST_BODY, RESPONSES, Deadline, read_fields
 from service.pipeline.engine import PredictRequest, RolloutRequest, status_of, unread_bytes
 from service.settings import env_name
@@ -54,7 +55,25 @@ _ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     501: problem("This server runs as several processes, which do not run rollouts yet."),
 }
 
-Steps = Annotated[int, Query(ge=1, lt=2**31, description="number of the last step")]
+# The coarsest grid that the zoo's autoregressive model takes.
+_ROWS = [[round(math.sin(2 * math.pi * (x + y) / 32), 1) for y in range(32)] for x in range(32)]
+_REQUEST_BODY = {
+    "required": True,
+    "content": {
+        **REQUEST_BODY["content"],
+        JSON.media_type: {
+            **REQUEST_BODY["content"][JSON.media_type],
+            "examples": {
+                "by channel": {
+                    "summary": "one wave for model navier-stokes-2d, on 32 x 32 points",
+                    "value": {"inputs": {"vorticity": _ROWS}},
+                }
+            },
+        },
+    },
+}
+Name = Annotated[str, Path(description="name of a model", examples=["navier-stokes-2d"])]
+Steps = Annotated[int, Query(ge=1, lt=2**31, description="number of the last step", examples=[10])]
 Start = Annotated[
     int,
     Query(
@@ -75,13 +94,13 @@ Frames = Annotated[
 @router.post(
     "/v1/models/{name}:rollout",
     summary="Roll the newest version out",
-    openapi_extra={"requestBody": REQUEST_BODY},
+    openapi_extra={"requestBody": _REQUEST_BODY},
     responses=_ROLLOUT_RESPONSES,
     response_class=Response,
 )
 async def rollout_newest(
     request: Request,
-    name: ModelName,
+    name: Name,
     steps: Steps,
     frames: Frames = "all",
     start: Start = 0,
@@ -94,13 +113,13 @@ async def rollout_newest(
 @router.post(
     "/v1/models/{name}/versions/{version}:rollout",
     summary="Roll one version out",
-    openapi_extra={"requestBody": REQUEST_BODY},
+    openapi_extra={"requestBody": _REQUEST_BODY},
     responses=_ROLLOUT_RESPONSES,
     response_class=Response,
 )
 async def rollout_version(
     request: Request,
-    name: ModelName,
+    name: Name,
     version: ModelVersion,
     steps: Steps,
     frames: Frames = "all",
