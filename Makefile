@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: install serve test soak test-gpu lint format bench bench-gpu clean
+.PHONY: install serve test soak test-gpu lint format bench bench-gpu bench-serving clean
 
 install: $(SERVE_READY)
 
@@ -42,8 +42,13 @@ bench-gpu: $(DEV_READY)
 	$(BIN)/python -m benchmarks.gpu.picture
 	$(BIN)/python -m benchmarks.tables
 
+# LitServe, MLServer, BentoML and Ray Serve get environments of their own, in .venv-peers.
+bench-serving: $(SERVE_READY)
+	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.tables
+
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

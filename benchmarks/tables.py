@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import cell, markdown
+from benchmarks.serving.report import serving
 from benchmarks.timing import RESULTS
 from turbofno_ops import PRECISIONS
 
@@ -16,22 +17,6 @@ PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
 
 Row = dict[str, Any]
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table; numbers to three digits, None as an empty cell."""
-    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines] + [""]
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, float):
-        return str(value)
-    if value and abs(value) < 1e-3:
-        return f"{value:.1e}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def read(file: Path) -> list[Row]:
@@ -73,7 +58,7 @@ def _of(row: Row | None, key: str) -> Any:
 def _floors(row: Row | None) -> str | None:
     if row is None:
         return None
-    return f"{_cell(row['ms'])} ({_times(row['ms'] / row['floor ms'])})"
+    return f"{cell(row['ms'])} ({_times(row['ms'] / row['floor ms'])})"
 
 
 def gpu_layers(rows: list[Row]) -> list[str]:
@@ -244,6 +229,8 @@ def document(results: Path = RESULTS) -> str:
     for name in _CPU_TITLES:
         if (file := results / f"{name}.jsonl").is_file():
             lines += _cpu(name, read(file))
+    if (file := results / "serving.jsonl").is_file():
+        lines += serving(read(file))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.direct import DirectPredictions
 from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
@@ -20,7 +21,8 @@ from service.http.rollout import router as rollout_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
-from service.version import VERSION
+from service.triton_metrics import TritonMetrics
+from service.version import SERVER, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -55,6 +57,8 @@ def create_app(
         OSError: the key file cannot be read.
     """
     metrics = metrics or Metrics(version=VERSION)
+    if settings.triton_metrics:
+        metrics.registry.register(TritonMetrics(metrics))
     slots = slots or QueueSlots(settings, metrics)
     context = AppContext(
         settings=settings,
@@ -62,6 +66,7 @@ def create_app(
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
         scrape=scrape or metrics.text,
+        keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
     )
 
     @asynccontextmanager
@@ -78,16 +83,19 @@ def create_app(
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
+        # Asked at each request whether it is set up, which costs more than finding the route.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.context = context
-    if settings.api_keys_file is not None:
+    app.add_middleware(DirectPredictions)  # the innermost
+    if context.keys is not None:
         app.add_middleware(
             KeyMiddleware,
-            keys=Keys.read(settings.api_keys_file),
+            keys=context.keys,
             metrics=metrics,
             open_paths=HEALTH | ({"/metrics"} if settings.public_metrics else set()),
         )
-    app.add_middleware(RequestMiddleware, metrics=metrics, server=f"turbofno/{VERSION}")
+    app.add_middleware(RequestMiddleware, metrics=metrics, server=SERVER)
     problems.install(app)
     app.include_router(predict_router)
     app.include_router(rollout_router)

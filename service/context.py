@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from service.http.keys import Keys
     from service.metrics import Metrics
     from service.pipeline.admission import Admission
     from service.pipeline.engine import Engine
@@ -42,6 +43,8 @@ class AppContext:
     metrics: Metrics
     scrape: Callable[[], Awaitable[bytes]]
     """The metrics of the whole service, in the text format."""
+    keys: Keys | None = None
+    """None: anyone may call."""
 
 
 @dataclass(slots=True)

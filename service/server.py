@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -60,6 +61,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
+    keep_imports()
     context: AppContext = app.state.context
     server = DrainingServer(config, context, on_ready)
     try:
@@ -76,6 +78,15 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     return status
 
 
+def keep_imports() -> None:
+    """Take what was imported out of garbage collection, for good.
+
+    Left among the rest, PyTorch's two hundred thousand objects are gone through again and again, and everybody waits.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """uvicorn as this service uses it, whatever engine the application has. Raises ValueError if TLS cannot be set up."""
     context: AppContext = app.state.context
@@ -84,7 +95,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=bounded_protocol(settings, context.metrics),
+        http=bounded_protocol(context),
         ws="none",
         lifespan="on",
         log_config=None,

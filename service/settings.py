@@ -215,6 +215,10 @@ class Settings(BaseSettings):
         default=30.0, description="how long accepted work may take to finish after SIGTERM"
     )
 
+    triton_metrics: bool = Field(
+        default=False,
+        description="also give metrics under Triton's names (nv_inference_*), for its dashboards and autoscalers",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe level that is logged"
     )

@@ -17,3 +17,6 @@ def _read() -> str:
 
 
 VERSION = _read()
+
+SERVER = f"turbofno/{VERSION}"
+"""As answers name the server."""

@@ -29,12 +29,13 @@ namespace {
 // at once, on Hopper.
 enum class Way { kThroughL1, kShared, kGroup };
 
-constexpr int most_warps(Way way) {
-    return way == Way::kGroup ? kWarpsTogether : way == Way::kShared ? kWarps : kWarpsThroughL1;
+template <typename P> constexpr int most_warps(Way way) {
+    if (way == Way::kGroup) return P::kScaled ? kWarpsTogether : kWarps;
+    return way == Way::kShared ? kWarps : kWarpsThroughL1;
 }
 
 template <typename P, bool WHOLE, Way WAY>
-__global__ void __launch_bounds__(32 * most_warps(WAY), 1) fourier_rows(const RowsArguments a) {
+__global__ void __launch_bounds__(32 * most_warps<P>(WAY), 1) fourier_rows(const RowsArguments a) {
     if constexpr (WAY == Way::kGroup && !kWarpgroups) return; // never launched there
     constexpr bool SHARED = WAY != Way::kThroughL1, GROUP = kWarpgroups && WAY == Way::kGroup;
     using Field = typename P::Field;
@@ -131,13 +132,6 @@ __global__ void __launch_bounds__(32 * most_warps(WAY), 1) fourier_rows(const Ro
                 next_table = a.next_table + int64_t(at.chunk) * column_pairs * (kPairs * kRightWords<P>);
             }
             float slab_back = a.c_in > 0 ? stage_slab<P, GROUP>(team, quads, plan.slab) : 0.0f;
-            const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
-            // the next x is sent for once the products' operands no longer take up registers; and a warpgroup's
-            // products would wait for loads under way
-            const auto send_for = [&](int channel) {
-                const bool more = channel < a.c_in;
-                if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, more ? at : next, more ? channel : 0);
-            };
             Values values;
             const auto from_table = [&](Right &right, int step, int pair) {
                 load_right<P, SHARED>(right, table + (step * kPairs + pair) * kRightWords<P>);
@@ -152,7 +146,7 @@ __global__ void __launch_bounds__(32 * most_warps(WAY), 1) fourier_rows(const Ro
             }
             for (int channel = 0; channel < a.c_in; channel += plan.slab) {
                 if (channel > 0) {
-                    send_for(channel);
+                    load_slab<WHOLE, Field>(quads, a, team, at, channel);
                     slab_back = stage_slab<P, GROUP>(team, quads, plan.slab);
                 }
                 const uint4 *left = team.skip + channel / 16 * kLeftWords<P>;
@@ -170,7 +164,10 @@ __global__ void __launch_bounds__(32 * most_warps(WAY), 1) fourier_rows(const Ro
                     add_product<P, false, false>(values, bias, left, tile_words, slab_steps, from_tile, scale);
                 }
             }
-            send_for(a.c_in);
+            // the next x is sent for once the products' operands no longer take up registers; and a warpgroup's
+            // products would wait for loads under way
+            const Place next = at.chunk + 1 < end ? Place{at.b, at.h, at.split, at.chunk + 1} : after;
+            if (a.c_in > 0) load_slab<WHOLE, Field>(quads, a, team, next, 0);
             activate<P>(values, a.activation);
             if (a.projected > 0) {
                 float *sums = reinterpret_cast<float *>(own + plan.sums);

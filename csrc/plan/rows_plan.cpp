@@ -38,6 +38,11 @@ void split_row(int64_t units, int64_t workers, int points, int &splits, int &spl
     splits = ceil_div(chunks, split_chunks);
 }
 
+// With tf32 and few modes four warps at once were slower.
+bool gains_together(const turbofno_rows &r) { return r.precision != TURBOFNO_TF32 || r.modes > 16; }
+
+int warps_together(const turbofno_rows &r) { return r.precision == TURBOFNO_BF16 ? kWarps : kWarpsTogether; }
+
 void lay_out(const turbofno_rows &r, RowsPlan &p) {
     const int planes = r.precision == TURBOFNO_FP32 ? 2 : 1;
     const int tiles = p.warps * kTiles;
@@ -60,8 +65,8 @@ void lay_out(const turbofno_rows &r, RowsPlan &p) {
 // The most warps a multiprocessor holds with `slots` chunks of the tables, in as small blocks as will do that.
 int fill(const turbofno_rows &r, RowsPlan &p, int slots, int shared_bytes, bool hopper) {
     const int64_t rows = r.batch * r.h;
-    p.together = hopper && slots > 0 && p.warps == kGroupWarps;
-    const int limit = p.together ? kWarpsTogether : slots > 0 ? kWarps : kWarpsThroughL1;
+    p.together = hopper && slots > 0 && p.warps == kGroupWarps && gains_together(r);
+    const int limit = slots == 0 ? kWarpsThroughL1 : p.together ? warps_together(r) : kWarps;
     int most = 0, best = 1;
     p.slots = slots;
     for (p.groups = 1; p.groups * p.warps <= limit && p.groups <= rows; ++p.groups) {
@@ -109,7 +114,9 @@ RowsPlan plan(const turbofno_rows &r, int shared_bytes, bool hopper) {
     p.channel_tiles = ceil_div(r.c_out, kRows * p.warps);
     fill(r, p, shared_bytes, hopper);
     const int64_t rows = r.batch * r.h;
-    const int64_t workers = int64_t(std::max(r.multiprocessors, 1)) * (kWarps / p.warps);
+    // whatever the device: the workspace depends on the splits
+    const int warps = p.warps == kGroupWarps && gains_together(r) ? warps_together(r) : kWarps;
+    const int64_t workers = int64_t(std::max(r.multiprocessors, 1)) * (warps / p.warps);
     split_row(rows * p.channel_tiles, workers, r.w, p.splits, p.split_chunks);
     if (r.next_modes > 0 && p.splits > 1) {
         p.workspace_bytes = sizeof(float) * size_t(p.splits) * size_t(rows) * size_t(r.c_out) * 2 * r.next_modes;

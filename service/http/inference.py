@@ -10,13 +10,17 @@ from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
 from service.http.body import declared_size
+from service.http.early_refusal import SEAT
 from service.pipeline.engine import PredictRequest, PredictResult
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from fastapi import Request
 
     from models.config import ModelConfig
     from service.context import Protocol
+    from service.http.early_refusal import Seat
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields
 
@@ -87,7 +91,7 @@ async def infer(
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )
-    result = await unless_disconnected(request, asyncio.ensure_future(work))
+    result = await unless_disconnected(request, _start(request, work))
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds
@@ -95,11 +99,22 @@ async def infer(
     return result
 
 
+def _start(
+    request: Request, work: Coroutine[Any, Any, PredictResult]
+) -> asyncio.Future[PredictResult]:
+    task = asyncio.ensure_future(work)
+    seat: Seat | None = request.scope.get(SEAT)
+    if seat is not None:
+        # After the first step of the work, which takes room in the queue.
+        asyncio.get_running_loop().call_soon(seat.leave)
+    return task
+
+
 async def unless_disconnected(request: Request, work: asyncio.Future[T]) -> T:
     """What `work` gives; it is cancelled if the client goes away first. Raises ClientDisconnect then."""
     gone = asyncio.ensure_future(_disconnected(request))
+    both: set[asyncio.Future[Any]] = {work, gone}
     try:
-        both: set[asyncio.Future[Any]] = {work, gone}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ClientDisconnect
@@ -107,6 +122,8 @@ async def unless_disconnected(request: Request, work: asyncio.Future[T]) -> T:
     finally:
         gone.cancel()
         work.cancel()
+        # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
+        del work, both
 
 
 async def _disconnected(request: Request) -> None:

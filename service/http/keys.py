@@ -14,6 +14,7 @@ from service.pipeline.admission import Caller
 from service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -69,6 +70,11 @@ class Keys:
             )
         return cls(callers)
 
+    def caller_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
+        """Who sent these headers; None without exactly one known key."""
+        given = [value for name, value in headers if name == b"authorization"]
+        return self.caller(given[0]) if len(given) == 1 else None
+
     def caller(self, authorization: bytes) -> Caller | None:
         """Whose key the header `Authorization: Bearer KEY` carries; as slow for a key that is nearly right."""
         scheme, _, key = authorization.partition(b" ")
@@ -95,9 +101,9 @@ class KeyMiddleware:
         if scope["type"] != "http" or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        caller = self._keys.caller(given[0]) if len(given) == 1 else None
+        caller = self._keys.caller_of(scope["headers"])
         if caller is None:
+            given = any(name == b"authorization" for name, _ in scope["headers"])
             self._metrics.rejections.labels(reason="unauthorized").inc()
             problem = ', error="invalid_token"' if given else ""
             refusal = problem_response(

@@ -13,9 +13,9 @@ from service.codec.compression import answer_coding, compress
 from service.codec.fields import fields_from_tensor
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge
-from service.http import oip_extensions, oip_server
+from service.http import inference, oip_extensions, oip_server
 from service.http.body import read_body
-from service.http.inference import admit, begin, infer
+from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
@@ -51,7 +51,7 @@ RawShape = Annotated[
 )
 async def infer_newest(request: Request, model: ModelName, shape: RawShape = None) -> Response:
     """Infer; JSON or binary tensors both ways, whatever Content-Type says."""
-    return await _infer(request, model, None, shape)
+    return await infer(request, model, raw_shape=shape)
 
 
 @router.post(
@@ -65,12 +65,13 @@ async def infer_version(
     request: Request, model: ModelName, version: ModelVersion, shape: RawShape = None
 ) -> Response:
     """Infer with a chosen version of the model."""
-    return await _infer(request, model, version, shape)
+    return await infer(request, model, version, raw_shape=shape)
 
 
-async def _infer(
-    request: Request, model: str, version: str | None, raw_shape: str | None
+async def infer(
+    request: Request, model: str, version: str | None = None, *, raw_shape: str | None = None
 ) -> Response:
+    """Answer with the newest version, or a chosen one. Raises ServiceError, ClientDisconnect."""
     context, record = context_of(request), record_of(request)
     settings = context.settings
     config = begin(request, "oip", model, version)
@@ -89,7 +90,7 @@ async def _infer(
         max_fields=settings.max_fields_per_request,
     )
     record.decode_seconds = time.perf_counter() - started
-    result = await infer(
+    result = await inference.infer(
         request,
         fields,
         config=config,

@@ -136,7 +136,7 @@ async def predict_newest(
     request: Request, name: ModelName, priority: Priority = 0, deadline_ms: Deadline = None
 ) -> Response:
     """Solve the PDE for one field or many, in physical units."""
-    return await _predict(request, name, None, priority=priority, deadline_ms=deadline_ms)
+    return await predict(request, name, priority=priority, deadline_ms=deadline_ms)
 
 
 @router.post(
@@ -154,12 +154,18 @@ async def predict_version(
     deadline_ms: Deadline = None,
 ) -> Response:
     """Solve the PDE for one field or many, with a chosen version of the model."""
-    return await _predict(request, name, version, priority=priority, deadline_ms=deadline_ms)
+    return await predict(request, name, version, priority=priority, deadline_ms=deadline_ms)
 
 
-async def _predict(
-    request: Request, name: str, version: str | None, *, priority: int, deadline_ms: float | None
+async def predict(
+    request: Request,
+    name: str,
+    version: str | None = None,
+    *,
+    priority: int = 0,
+    deadline_ms: float | None = None,
 ) -> Response:
+    """Answer with the newest version, or a chosen one. Raises ServiceError, ClientDisconnect."""
     record = record_of(request)
     config = begin(request, "predict", name, version)
     _refuse_unknown_parameters(request)

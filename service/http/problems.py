@@ -69,6 +69,11 @@ def unexpected(path: str) -> Response:
     )
 
 
+def disconnected() -> Response:
+    """What logs and metrics see when the client went away. Nobody reads it."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
 def _text(text: str) -> str:
     """As it can be encoded: paths and messages may hold lone surrogates from a client."""
     return text.encode("utf-8", "replace").decode()
@@ -117,4 +122,4 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return disconnected()

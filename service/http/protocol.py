@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service.http.early_refusal import SEAT, SMALL_BODY, EarlyRefusal, Seat
 from service.settings import env_name
 
 if TYPE_CHECKING:
+    from service.context import AppContext
     from service.metrics import Metrics
     from service.settings import Settings
 
 LINGER_SECONDS = 5.0
 """How long a refused body may go on arriving. Closing at once would reset the connection, and the client, still
 sending, would never read why it was refused."""
+_CLOSE = (b"connection", b"close")
 
 
-def bounded_protocol(settings: Settings, metrics: Metrics) -> type[HttpToolsProtocol]:
-    """A protocol class with these limits, as uvicorn makes one object for each connection from a class."""
+def bounded_protocol(context: AppContext) -> type[HttpToolsProtocol]:
+    """A protocol class with the limits of this service, as uvicorn makes one object for each connection from a class."""
 
     class Bounded(BoundedProtocol):
-        limits = settings
-        counts = metrics
+        limits = context.settings
+        counts = context.metrics
+        early = EarlyRefusal(context)
 
     return Bounded
 
@@ -34,6 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     limits: Settings
     counts: Metrics
+    early: EarlyRefusal
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,6 +47,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+        """The request that is arriving has been answered; the rest of its body is passed over."""
+        self._last = False
+        """It was the last of this connection."""
+        self._seat: Seat | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -69,6 +81,11 @@ class BoundedProtocol(HttpToolsProtocol):
         # came in one piece is bounded by the read size.
         self._header_bytes += len(data)
         super().data_received(data)
+        if self._refused and self._linger_timer is None:
+            self._linger()
+        if not self._in_header:
+            # A body that dawdles must not keep others out.
+            self._leave()
         if self._header_bytes > self.limits.max_header_bytes:
             self._refuse(
                 431,
@@ -87,29 +104,35 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        super().on_headers_complete()
+        if not self._refuse_early():
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        super().on_body(body)
+        if not self._refused:
+            super().on_body(body)
         self._header_bytes = 0
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
         self._in_header = True
         self._header_bytes = 0
-        self.cycle.more_body = False
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
+        if self._refused:
+            self._end_refusal()
+        else:
+            super().on_message_complete()
+            self.cycle.more_body = False
 
     def on_response_complete(self) -> None:
+        self._leave()
         super().on_response_complete()
         if (
             self.cycle.response_complete
             and self.cycle.more_body
             and not self.transport.is_closing()
         ):
-            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            self._linger()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -130,6 +153,51 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self._refuse(400, "no_http", msg)
+
+    def _refuse_early(self) -> bool:
+        """Answer a prediction that would only be refused; else hold its seat, if it needs one."""
+        if (
+            self.parser.get_method() != b"POST"
+            or (self.cycle is not None and not self.cycle.response_complete)
+            or self.flow.write_paused
+            or self.expect_100_continue
+            or not 0 <= _declared(self.headers) <= SMALL_BODY
+        ):
+            return False
+        self._last = not self.parser.should_keep_alive()
+        adding = [*self.server_state.default_headers, *([_CLOSE] if self._last else ())]
+        decision = self.early.decide(self.url, self.headers, adding=adding)
+        if isinstance(decision, bytes):
+            self._refused = True
+            self.transport.write(decision)
+        elif decision is not None:
+            self._seat = decision
+            cast("dict[str, Any]", self.scope)[SEAT] = decision
+        return self._refused
+
+    def _leave(self) -> None:
+        if self._seat is not None:
+            self._seat.leave()
+            self._seat = None
+
+    def _end_refusal(self) -> None:
+        """Like the end of any answer, but what comes next on this connection may have to wait."""
+        self._refused = False
+        self.server_state.total_requests += 1
+        if self._last:
+            self.transport.close()
+            return
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        pause = self.early.pause()
+        if pause and not self.flow.read_paused:
+            self.flow.pause_reading()
+            self._pause_timer = self.loop.call_later(pause, self.flow.resume_reading)
+
+    def _linger(self) -> None:
+        self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _start_header_timer(self) -> None:
         self._header_timer = self.loop.call_later(
@@ -162,10 +230,15 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _stop_timers(self) -> None:
-        for timer in (self._header_timer, self._linger_timer, self._reader_timer):
+        for timer in (
+            self._header_timer,
+            self._linger_timer,
+            self._reader_timer,
+            self._pause_timer,
+        ):
             if timer is not None:
                 timer.cancel()
-        self._header_timer = self._linger_timer = self._reader_timer = None
+        self._header_timer = self._linger_timer = self._reader_timer = self._pause_timer = None
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
         """Answer below ASGI and close: there is no request to give an application."""
@@ -181,3 +254,9 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[status] + head.encode("ascii") + body)
         self.transport.close()
+
+
+def _declared(headers: list[tuple[bytes, bytes]]) -> int:
+    """Bytes of the body as announced; -1 if they are not."""
+    length = next((value for name, value in headers if name == b"content-length"), b"")
+    return int(length) if length.isdigit() else -1

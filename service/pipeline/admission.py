@@ -104,7 +104,7 @@ class Admission:
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
             )
-        self._slots.check_room(model, version)
+        self.refuse_if_full(model, version)
         self._check_room(caller, size)
         self._requests += 1
         self._idle.clear()
@@ -129,6 +129,10 @@ class Admission:
                 "the service is shutting down and takes no new work; retry, another instance may answer",
                 retry_after=self._settings.drain_seconds,
             )
+
+    def refuse_if_full(self, model: str, version: str, *, coming: int = 0) -> None:
+        """Raises QueueFull if the model's queue has no room for even one more field, beside so many on their way."""
+        self._slots.check_room(model, version, coming=coming)
 
     @contextmanager
     def reading(self, patience: asyncio.Timeout) -> Iterator[None]:

@@ -66,9 +66,9 @@ class QueueSlots:
         """Count `fields` out: they have started to run or were dropped."""
         self._count(ticket, -fields)
 
-    def check_room(self, model: str, version: str) -> None:
-        """Raises QueueFull if not even one more field of the model would find room."""
-        self._check(model, version, 1)
+    def check_room(self, model: str, version: str, *, coming: int = 0) -> None:
+        """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
+        self._check(model, version, coming + 1)
 
     @contextmanager
     def in_work(self, request: PredictRequest) -> Iterator[None]:

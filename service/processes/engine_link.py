@@ -67,6 +67,9 @@ class EngineLink:
         except asyncio.CancelledError:
             self._channel.send(Cancel(number))
             raise
+        finally:
+            # Else an error and this frame would refer to each other, and keep the slots until garbage is collected.
+            del future
         return predicted
 
     async def ask(self, method: str, arguments: tuple[str, ...]) -> Any:

@@ -34,6 +34,7 @@ from service.processes.messages import (
     State,
     Told,
 )
+from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ async def run(launch: Launch) -> int:
         ValueError: a wrong repository, model name or device.
     """
     metrics = Metrics(version=VERSION)
+    if launch.settings.triton_metrics:
+        metrics.registry.register(TritonMetrics(metrics))
     slots = QueueSlots(launch.settings, metrics)
     engine = LocalEngine(launch.settings, metrics, slots)
     engine.start()

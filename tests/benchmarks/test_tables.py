@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.gpu.device import floor_ms
 from benchmarks.gpu.picture import draw, speed_ups
-from benchmarks.tables import DOCUMENT, document, markdown
+from benchmarks.page import markdown
+from benchmarks.tables import DOCUMENT, document
 
 WHERE = {"gpu": "GPU", "torch": "2.11", "cuda": "13.0", "commit": "abc", "at": "2026-11-21T00:00"}
 

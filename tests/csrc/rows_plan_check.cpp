@@ -39,7 +39,7 @@ static void check(const turbofno_rows &r) {
         expect(hopper || !p.together, "warps multiply together on Hopper alone", r);
         expect(!p.together || (p.warps == kGroupWarps && p.slots > 0 && p.first_group % 64 == 0 &&
                                p.group_words % 64 == 0 &&
-                               p.groups * p.warps <= kWarpsTogether),
+                               p.groups * p.warps <= (r.precision == TURBOFNO_BF16 ? kWarps : kWarpsTogether)),
                "groups of four warps, with tables in shared memory and tiles at 1024 bytes", r);
         expect(p.slots == 0 || p.slots == chunks || p.slots == 2, "tables of the row, or two that take turns", r);
         expect(covers(p.splits, p.split_chunks, r.w), "splits cover the row", r);

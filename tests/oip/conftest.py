@@ -82,7 +82,7 @@ def _own_server(repository: Path) -> Iterator[str]:
         log_config=None,
         access_log=False,
         ws="none",
-        http=bounded_protocol(settings, app.state.context.metrics),
+        http=bounded_protocol(app.state.context),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="oip-server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import subprocess
 import sys
@@ -230,8 +231,10 @@ def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refuse
     rng = np.random.default_rng()
     fields = rng.standard_normal((16, 1, 512, 512), dtype=np.float32)
     other_grid = np.ascontiguousarray(fields[:1, :, :480])
-    total, room = torch.cuda.get_device_properties(0).total_memory, 400 * 2**20
+    gc.collect()
     torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    room = torch.cuda.memory_reserved(0) + 400 * 2**20
 
     async def main() -> None:
         async with running(tmp_path, device="cuda:0", device_memory_fraction=room / total) as (

@@ -1,0 +1,115 @@
+# One file, two images: `docker build --target cpu .` and `docker build --target cuda .`
+# docs/operations.md says how to run them, docs/decisions/0016-deployment.md why they are made so.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS python
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore \
+    PIP_CONSTRAINT=/src/constraints.txt
+WORKDIR /src
+COPY constraints.txt ./
+RUN python3 -m venv /opt/turbofno
+ENV PATH=/opt/turbofno/bin:$PATH
+
+# PyTorch alone: the largest layer, and one that changes with constraints.txt only. Its own index gives the CPU
+# build and nothing else; what that needs comes from PyPI.
+FROM python AS torch-cpu
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+# hadolint ignore=DL3013
+RUN pip install --no-deps --index-url "${TORCH_CPU_INDEX}" torch && pip install torch
+
+FROM python AS torch-cuda
+# hadolint ignore=DL3013
+RUN pip install torch
+
+FROM python AS wheel-cpu
+COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
+COPY turbofno_ops turbofno_ops
+COPY service/client.py service/client.py
+RUN TURBOFNO_PURE=true pip wheel --no-deps --wheel-dir /wheels .
+
+# The compiler comes as pinned wheels, so this stage needs no second base image of many gigabytes. PyTorch's
+# CPU build is enough to compile against: the kernels use its stable ABI, the same in every build.
+FROM torch-cpu AS wheel-cuda
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+ENV CUDA_HOME=/opt/turbofno/lib/python3.11/site-packages/nvidia/cu13
+ENV CUDACXX=${CUDA_HOME}/bin/nvcc
+# nvcc looks for its libraries in lib64, the wheels have them in lib.
+# hadolint ignore=DL3013
+RUN pip install scikit-build-core cmake ninja \
+    nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
+    nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 \
+    && ln -s lib "${CUDA_HOME}/lib64"
+COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
+COPY turbofno_ops turbofno_ops
+COPY service/client.py service/client.py
+COPY csrc csrc
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels \
+    --config-settings=cmake.define.TURBOFNO_CUDA=ON .
+
+FROM torch-cpu AS environment-cpu
+COPY --from=wheel-cpu /wheels /wheels
+RUN pip install "$(echo /wheels/turbofno-*.whl)[serve]" && pip uninstall --yes pip
+
+FROM torch-cuda AS environment-cuda
+COPY --from=wheel-cuda /wheels /wheels
+RUN pip install "$(echo /wheels/turbofno-*.whl)[serve]" && pip uninstall --yes pip
+
+FROM ${PYTHON_IMAGE} AS runtime
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent \
+    --shell /usr/sbin/nologin turbofno
+WORKDIR /app
+COPY LICENSE ./
+COPY models models
+COPY service service
+RUN python3 -m compileall -q models service
+# The malloc settings are those of bin/turbofno. Nothing is written to disk: the root may be read-only.
+ENV PATH=/opt/turbofno/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    MPLCONFIGDIR=/tmp \
+    MALLOC_ARENA_MAX=1 \
+    MALLOC_MMAP_THRESHOLD_=1073741824 \
+    MALLOC_TRIM_THRESHOLD_=1073741824 \
+    TURBOFNO_HOST=0.0.0.0 \
+    TURBOFNO_PORT=8080 \
+    TURBOFNO_LOG_FORMAT=json
+USER 10001:10001
+EXPOSE 8080
+# Ready, not only alive: what waits for this container waits for its models. Restarts are left to whoever
+# reads /healthz.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"TURBOFNO_PORT\"]}/readyz', timeout=4)"]
+# Process 1 is the server itself, so SIGTERM reaches it: it drains and exits with 0.
+ENTRYPOINT ["python", "-m", "service"]
+CMD ["serve"]
+
+FROM runtime AS cpu
+COPY --from=environment-cpu /opt/turbofno /opt/turbofno
+ENV TURBOFNO_DEVICE=cpu
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="turbofno" \
+      org.opencontainers.image.description="Inference service for trained Fourier neural operators, CPU" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+FROM runtime AS cuda
+COPY --from=environment-cuda /opt/turbofno /opt/turbofno
+# A container that was given a GPU and would serve without its kernels does not start.
+ENV TURBOFNO_DEVICE=cuda \
+    TURBOFNO_REQUIRE_NATIVE=true \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="turbofno" \
+      org.opencontainers.image.description="Inference service for trained Fourier neural operators, NVIDIA A100 and Hopper" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"

@@ -1,0 +1,109 @@
+"""The whole comparison in one command: make the environments, run every server under every load, save the results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.serving.checkpoint import HEAVY, LIGHT, write_light
+from benchmarks.serving.measure import (
+    Pace,
+    Plan,
+    Row,
+    ServerFailed,
+    forward_ms,
+    generator_rows,
+    rows,
+)
+from benchmarks.serving.processes import split_cores
+from benchmarks.serving.servers import ROOT, SERVERS, Server, install
+from benchmarks.timing import print_table, save
+
+LIGHT_PLANS = [
+    Plan("binary", 64, (1, 8, 32), (0.5, 0.9, 2.0, 4.0)),
+    Plan("binary", 128, (1, 32), (0.5, 2.0, 4.0)),
+    Plan("JSON", 64, (1, 32), (0.5,)),
+    Plan("JSON", 128, (1, 32), (0.5,)),
+]
+HEAVY_PLANS = [Plan("binary", 64, (1, 32), (0.5,))]
+_SHOWN = ("load", "offered/s", "fields/s", "p50 ms", "p99 ms", "CPU ms/field", "errors")
+
+
+def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Row]:
+    """All rows of one server; a server that cannot be measured gives one row that says why."""
+    found: list[Row] = []
+    try:
+        for checkpoint, plans in ((light, LIGHT_PLANS), (ROOT / "models/zoo" / HEAVY, HEAVY_PLANS)):
+            found += rows(server, checkpoint, plans, cores=cores, pace=pace)
+    except (ServerFailed, OSError) as error:
+        print(f"\n{server.name}: left out: {error}")
+        found.append({"server": server.name, "failed": str(error).splitlines()[0]})
+    return found
+
+
+def forward_rows(light: Path, cores: set[int]) -> list[Row]:
+    """The module alone, what every server would take if serving cost nothing."""
+    return [
+        {
+            "server": "bare forward",
+            "model": checkpoint.name,
+            "side": side,
+            "load": f"batch {batch}",
+            "fields/s": batch / taken * 1e3,
+            "p50 ms": taken,
+        }
+        for checkpoint, side in ((light, 64), (light, 128), (ROOT / "models/zoo" / HEAVY, 64))
+        for batch in (1, 16)
+        for taken in [forward_ms(checkpoint, side, batch, cores)]
+    ]
+
+
+def show(found: list[Row], plans: list[Plan], model: str) -> None:
+    """One server's rows, a table for each body format and size."""
+    for plan in plans:
+        key = (model, plan.body, plan.side)
+        of = [row for row in found if (row.get("model"), row.get("body"), row.get("side")) == key]
+        if of:
+            title = f"{of[0]['server']}: {model}, {plan.body} {plan.side}x{plan.side}"
+            print_table(title, [{name: row[name] for name in _SHOWN} for row in of])
+
+
+def main() -> None:
+    """Measure, print, save results/serving.jsonl."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    names = [server.name for server in SERVERS]
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {names}; nothing is saved")
+    parser.add_argument("--seconds", type=float, default=1.3, help="a phase, default %(default)s")
+    arguments = parser.parse_args()
+    chosen = [s for s in SERVERS if arguments.only is None or s.name in arguments.only]
+    for server in chosen:
+        install(server)
+    # ended from outside, it still stops the servers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    client, cores = split_cores()
+    os.sched_setaffinity(0, client)
+    pace, began = Pace(arguments.seconds), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        write_light(Path(folder))
+        light = Path(folder) / LIGHT
+        found = [row for side in (64, 128) for row in generator_rows(side, cores, pace)]
+        found += forward_rows(light, cores)
+        for server in chosen:
+            of = measure(server, light, cores, pace)
+            show(of, LIGHT_PLANS, LIGHT)
+            show(of, HEAVY_PLANS, HEAVY)
+            found += of
+    print(f"\ntook {time.monotonic() - began:.0f} s")
+    if arguments.only is None:
+        print(
+            f"written to {save('serving', [{'client cores': len(client), 'server cores': len(cores)}, *found])}"
+        )
+
+
+if __name__ == "__main__":
+    main()

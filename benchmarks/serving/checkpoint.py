@@ -1,0 +1,75 @@
+"""What all servers serve: a light checkpoint, fresh fields, and the true answers in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.checkpoint import load_model, save_model
+from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from models.fno import FNO
+
+LARGEST_ERROR = 1e-5
+"""Relative L2 error against float64 up to which an answer is right."""
+LIGHT = "light-2d"
+HEAVY = "navier-stokes-2d"
+_DISTINCT_FIELDS = 16
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A field [1, 1, n, n] and its answer [1, 1, n, n] in float64."""
+
+    field: Array
+    truth: NDArray[np.float64]
+
+    def is_answered_by(self, answer: Array) -> bool:
+        """Whether the values are right, whatever shape they came in."""
+        if answer.size != self.truth.size:
+            return False
+        error = np.linalg.norm(answer.reshape(-1) - self.truth.reshape(-1))
+        return bool(error <= LARGEST_ERROR * np.linalg.norm(self.truth))
+
+
+def write_light(repository: Path) -> None:
+    """A network of one narrow layer with random weights.
+
+    At 64x64 it takes about 70 microseconds a field on one core, as a large one does on a GPU: so that what the
+    server does around the model shows.
+    """
+    architecture = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=4, n_layers=1, modes=(8, 5),
+        projection_channels=(),
+    )  # fmt: skip
+    config = ModelConfig(
+        name=LIGHT,
+        version="1",
+        description="one narrow layer with random weights, for the comparison of servers",
+        architecture=architecture,
+        inputs=(Channel(name="u"),),
+        outputs=(Channel(name="v"),),
+        grid=GridSpec(
+            training=(64, 64), minimum=(16, 16), maximum=(512, 512), extent=(1.0, 1.0),
+            boundary="periodic",
+        ),
+        sha256="0" * 64,
+    )  # fmt: skip
+    save_model(repository / LIGHT, config, FNO(architecture).eval())
+
+
+def questions(checkpoint: Path, side: int) -> list[Question]:
+    """Fresh random fields of side x side points, each with its true answer."""
+    module = load_model(checkpoint).module.double()
+    fields = np.random.default_rng().standard_normal((_DISTINCT_FIELDS, 1, side, side), np.float32)
+    with torch.inference_mode():
+        truths = module(torch.from_numpy(fields).double()).numpy()
+    return [
+        Question(fields[i : i + 1], np.ascontiguousarray(truths[i : i + 1]))
+        for i in range(_DISTINCT_FIELDS)
+    ]

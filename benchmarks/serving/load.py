@@ -1,0 +1,275 @@
+"""The load generator: closed and open loops over kept connections, latency from when a request was due.
+
+Its own cost stays small: a bare protocol on uvloop, request bytes made beforehand, answers kept and checked only
+after the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import cast
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_HEAD_END = b"\r\n\r\n"
+NEVER_SENT = -1
+_SPIN_SECONDS = 0.002
+"""Timers of the event loop are a millisecond coarse: the last stretch before a request is due is waited out awake."""
+_CONNECT_SECONDS = 0.5
+"""What a server has to take in hundreds of new connections before the open loop's first request is due."""
+GRACE_SECONDS = 2.0
+"""How long after the last request was due its answer may still come."""
+
+
+@dataclass
+class Outcome:
+    """What became of one request. Times are of time.perf_counter."""
+
+    question: int
+    due: float
+    done: float = 0.0
+    status: int = 0
+    """HTTP status; 0: the connection was lost or no answer came in time. NEVER_SENT: no connection became free."""
+    body: bytes = b""
+
+
+@dataclass
+class Load:
+    """One measured phase: the right answers' latencies, all else counted by kind."""
+
+    seconds: float
+    offered: int
+    latencies: list[float] = field(default_factory=list)
+    right_in_time: int = 0
+    """Right answers that came before the phase ended."""
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Right answers a second."""
+        return self.right_in_time / self.seconds
+
+    def percentile_ms(self, q: float) -> float | None:
+        """Latency in milliseconds that a share `q` of the right answers stayed within; None if there is none."""
+        if not self.latencies:
+            return None
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3
+
+
+class Connection(asyncio.Protocol):
+    """One kept HTTP/1.1 connection with at most one request under way."""
+
+    def __init__(self, idle: Callable[[Connection], None], lost: Callable[[], None]) -> None:
+        self._idle = idle
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._outcome: Outcome | None = None
+        self._received = bytearray()
+        self._expected = 0
+        self._head = 0
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not asyncio's by class
+        self._transport = cast("asyncio.Transport", transport)
+
+    def send(self, request: bytes, outcome: Outcome) -> None:
+        assert self._transport is not None
+        self._outcome = outcome
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        if not self._expected:
+            end = received.find(_HEAD_END)
+            if end < 0:
+                return
+            length = _LENGTH.search(received, 0, end + 2)
+            if length is None:
+                self.close()
+                return
+            self._head = end + len(_HEAD_END)
+            self._expected = self._head + int(length[1])
+        if len(received) < self._expected:
+            return
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            outcome.done = time.perf_counter()
+            outcome.status = int(received[9:12])
+            outcome.body = bytes(memoryview(received)[self._head : self._expected])
+        self._received = bytearray()
+        self._expected = 0
+        self._idle(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            outcome.done = time.perf_counter()
+        self._lost()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to send, ready-made requests, and who says whether an answer to request i is right."""
+
+    host: str
+    port: int
+    requests: Sequence[bytes]
+    is_right: Callable[[int, bytes], bool]
+
+
+class Pool:
+    """Connections, opened again when they are lost; `idle` gets each one that is free to be used."""
+
+    def __init__(self, target: Target, idle: Callable[[Connection], None]) -> None:
+        self._target = target
+        self._idle = idle
+        self._connections: list[Connection] = []
+        self._reopening: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def open(self, count: int) -> None:
+        for _ in range(count):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self._idle, self._lost), self._target.host, self._target.port
+            )
+            self._connections.append(connection)
+            self._idle(connection)
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self._reopening:
+            task.cancel()
+        for connection in self._connections:
+            connection.close()
+
+    def _lost(self) -> None:
+        if not self._closed:
+            task = asyncio.get_running_loop().create_task(self._reopen())
+            self._reopening.add(task)
+            task.add_done_callback(self._reopening.discard)
+
+    async def _reopen(self) -> None:
+        # a server that is gone leaves the loop without connections
+        with contextlib.suppress(OSError):
+            await self.open(1)
+
+
+async def closed_loop(target: Target, *, connections: int, seconds: float, warm_up: float) -> Load:
+    """Each connection sends its next request on the answer to its last; answers of the first `warm_up` seconds do not count."""
+    outcomes: list[Outcome] = []
+    end = time.perf_counter() + warm_up + seconds
+    turn = 0
+
+    def send_next(connection: Connection) -> None:
+        nonlocal turn
+        now = time.perf_counter()
+        if now >= end or not connection.open:
+            return
+        outcome = Outcome(turn % len(target.requests), due=now)
+        turn += 1
+        outcomes.append(outcome)
+        connection.send(target.requests[outcome.question], outcome)
+
+    began = end - seconds
+    pool = Pool(target, send_next)
+    await pool.open(connections)
+    await _finish(outcomes, end, pool)
+    counted = [o for o in outcomes if o.done >= began or not o.status]
+    return _judge(target, counted, seconds, end)
+
+
+async def open_loop(
+    target: Target, *, rate: float, connections: int, seconds: float
+) -> tuple[Load, float]:
+    """Requests due at random (Poisson) times, `rate` a second on average, whatever has been answered.
+
+    One that finds no connection free waits for one, and its waiting counts. Also returns the generator's own
+    lateness in milliseconds: how long after it was due a request went out that found a connection free, p99.
+    """
+    outcomes: list[Outcome] = []
+    free: deque[Connection] = deque()
+    waiting: deque[Outcome] = deque()
+    late: list[float] = []
+
+    def idle(connection: Connection) -> None:
+        if not connection.open:
+            return
+        if waiting:
+            outcome = waiting.popleft()
+            connection.send(target.requests[outcome.question], outcome)
+        else:
+            free.append(connection)
+
+    pool = Pool(target, idle)
+    await pool.open(connections)
+    began = due = time.perf_counter() + _CONNECT_SECONDS
+    while (due := due + random.expovariate(rate)) < began + seconds:
+        await _until(due)
+        outcome = Outcome(len(outcomes) % len(target.requests), due=due)
+        outcomes.append(outcome)
+        while free and not free[0].open:
+            free.popleft()
+        if free:
+            late.append(time.perf_counter() - due)
+            free.popleft().send(target.requests[outcome.question], outcome)
+        else:
+            waiting.append(outcome)
+        if len(outcomes) % 8 == 0:
+            # Past what the server takes the generator is never ahead: answers must be read all the same.
+            await asyncio.sleep(0)
+    for outcome in waiting:
+        outcome.done, outcome.status = time.perf_counter(), NEVER_SENT
+    waiting.clear()
+    await _finish(outcomes, began + seconds, pool)
+    lateness = sorted(late)[int(0.99 * len(late))] * 1e3 if late else 0.0
+    return _judge(target, outcomes, seconds, began + seconds), lateness
+
+
+async def _until(due: float) -> None:
+    if (ahead := due - time.perf_counter()) > _SPIN_SECONDS:
+        await asyncio.sleep(ahead - _SPIN_SECONDS)
+    while time.perf_counter() < due:  # noqa: ASYNC110 - no event says what time it is
+        await asyncio.sleep(0)
+
+
+async def _finish(outcomes: list[Outcome], end: float, pool: Pool) -> None:
+    while time.perf_counter() < end + GRACE_SECONDS:
+        if time.perf_counter() >= end and all(outcome.done for outcome in reversed(outcomes)):
+            break
+        await asyncio.sleep(0.01)
+    pool.close()
+    await asyncio.sleep(0)
+
+
+def _judge(target: Target, outcomes: list[Outcome], seconds: float, end: float) -> Load:
+    load = Load(seconds, offered=len(outcomes))
+    for outcome in outcomes:
+        if outcome.status == 0:
+            load.errors["no answer"] += 1
+        elif outcome.status == NEVER_SENT:
+            load.errors["never sent"] += 1
+        elif outcome.status != HTTPStatus.OK:
+            load.errors[f"HTTP {outcome.status}"] += 1
+        elif not target.is_right(outcome.question, outcome.body):
+            load.errors["wrong answer"] += 1
+        else:
+            load.latencies.append(outcome.done - outcome.due)
+            load.right_in_time += outcome.done <= end
+    return load

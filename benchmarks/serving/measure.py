@@ -1,0 +1,190 @@
+"""One server under one load after another: the rows of a result."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from benchmarks.serving.checkpoint import Question, questions
+from benchmarks.serving.load import Load, Target, closed_loop, open_loop
+from benchmarks.serving.processes import ServerProcess, running
+from benchmarks.serving.servers import ROOT, Place, Server, environment
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+_START_SECONDS = 90.0
+_SETTLE_SECONDS = 2.0
+"""A started server counts as ready once it has answered for this long without an error: Ray Serve's proxy drops its
+connections once, when it first learns where the model runs."""
+_OPEN_CONNECTIONS = 512
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Loads at one body format and size. Open loads are in shares of the best that the closed loops reached."""
+
+    body: str
+    side: int
+    connections: tuple[int, ...]
+    open_shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a phase that count, and of a closed loop's warm-up before them."""
+
+    measured: float = 1.3
+    warm_up: float = 0.4
+
+
+class ServerFailed(RuntimeError):
+    """The server ended, or did not answer a single client rightly in time."""
+
+
+@contextmanager
+def serving(
+    server: Server, checkpoint: Path, cores: set[int]
+) -> Iterator[tuple[ServerProcess, int]]:
+    """The server with this checkpoint on these cores, and its port; it may not answer yet."""
+    port = _free_port()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        place = Place(checkpoint, port, Path(scratch))
+        command, told = server.command(place), environment(server, place)
+        with running(command, environment=told, cores=cores, cwd=ROOT) as process:
+            yield process, port
+
+
+def rows(
+    server: Server, checkpoint: Path, plans: list[Plan], *, cores: set[int], pace: Pace
+) -> Iterator[Row]:
+    """Start the server and measure every plan.
+
+    Raises:
+        ServerFailed: with the end of the server's log.
+    """
+    with serving(server, checkpoint, cores) as (process, port):
+        for number, plan in enumerate(plans):
+            asked = questions(checkpoint, plan.side)
+            target = _target(server, plan, asked, model=checkpoint.name, port=port)
+            label = {"server": server.name, "model": checkpoint.name}
+            form = {"body": plan.body, "side": plan.side}
+            try:
+                _wait_until_right(target, process, seconds=0.1 if number else _SETTLE_SECONDS)
+            except ServerFailed as error:
+                raise ServerFailed(f"{server.name}: {error}\n{process.log_tail()}") from None
+            for row in _plan_rows(target, plan, process, pace):
+                yield {**label, **form, **row}
+
+
+def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int]) -> float:
+    """Median milliseconds of the module alone, in a process of its own on these cores."""
+    command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
+    command += [str(side), str(batch)]
+    with running(command, environment={"OMP_NUM_THREADS": "1"}, cores=cores, cwd=ROOT) as process:
+        while not process.exited:
+            time.sleep(0.05)
+        return float(process.log_tail())
+
+
+def generator_rows(side: int, cores: set[int], pace: Pace) -> Iterator[Row]:
+    """The load generator against a server that does nothing, at the sizes of binary bodies."""
+    body = bytes(side * side * 4)
+    port = _free_port()
+    head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    target = Target("127.0.0.1", port, [head.encode() + body], lambda _, answer: answer == body)
+    command = [sys.executable, "-m", "benchmarks.serving.null_server", str(port), str(len(body))]
+    with running(command, environment={}, cores=cores, cwd=ROOT) as process:
+        _wait_until_right(target, process)
+        for row in _plan_rows(target, Plan("binary", side, (1, 32), (0.5,)), process, pace):
+            yield {"server": "null server", "body": "binary", "side": side, **row}
+
+
+def _target(server: Server, plan: Plan, asked: list[Question], *, model: str, port: int) -> Target:
+    form = server.forms[plan.body]
+
+    def is_right(index: int, body: bytes) -> bool:
+        try:
+            answer = form.values(body)
+        except (ValueError, KeyError, IndexError, TypeError):
+            return False
+        return asked[index].is_answered_by(answer)
+
+    requests = [form.request(question.field, model=model, port=port) for question in asked]
+    return Target("127.0.0.1", port, requests, is_right)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_until_right(target: Target, process: ServerProcess, *, seconds: float = 0.1) -> None:
+    until = time.monotonic() + _START_SECONDS
+    failure = "it does not listen"
+    while time.monotonic() < until:
+        if process.exited:
+            raise ServerFailed("it ended")
+        try:
+            load = _run(closed_loop(target, connections=1, seconds=seconds, warm_up=0.0))
+        except OSError:
+            time.sleep(0.2)
+            continue
+        if load.latencies and not load.errors:
+            return
+        failure = f"it answers {dict(load.errors)}"
+        time.sleep(0.2)
+    raise ServerFailed(f"not ready after {_START_SECONDS:g} s: {failure}")
+
+
+def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -> Iterator[Row]:
+    best = 0.0
+    for connections in plan.connections:
+        loop = closed_loop(
+            target, connections=connections, seconds=pace.measured, warm_up=pace.warm_up
+        )
+        load, cpu = _with_cpu(loop, process)
+        best = max(best, load.rate)
+        yield {"load": f"closed, {connections}", "offered/s": None, **_figures(load, cpu)}
+    for share in plan.open_shares:
+        rate = share * best
+        _wait_until_right(target, process)
+        phase = open_loop(target, rate=rate, connections=_OPEN_CONNECTIONS, seconds=pace.measured)
+        (load, late), cpu = _with_cpu(phase, process)
+        figures = _figures(load, cpu)
+        yield {"load": f"open, {share:g} of peak", "offered/s": rate, **figures, "late ms": late}
+
+
+def _figures(load: Load, cpu_seconds: float) -> Row:
+    answered = len(load.latencies)
+    return {
+        "fields/s": load.rate,
+        "p50 ms": load.percentile_ms(0.5),
+        "p99 ms": load.percentile_ms(0.99),
+        "CPU ms/field": cpu_seconds / answered * 1e3 if answered else None,
+        "requests": load.offered,
+        "errors": dict(load.errors),
+    }
+
+
+def _with_cpu(phase: Coroutine[Any, Any, T], process: ServerProcess) -> tuple[T, float]:
+    before = process.cpu_seconds()
+    result = _run(phase)
+    return result, process.cpu_seconds() - before
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

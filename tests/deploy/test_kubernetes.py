@@ -1,0 +1,153 @@
+"""The manifests, as kustomize builds them, against Kubernetes' own schemas and against the service that they run."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import subprocess
+from functools import cache
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from service.app import create_app
+from service.settings import ENV_PREFIX, Settings
+from tests.e2e.server_process import ROOT
+from tests.service.http.fake_engine import FakeEngine
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+VERSIONS = ("1.30.0", "1.37.0")
+OVERLAYS = ("overlays/cpu", "overlays/a100", "overlays/mig")
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "ServingRuntime", "InferenceService"}
+"""Kinds that Kubernetes' schemas do not know."""
+
+Manifest = dict[str, Any]
+
+
+@cache
+def built(folder: str) -> list[Manifest]:
+    """What `kubectl apply -k` would send."""
+    if kustomize := shutil.which("kustomize"):
+        command = [kustomize, "build"]
+    elif kubectl := shutil.which("kubectl"):
+        command = [kubectl, "kustomize"]
+    else:
+        pytest.skip("neither kustomize nor kubectl is installed")
+    done = subprocess.run([*command, str(KUBERNETES / folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def one(folder: str, kind: str) -> Manifest:
+    """The only manifest of that kind."""
+    [found] = [manifest for manifest in built(folder) if manifest["kind"] == kind]
+    return found
+
+
+def container(folder: str) -> Manifest:
+    """The service's container."""
+    if folder == "kserve":
+        [found] = one(folder, "ServingRuntime")["spec"]["containers"]
+    else:
+        [found] = one(folder, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_manifests_are_valid(folder: str, version: str) -> None:
+    kinds = set()
+    for manifest in built(folder):
+        kinds.add(manifest["kind"])
+        if manifest["kind"] not in CUSTOM:
+            kubernetes_validate.validate(manifest, version, strict=True)
+    assert kinds >= {
+        "Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy",
+        "ServiceMonitor", "PrometheusRule",
+    }  # fmt: skip
+
+
+def test_the_schemas_find_a_misspelt_field() -> None:
+    deployment = yaml.safe_load(yaml.safe_dump(one("overlays/cpu", "Deployment")))
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSecs"] = 5
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
+
+
+def test_kserves_container_is_a_valid_one() -> None:
+    deployment = yaml.safe_load(yaml.safe_dump(one("overlays/a100", "Deployment")))
+    deployment["spec"]["template"]["spec"]["containers"] = [container("kserve")]
+    kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_everything_finds_the_pods(folder: str) -> None:
+    pods = one(folder, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    service = one(folder, "Service")
+    monitor = one(folder, "ServiceMonitor")["spec"]
+    for selected, by in (
+        (pods, one(folder, "Deployment")["spec"]["selector"]["matchLabels"]),
+        (pods, service["spec"]["selector"]),
+        (pods, one(folder, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]),
+        (pods, one(folder, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]),
+        (service["metadata"]["labels"], monitor["selector"]["matchLabels"]),
+    ):
+        assert by
+        assert by.items() <= selected.items()
+    ports = {port["name"] for port in container(folder)["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    assert {end["port"] for end in monitor["endpoints"]} <= {
+        port["name"] for port in service["spec"]["ports"]
+    }
+    assert monitor["jobLabel"] in service["metadata"]["labels"]
+    target = one(folder, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert target["name"] == one(folder, "Deployment")["metadata"]["name"]
+
+
+@pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
+def test_probes_ask_for_routes_that_exist(folder: str) -> None:
+    app = create_app(Settings(device="cpu"), engine=FakeEngine())
+    routes = {path for path, methods in app.openapi()["paths"].items() if "get" in methods}
+    probes = [value for key, value in container(folder).items() if key.endswith("Probe")]
+    assert len(probes) >= 2
+    assert {probe["httpGet"]["path"] for probe in probes} <= routes
+
+
+@pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
+def test_variables_are_settings(folder: str) -> None:
+    for variable in container(folder).get("env", ()):
+        assert variable["name"].removeprefix(ENV_PREFIX).lower() in Settings.model_fields
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_a_pod_may_stop_as_slowly_as_the_drain_takes(folder: str) -> None:
+    pod = one(folder, "Deployment")["spec"]["template"]["spec"]
+    before = 10  # seconds that preStop sleeps
+    assert f"sleep({before})" in container(folder)["lifecycle"]["preStop"]["exec"]["command"][-1]
+    drain = Settings.model_fields["drain_seconds"].default
+    assert pod["terminationGracePeriodSeconds"] >= before + drain + 5
+
+
+@pytest.mark.parametrize(
+    ("folder", "gpu"),
+    [
+        ("overlays/cpu", None),
+        ("overlays/a100", "nvidia.com/gpu"),
+        ("overlays/mig", "nvidia.com/mig-1g.10gb"),
+        ("kserve", "nvidia.com/gpu"),
+    ],
+)
+def test_each_asks_for_its_device_and_the_image_for_it(folder: str, gpu: str | None) -> None:
+    limits = container(folder)["resources"]["limits"]
+    assert {name: count for name, count in limits.items() if "nvidia" in name} == (
+        {gpu: "1"} if gpu else {}
+    )
+    assert container(folder)["image"].endswith("-cuda" if gpu else "-cpu")
+
+
+def test_the_operators_rules_are_the_alert_rules() -> None:
+    folder = KUBERNETES / "components" / "monitoring"
+    made = runpy.run_path(str(folder / "rules.py"))["manifest"]()
+    assert (folder / "rules.yaml").read_text() == made, "run rules.py"

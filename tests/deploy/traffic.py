@@ -1,0 +1,87 @@
+"""What is watched in these tests: a server under mixed load, and a stand-in for one with a GPU."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import httpx
+import numpy as np
+import torch
+from prometheus_client import start_http_server
+
+from service.metrics import Metrics
+from tests.e2e.server_process import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GIB = 2**30
+
+
+def npy(fields: np.ndarray) -> bytes:
+    """`fields` as the body of a prediction."""
+    body = io.BytesIO()
+    np.save(body, fields)
+    return body.getvalue()
+
+
+def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients: int = 4) -> int:
+    """Send good requests, and now and then a wrong and a too large one, for that long. Returns fields predicted."""
+    until = time.monotonic() + seconds
+    predicted = [0] * clients
+
+    def send(number: int) -> None:
+        random = np.random.default_rng()
+        with httpx.Client(base_url=url, timeout=30.0) as client:
+            while time.monotonic() < until:
+                for model, grid in models.items():
+                    fields = random.standard_normal((4, 1, *grid), np.float32)
+                    answer = _predict(client, model, npy(fields))
+                    answer.raise_for_status()
+                    predicted[number] += 4
+                    assert _predict(client, model, npy(fields[..., :2])).status_code == 422
+                    assert _predict(client, model, bytes(2_000_000)).status_code == 413
+                time.sleep(0.02)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(predicted)
+    return sum(predicted)
+
+
+def _predict(client: httpx.Client, model: str, body: bytes) -> httpx.Response:
+    headers = {"Content-Type": "application/x-npy"}
+    return client.post(f"/v1/models/{model}:predict", content=body, headers=headers)
+
+
+@contextmanager
+def gpu_stand_in() -> Iterator[str]:
+    """host:port of the service's own GPU metrics over a made-up device, for machines that have none."""
+    metrics = Metrics(version="stand-in")
+    readings = {
+        "memory_allocated": 21 * GIB,
+        "memory_reserved": 30 * GIB,
+        "max_memory_allocated": 28 * GIB,
+    }
+    metrics.device_memory.watch(
+        torch.device("cuda", 0), limit=72 * GIB, models=lambda: 9 * GIB, staging=lambda: GIB // 4
+    )
+    metrics.out_of_memory_splits.labels("tiny-2d", "1").inc(3)
+    metrics.lowered_batch_limit.labels("tiny-2d", "1").set(8)
+    port = free_port()
+    with patch.multiple(
+        torch.cuda, **{name: lambda _, value=value: value for name, value in readings.items()}
+    ):
+        server, thread = start_http_server(port, "127.0.0.1", registry=metrics.registry)
+        yield f"127.0.0.1:{port}"
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,266 @@
+"""Refusals below ASGI: the same words as the application's, on a connection that lives on, and never too many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import uvicorn
+
+from service.app import create_app
+from service.http.early_refusal import BURST, LONGEST_PAUSE, SECONDS_EACH, EarlyRefusal, Seat
+from service.metrics import Metrics
+from service.pipeline.queue_slots import QueueSlots
+from service.pipeline.ticket import Ticket
+from service.server import server_config
+from service.settings import Settings
+from tests.service.http.fake_engine import FakeEngine
+from tests.service.tiny import tiny_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
+
+    from service.context import AppContext
+
+pytestmark = pytest.mark.timeout(30)
+
+ROOM = 4
+BODY = np.zeros((1, 1, 16), np.float32).tobytes()
+INFER, OTHER = "/v2/models/tiny-1d/infer?shape=1,1,16", "/v2/models/other/infer?shape=1,1,16"
+KEY = "a-key-of-this-test"
+Reply = tuple[int, dict[str, str], bytes]
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Service:
+    """A real server with a model whose queue is filled by hand, and one connection to it."""
+
+    def __init__(self, context: AppContext, slots: QueueSlots, port: int) -> None:
+        self.context = context
+        self.port = port
+        self.clients: list[Client] = []
+        self._slots = slots
+        self._queued: list[Ticket] = []
+
+    def fill(self, fields: int) -> None:
+        runnable = Mock(version="1")
+        runnable.name = "tiny-1d"
+        ticket = Ticket(runnable, np.zeros((fields, 1, 16), np.float32), 0.0, Mock())
+        self._slots.take(ticket)
+        self._queued.append(ticket)
+
+    def empty(self) -> None:
+        for ticket in self._queued:
+            self._slots.release(ticket, ticket.size)
+        self._queued.clear()
+
+    def count(self, code: int) -> float:
+        value = self.context.metrics.registry.get_sample_value(
+            "turbofno_requests_total",
+            {"model": "tiny-1d", "version": "1", "protocol": "oip", "code": str(code)},
+        )
+        return value or 0.0
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, path: str = INFER, *, chunked: bool = False, **headers: str) -> None:
+        length = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(BODY))}
+        raw = {"Inference-Header-Content-Length": "0"} if path.startswith("/v2") else {}
+        sent = {"Host": "x", **raw, **length}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
+        self.writer.write(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+
+    async def reply(self) -> Reply:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        status, *lines = head.strip().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(status.split()[1]), headers, body
+
+    async def ask(self, path: str = INFER, **options: Any) -> Reply:
+        self.send(path, **options)
+        return await self.reply()
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[Service]:
+    chosen = Settings(
+        port=0, max_queued_fields_per_model=ROOM, max_fields_per_request=ROOM, **settings
+    )
+    metrics = Metrics()
+    slots = QueueSlots(chosen, metrics)
+    engine = FakeEngine(tiny_config("tiny-1d"), tiny_config("other"))
+    app = create_app(chosen, engine=engine, metrics=metrics, slots=slots)
+    server = uvicorn.Server(server_config(app, chosen))
+    # Signals are the test runner's.
+    running = asyncio.create_task(server._serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    service = Service(app.state.context, slots, port)
+    try:
+        yield service
+    finally:
+        for client in service.clients:
+            client.writer.close()
+            with suppress(ConnectionError):
+                await client.writer.wait_closed()
+        server.should_exit = True
+        await running
+
+
+@pytest.mark.parametrize(
+    "path", [INFER, "/v1/models/tiny-1d:predict", "/v2/models/tiny-1d/versions/1/infer"]
+)
+@in_loop
+async def test_it_says_what_the_application_says_and_counts_as_that(path: str) -> None:
+    async with serving() as service:
+        service.fill(ROOM)
+        one = {"X-Request-Id": "same", "Content-Type": "application/x-npy"}
+        client = await service.connect()
+        early = await client.ask(path, **one)
+        through = await (await service.connect()).ask(path, chunked=True, **one)
+        assert early[0] == through[0] == 429
+        assert early[2] == through[2]
+        for headers in (early[1], through[1]):
+            del headers["date"]
+        assert early[1] == through[1]
+        assert int(early[1]["retry-after"]) >= 1
+
+
+@in_loop
+async def test_the_connection_lives_on_and_is_served_once_there_is_room() -> None:
+    async with serving() as service:
+        client = await service.connect()
+        service.fill(ROOM)
+        assert (await client.ask())[0] == 429
+        assert (await client.ask(OTHER))[0] == 200, "another model has room"
+        service.empty()
+        assert (await client.ask())[0] == 200
+        assert (service.count(429), service.count(200)) == (1, 1)
+        service.fill(ROOM)
+        status, headers, _ = await client.ask(Connection="close")
+        assert (status, headers["connection"]) == (429, "close")
+        assert await client.reader.read() == b""
+
+
+@in_loop
+async def test_the_rest_of_a_body_that_was_refused_is_passed_over() -> None:
+    async with serving() as service:
+        service.fill(ROOM)
+        client = await service.connect()
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 64\r\n\r\n"
+        client.writer.write(head.encode() + b"P" * 10)
+        assert (await client.reply())[0] == 429, "before the body has come"
+        client.writer.write(b"P" * 30)
+        await asyncio.sleep(0.05)
+        client.writer.write(b"P" * 24)
+        assert (await client.ask(OTHER))[0] == 200
+
+
+@in_loop
+async def test_without_a_key_it_says_nothing_of_the_queue(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"somebody {KEY}\n")
+    async with serving(api_keys_file=file) as service:
+        service.fill(ROOM)
+        client = await service.connect()
+        assert (await client.ask())[0] == 401
+        assert (await client.ask(Authorization="Bearer another-key-of-no-one"))[0] == 401
+        assert (await client.ask(Authorization=f"Bearer {KEY}"))[0] == 429
+
+
+@in_loop
+async def test_who_goes_on_regardless_is_read_more_slowly_and_nobody_else() -> None:
+    more = 50
+    async with serving() as service:
+        service.fill(ROOM)
+        client, other = await service.connect(), await service.connect()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for _ in range(BURST + more):
+            assert (await client.ask())[0] == 429
+        assert loop.time() - began >= 0.8 * more * SECONDS_EACH
+        client.send()
+        began = loop.time()
+        assert (await other.ask(OTHER))[0] == 200
+        assert loop.time() - began < LONGEST_PAUSE / 2
+        assert (await client.reply())[0] == 429
+
+
+@in_loop
+async def test_pauses_end() -> None:
+    async with serving() as service:
+        refusal = EarlyRefusal(service.context)
+        pauses = [refusal.pause() for _ in range(10_000)]
+    assert max(pauses) <= LONGEST_PAUSE
+    assert not any(pauses[:BURST])
+
+
+@in_loop
+async def test_those_that_come_at_once_do_not_all_find_the_same_room() -> None:
+    async with serving() as service:
+        service.fill(ROOM - 2)
+        refusal = EarlyRefusal(service.context)
+        decisions = [refusal.decide(INFER.encode(), [], adding=[]) for _ in range(5)]
+        seats = [decision for decision in decisions if isinstance(decision, Seat)]
+        assert len(seats) == 2
+        seats[0].leave()
+        seats[0].leave()
+        decisions = [refusal.decide(INFER.encode(), [], adding=[]) for _ in range(2)]
+        assert [isinstance(decision, Seat) for decision in decisions] == [True, False]
+
+
+@in_loop
+async def test_seats_are_left_by_bodies_that_dawdle_and_by_all_that_were_answered() -> None:
+    async with serving() as service:
+        service.fill(ROOM - 1)
+        dawdler = await service.connect()
+        dawdler.writer.write(
+            f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 64\r\n\r\nPPP".encode()
+        )
+        await asyncio.sleep(0.05)
+        client = await service.connect()
+        for path, status in ((INFER, 200), (INFER + "&shape=", 400), (INFER, 200)):
+            answer = await client.ask(path)
+            assert answer[0] == status, answer
+
+
+@in_loop
+async def test_one_log_line_tells_of_all_in_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+    async with serving() as service:
+        service.fill(ROOM)
+        client = await service.connect()
+        for _ in range(5):
+            await client.ask()
+        await asyncio.sleep(1.2)
+    (line,) = [record for record in caplog.records if "queue" in record.getMessage()]
+    data = json.loads(json.dumps(line.__dict__["data"]))
+    assert data == {"status": 429, "requests": 5, "model": "tiny-1d", "version": "1"}
