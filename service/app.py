@@ -17,6 +17,7 @@ from service.http.middleware import POLLED, RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
+from service.http.rollout import router as rollout_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
@@ -108,6 +109,7 @@ def create_app(
     app.add_middleware(RequestMiddleware, metrics=metrics, server=SERVER)
     problems.install(app)
     app.include_router(predict_router)
+    app.include_router(rollout_router)
     app.include_router(oip_router)
     app.include_router(admin_router)
     return app

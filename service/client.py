@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import email.utils
 import io
+import json
 import random
 import re
+import struct
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -27,6 +30,8 @@ from numpy.typing import ArrayLike, NDArray
 Fields = NDArray[np.float32]
 
 _NPY = "application/x-npy"
+_FRAMES = "application/vnd.turbofno.frames"
+_PREFIX = struct.Struct("<II")
 _TIMING = re.compile(r"([\w-]+)\s*;[^,]*?dur=([0-9]+(?:\.[0-9]*)?)\s*(?=[,;]|$)")
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
@@ -76,6 +81,26 @@ class ConnectionFailed(TurboFNOError):
     """No answer came: nothing listens there, or the connection broke."""
 
 
+class BlowUp(TurboFNOError):
+    """A rollout left what the model knows: NaN, or energy beyond its training range. All frames before were given.
+
+    `step` is the first that is not to be used, `reason` "not_finite" or "energy".
+    """
+
+    def __init__(self, message: str, response: httpx.Response, *, step: int, reason: str) -> None:
+        super().__init__(message, response)
+        self.step = step
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The fields of one step of a rollout: float32, in physical units, in the rank of the input."""
+
+    step: int
+    fields: Fields
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One answer: `fields` is float32, in physical units, in the rank of the input."""
@@ -104,6 +129,19 @@ class PredictOptions(TypedDict, total=False):
     """Seconds after which the answer is of no use; the server then drops work not yet begun."""
     priority: int
     """1 is highest, 10 lowest; 0, the default, is in the middle (5)."""
+
+
+class RolloutOptions(TypedDict, total=False):
+    """Keywords of `rollout`."""
+
+    frames: Literal["all", "last"] | int
+    """All by default; k: those of steps k, 2 k, ... and the last."""
+    start: int
+    """Number of the step that the input is at, 0 by default: to resume from a frame."""
+    version: str | int | None
+    """Which version of the model; the newest if None or not given."""
+    deadline: float | None
+    """Seconds within which the first step must have begun."""
 
 
 class _Calls(Generic[HttpT]):
@@ -160,6 +198,19 @@ class _Calls(Generic[HttpT]):
             timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
         )
 
+    def _rollout_steps(
+        self, model: str, fields: ArrayLike, steps: int, options: RolloutOptions
+    ) -> _Steps[httpx.Response]:
+        params = {"steps": steps, "frames": options.get("frames", "all")}
+        return self._exchange(
+            "POST",
+            _model_path(model, options.get("version")) + ":rollout",
+            deadline=options.get("deadline"),
+            content=_npy_bytes(fields),
+            headers={"Content-Type": _NPY, "Accept": _FRAMES},
+            params={**params, "start": options.get("start", 0)},
+        )
+
     def _json_steps(self, path: str, key: str, kind: type) -> _Steps[Any]:
         response = yield from self._exchange("GET", path, headers={"Accept": "application/json"})
         if isinstance((body := _json_object(response)).get(key), kind):
@@ -185,7 +236,7 @@ class _Calls(Generic[HttpT]):
         headers: Mapping[str, str],
         deadline: float | None = None,
         content: bytes | None = None,
-        params: Mapping[str, int] | None = None,
+        params: Mapping[str, int | str] | None = None,
     ) -> _Steps[httpx.Response]:
         """One request, tried again while the server says "later" and time is left."""
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
@@ -247,6 +298,28 @@ class Client(_Calls[httpx.Client]):
         """As `predict`, with the version that answered, the request id and the server's timings."""
         return self._carry_out(self._predict_steps(model, fields, options))
 
+    def rollout(
+        self, model: str, fields: ArrayLike, steps: int, **options: Unpack[RolloutOptions]
+    ) -> Generator[Frame]:
+        """Frames of an autoregressive model run on its own output until step `steps`, as they are made.
+
+        Closing the generator, or leaving the loop over it, ends the rollout on the server. To resume after a lost
+        connection: `rollout(model, frame.fields, steps, start=frame.step)`, with the last frame that came.
+
+        Raises:
+            BlowUp: after the last frame that can be used.
+            As `predict`; ConnectionFailed also if the stream breaks off.
+        """
+        response = self._carry_out(self._rollout_steps(model, fields, steps, options), stream=True)
+        with closing(response):
+            reader = _FrameReader(response, np.ndim(fields))
+            try:
+                for chunk in response.iter_raw():
+                    yield from reader.feed(chunk)
+            except httpx.RequestError as error:
+                raise _error(error, self._timeout) from error
+            reader.finish()
+
     def models(self) -> list[dict[str, Any]]:
         """Name, version, state, reason and description of every model, ready or not."""
         return list(self._carry_out(self._json_steps("/v1/models", "models", list))["models"])
@@ -273,7 +346,7 @@ class Client(_Calls[httpx.Client]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _carry_out(self, steps: _Steps[T]) -> T:
+    def _carry_out(self, steps: _Steps[T], *, stream: bool = False) -> T:
         outcome: _Outcome = None
         while True:
             try:
@@ -285,7 +358,9 @@ class Client(_Calls[httpx.Client]):
                 time.sleep(step)
                 continue
             try:
-                outcome = self._http.send(step)
+                outcome = self._http.send(step, stream=stream)
+                if stream and outcome.status_code != 200:
+                    outcome.read()
             except httpx.RequestError as error:
                 outcome = error
 
@@ -304,6 +379,24 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Prediction:
         return await self._carry_out(self._predict_steps(model, fields, options))
+
+    async def rollout(
+        self, model: str, fields: ArrayLike, steps: int, **options: Unpack[RolloutOptions]
+    ) -> AsyncGenerator[Frame]:
+        response = await self._carry_out(
+            self._rollout_steps(model, fields, steps, options), stream=True
+        )
+        try:
+            reader = _FrameReader(response, np.ndim(fields))
+            try:
+                async for chunk in response.aiter_raw():
+                    for frame in reader.feed(chunk):
+                        yield frame
+            except httpx.RequestError as error:
+                raise _error(error, self._timeout) from error
+            reader.finish()
+        finally:
+            await response.aclose()
 
     async def models(self) -> list[dict[str, Any]]:
         return list(
@@ -328,7 +421,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _carry_out(self, steps: _Steps[T]) -> T:
+    async def _carry_out(self, steps: _Steps[T], *, stream: bool = False) -> T:
         outcome: _Outcome = None
         while True:
             try:
@@ -340,9 +433,65 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
                 await asyncio.sleep(step)
                 continue
             try:
-                outcome = await self._http.send(step)
+                outcome = await self._http.send(step, stream=stream)
+                if stream and outcome.status_code != 200:
+                    await outcome.aread()
             except httpx.RequestError as error:
                 outcome = error
+
+
+class _FrameReader:
+    """The records of a stream of frames (the server's docs/rollouts.md) out of its bytes, cut anyhow."""
+
+    def __init__(self, response: httpx.Response, rank: int) -> None:
+        """`rank` is that of the input. Raises ServerError if the answer is no such stream."""
+        if response.headers.get("content-type") != _FRAMES:
+            message = "the answer is not a stream of frames: is this a turbofno server?"
+            raise ServerError(message, response)
+        self._response = response
+        self._rank = rank
+        self._bytes = bytearray()
+        self._shape: tuple[int, ...] = ()
+        self._last: dict[str, Any] = {}
+
+    def feed(self, chunk: bytes) -> Iterator[Frame]:
+        """The frames that this chunk completes."""
+        self._bytes += chunk
+        while (record := self._next_record()) is not None:
+            event, payload = record
+            self._last = event
+            if event["event"] == "start":
+                shape = tuple(event["shape"])
+                self._shape = shape if self._rank == len(shape) else shape[1:]
+            elif event["event"] == "frame":
+                fields = np.frombuffer(payload, "<f4").astype(np.float32, copy=False)
+                yield Frame(event["step"], fields.reshape(self._shape))
+
+    def finish(self) -> None:
+        """Raise what the stream ended with, if that is no good end."""
+        kind = self._last.get("event")
+        if kind == "end":
+            return
+        if kind != "failed":
+            raise ConnectionFailed(
+                f"the rollout's stream broke off after {self._last or 'nothing'}"
+            )
+        detail, reason = str(self._last["detail"]), str(self._last["reason"])
+        if reason in ("not_finite", "energy"):
+            raise BlowUp(detail, self._response, step=self._last["step"], reason=reason)
+        raise ServerError(detail, self._response)
+
+    def _next_record(self) -> tuple[dict[str, Any], bytes] | None:
+        if len(self._bytes) < _PREFIX.size:
+            return None
+        text, payload = _PREFIX.unpack_from(self._bytes)
+        begin = _PREFIX.size + text
+        if len(self._bytes) < begin + payload:
+            return None
+        event = json.loads(self._bytes[_PREFIX.size : begin])
+        content = bytes(self._bytes[begin : begin + payload])
+        del self._bytes[: begin + payload]
+        return event, content
 
 
 def _model_path(name: str, version: str | int | None = None) -> str:
@@ -376,7 +525,7 @@ def _from_service(outcome: _Outcome) -> bool:
 def _json_object(response: httpx.Response) -> dict[str, Any]:
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, httpx.ResponseNotRead):
         return {}
     return body if isinstance(body, dict) else {}
 

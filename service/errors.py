@@ -3,6 +3,8 @@
 ServiceError
  ├─ BadRequest             400  the request cannot be understood (JSON, header, body length, parameter)
  ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN, overflow)
+ │   ├─ NotRollable        422  a rollout of a model whose output is not its next input
+ │   └─ BlowUp             422  a rollout left what the model knows, at a named step
  ├─ Unauthorized           401  no API key, or none that is known
  ├─ Forbidden              403  switched off on this server; the message names the setting
  ├─ NotFound               404  no such route, model or version
@@ -43,6 +45,28 @@ class BadRequest(ServiceError):
 
 class InvalidField(ServiceError):
     status, title, slug = 422, "Field not usable by this model", "invalid-field"
+
+
+class NotRollable(InvalidField):
+    title, slug = "Model cannot be rolled out", "not-rollable"
+
+
+class BlowUp(InvalidField):
+    """`step` is the first whose fields are not to be used; `reason` is 'not_finite' or 'energy'."""
+
+    title, slug = "Rollout blew up", "blow-up"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        step: int = 0,
+        reason: str = "not_finite",
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.step = step
+        self.reason = reason
 
 
 class Unauthorized(ServiceError):

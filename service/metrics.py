@@ -72,6 +72,17 @@ class Metrics:
             batch,
             (0, *COUNTS),
         )
+        self.rollout_steps = self._counter(
+            "turbofno_rollout_steps", "Steps of rollouts, of each field.", MODEL
+        )
+        self.rollouts_ended = self._counter(
+            "turbofno_rollouts_ended",
+            "Rollouts, by how they ended: done, blow_up, failed or left (by their client).",
+            (*MODEL, "outcome"),
+        )
+        self.rollout_batch_size = self._histogram(
+            "turbofno_rollout_batch_size", "Fields that made a step together.", MODEL, COUNTS
+        )
         self.queue_depth = self._gauge("turbofno_queue_depth", "Fields waiting.", MODEL)
         self.inflight_bytes = self._gauge(
             "turbofno_inflight_bytes",

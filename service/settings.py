@@ -179,6 +179,9 @@ class Settings(BaseSettings):
     max_fields_per_request: PositiveInt = Field(
         default=4096, description="most fields that one request may carry"
     )
+    max_rollout_steps: PositiveInt = Field(
+        default=10_000, description="most steps that one rollout may run"
+    )
     request_deadline_seconds: PositiveFloat = Field(
         default=30.0, description="a request that has not started to run after this time gets 504"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from service.http.early_refusal import Seat
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields
+
+T = TypeVar("T")
 
 
 def begin(request: Request, protocol: Protocol, model: str, version: str | None) -> ModelConfig:
@@ -90,7 +92,7 @@ async def infer(
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )
-    result = await _unless_disconnected(request, _start(request, work))
+    result = await unless_disconnected(request, _start(request, work))
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds
@@ -109,9 +111,8 @@ def _start(
     return task
 
 
-async def _unless_disconnected(
-    request: Request, work: asyncio.Future[PredictResult]
-) -> PredictResult:
+async def unless_disconnected(request: Request, work: asyncio.Future[T]) -> T:
+    """What `work` gives; it is cancelled if the client goes away first. Raises ClientDisconnect then."""
     gone = asyncio.ensure_future(_disconnected(request))
     both: set[asyncio.Future[Any]] = {work, gone}
     try:

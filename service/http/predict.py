@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.codec.fields import Form
     from service.codec.negotiate import Codec
+    from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, PredictResult
 
 router = APIRouter(tags=["predict"])
@@ -37,7 +38,7 @@ _ARRAYS = {
     "minProperties": 1,
     "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
 }
-_REQUEST_BODY: dict[str, Any] = {
+REQUEST_BODY: dict[str, Any] = {
     "required": True,
     "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
     | {
@@ -61,7 +62,7 @@ _REQUEST_BODY: dict[str, Any] = {
         }
     },
 }
-_RESPONSES: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The output fields, laid out and named as the input was: 'output', or "
         "output channel names; in the form that Accept asks for, by default that of the request.",
@@ -127,8 +128,8 @@ Deadline = Annotated[
 @router.post(
     "/v1/models/{name}:predict",
     summary="Predict with the newest version",
-    openapi_extra={"requestBody": _REQUEST_BODY},
-    responses=_RESPONSES,
+    openapi_extra={"requestBody": REQUEST_BODY},
+    responses=RESPONSES,
     response_class=Response,
 )
 async def predict_newest(
@@ -141,8 +142,8 @@ async def predict_newest(
 @router.post(
     "/v1/models/{name}/versions/{version}:predict",
     summary="Predict with one version",
-    openapi_extra={"requestBody": _REQUEST_BODY},
-    responses=_RESPONSES,
+    openapi_extra={"requestBody": REQUEST_BODY},
+    responses=RESPONSES,
     response_class=Response,
 )
 async def predict_version(
@@ -165,31 +166,13 @@ async def predict(
     deadline_ms: float | None = None,
 ) -> Response:
     """Answer with the newest version, or a chosen one. Raises ServiceError, ClientDisconnect."""
-    context, record = context_of(request), record_of(request)
+    record = record_of(request)
     config = begin(request, "predict", name, version)
     _refuse_unknown_parameters(request)
     reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)
     writer = codec_for_answer(", ".join(request.headers.getlist("accept")), request=reader)
-    setting = "max_json_bytes" if reader is JSON else "max_body_bytes"
-    limit: int = getattr(context.settings, setting)
     room = admit(request, config)
-    # What is parsed or inflated is copied to the engine's memory afterwards.
-    aligned_at = None if reader in (JSON, NPZ) else 0
-    body = await read_body(request, room, limit=limit, setting=setting, aligned_at=aligned_at)
-    started = time.perf_counter()
-    fields, form = await offload(
-        # A small archive can inflate to the whole limit.
-        reader is NPZ or len(body) > (JSON_BYTES if reader is JSON else BINARY_BYTES),
-        _decode,
-        body,
-        reader,
-        config,
-        max_bytes=limit,
-        max_fields=context.settings.max_fields_per_request,
-    )
-    # An archive's fields can be far larger than its body.
-    room.hold(max(len(body), fields.nbytes))
-    record.decode_seconds = time.perf_counter() - started
+    fields, form = await read_fields(request, room, reader, config)
     seconds = None if deadline_ms is None else deadline_ms / 1e3
     result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
     started = time.perf_counter()
@@ -200,6 +183,33 @@ async def predict(
     return Response(
         answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
     )
+
+
+async def read_fields(
+    request: Request, room: Room, codec: Codec, config: ModelConfig
+) -> tuple[Fields, Form]:
+    """Read the body into checked fields, which the room then counts. Raises as read_body and the codec do."""
+    settings, record = context_of(request).settings, record_of(request)
+    setting = "max_json_bytes" if codec is JSON else "max_body_bytes"
+    limit: int = getattr(settings, setting)
+    # What is parsed or inflated is copied to the engine's memory afterwards.
+    aligned_at = None if codec in (JSON, NPZ) else 0
+    body = await read_body(request, room, limit=limit, setting=setting, aligned_at=aligned_at)
+    started = time.perf_counter()
+    fields, form = await offload(
+        # A small archive can inflate to the whole limit.
+        codec is NPZ or len(body) > (JSON_BYTES if codec is JSON else BINARY_BYTES),
+        _decode,
+        body,
+        codec,
+        config,
+        max_bytes=limit,
+        max_fields=settings.max_fields_per_request,
+    )
+    # An archive's fields can be far larger than its body.
+    room.hold(max(len(body), fields.nbytes))
+    record.decode_seconds = time.perf_counter() - started
+    return fields, form
 
 
 def _decode(

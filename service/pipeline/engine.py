@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.config import ModelConfig
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
 Fields = NDArray[np.float32]
 
 _ALIGNMENT = 64
+UNREAD_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,30 @@ class PredictResult:
     backend: str
     """Spectral backend that really ran, for example 'gemm' or 'reference'."""
     precision: str = field(default="fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """Run an autoregressive model on its own output until step `last`; steps count from `start`, that of the input."""
+
+    initial: PredictRequest
+    """Fields at step `start`; its priority is not looked at."""
+    last: int
+    start: int = 0
+    every: int = 1
+    """Frames wanted: those whose step is a multiple of this, and the last; 0: the last alone."""
+
+    def wants(self, step: int) -> bool:
+        """Whether the frame of that step is to be given."""
+        return step == self.last or (self.every > 0 and step % self.every == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How far a rollout is, and its fields there, float32 [n, channels, *grid], if that step's are wanted."""
+
+    step: int
+    fields: Fields | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +165,16 @@ class Engine(Protocol):
         """
         ...
 
+    def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
+        """Frames as they are made, in order; closing the generator ends the rollout.
+
+        Raises:
+            BlowUp: the state left what the model knows, at a named step; every wanted frame before it was given.
+            NotFound, DeadlineExceeded (it has not begun), QueueFull, PayloadTooLarge, Unavailable,
+            InferenceFailed.
+        """
+        ...
+
     async def load(self, model: str) -> None:
         """(Re)load a model from the repository and warm it up. Raises NotFound, Unavailable with the reason."""
         ...
@@ -161,6 +199,11 @@ def heap_buffer(size: int, aligned_at: int = 0) -> memoryview:
     raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
     start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
     return memoryview(raw.data)[start : start + size]
+
+
+def unread_bytes(fields: Fields) -> int:
+    """Most bytes of frames, of one at least, that a rollout holds for a client that has not taken them; then it waits."""
+    return max(UNREAD_BYTES, fields.nbytes)
 
 
 def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 
 from service.errors import ServiceError, Unavailable
+from service.pipeline.batcher import Policy
 from service.pipeline.engine import PredictResult, heap_buffer
+from service.pipeline.rollouts import Rollouts
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.worker import arithmetic_threads
 from service.runtime.device import log_backend, memory_limit, prepare_device
@@ -21,12 +24,18 @@ from service.runtime.model_slot import ModelSlot
 from service.runtime.repository import Repository
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from models.config import ModelConfig
     from service.metrics import Metrics
     from service.pipeline.batch import BatchReport
-    from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest
+    from service.pipeline.engine import (
+        Frame,
+        ModelCounters,
+        ModelStatus,
+        PredictRequest,
+        RolloutRequest,
+    )
     from service.pipeline.queue_slots import QueueSlots
     from service.settings import Settings
 
@@ -48,6 +57,8 @@ class LocalEngine:
             prepare_thread=partial(_prepare_thread, device, settings.torch_threads),
             on_batch=_trace_and_note_batch() if settings.tracing else _note_batch,
         )
+        self._slots = slots
+        self._rollouts = Rollouts(Policy.of(settings), metrics, self._scheduler.run_on_device)
         self._repository = Repository(
             settings,
             metrics,
@@ -113,6 +124,17 @@ class LocalEngine:
                 queue_seconds=result.queue_seconds,
             )
             return result
+
+    async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
+        initial = request.initial
+        with (
+            self._repository.lease(initial.model, initial.version) as slot,
+            self._slots.in_work(initial),
+        ):
+            _check_unchanged(slot, initial)
+            async with aclosing(self._rollouts.run(slot, request)) as frames:
+                async for frame in frames:
+                    yield frame
 
     async def load(self, model: str) -> None:
         await self._repository.load(model)

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from models.config import ModelConfig
-from service.errors import NotFound, Unavailable
+from service.errors import NotFound, Unavailable, Unsupported
 from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest, PredictResult
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.engine_link import EngineLink
 from service.processes.memory import HEAVY_BYTES
 from service.processes.messages import Predict, Queue
+from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
-    from service.pipeline.engine import Fields
+    from service.pipeline.engine import Fields, Frame, RolloutRequest
     from service.processes.memory import SlotMemory
     from service.processes.messages import Peer
 
@@ -165,6 +166,14 @@ class RemoteEngine:
             backend=predicted.backend,
             precision=predicted.precision,
         )
+
+    async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
+        del request
+        raise Unsupported(
+            "this server does not run rollouts yet, because it runs as several processes "
+            f"({env_name('frontends')}); a server with {env_name('frontends')}=0 does"
+        )
+        yield
 
     async def load(self, model: str) -> None:
         await _ask(list(self._links.values()), "load", model)

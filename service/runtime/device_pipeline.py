@@ -15,6 +15,7 @@ import logging
 import math
 import queue
 import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -25,7 +26,8 @@ import torch
 from service.errors import DeviceLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from service.pipeline.engine import Fields
 
@@ -51,6 +53,14 @@ class Pipeline(Protocol):
 
     max_in_flight: int
 
+    def in_turn(self) -> AbstractContextManager[object]:
+        """Tensors made and kernels started within it come after those of the batches before; on the device thread.
+
+        Raises:
+            DeviceLost: instead of what was raised within, if the device can run nothing more.
+        """
+        ...
+
     def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
         """Begin `forward` on the parts as one batch; what it returns waits for the answer. See Runnable.start."""
         ...
@@ -65,6 +75,9 @@ class HostPipeline:
     """A CPU: everything happens in `start`."""
 
     max_in_flight = 1
+
+    def in_turn(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
         started = time.perf_counter()
@@ -95,6 +108,18 @@ class DevicePipeline:
         self._free: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
         for staging in self._staging:
             self._free.put(staging)
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        try:
+            with torch.cuda.stream(self._kernels):
+                yield
+        except Exception as error:
+            try:
+                self._kernels.synchronize()
+            except RuntimeError:
+                raise _lost(error) from error
+            raise
 
     @property
     def staging_bytes(self) -> int:

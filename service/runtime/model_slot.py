@@ -11,6 +11,7 @@ import torch
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
+from service.runtime.rollout_turn import Excess, run_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from service.pipeline.engine import Fields
     from service.runtime.device_pipeline import Pipeline
     from service.runtime.forward import Forward
+    from service.runtime.rollout_turn import State, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class ModelSlot:
         forward: Forward,
         pipeline: Pipeline,
         *,
+        device: torch.device,
         asked: Precision,
         others: Callable[[], list[ModelSlot]] = list,
     ) -> None:
@@ -45,6 +48,8 @@ class ModelSlot:
         self._forward = forward
         self._pipeline = pipeline
         self._others = others
+        self._device = device
+        self._excess = Excess(config.statistics, device)
 
     @property
     def name(self) -> str:
@@ -75,6 +80,21 @@ class ModelSlot:
             )
 
         return output
+
+    def advance(
+        self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int, limit: int
+    ) -> Turn:
+        """Run rollouts on by so many steps, in one batch; see `run_turn`. On the device thread."""
+        with self._pipeline.in_turn(), torch.inference_mode():
+            return run_turn(
+                self._checked_forward,
+                states,
+                wanted,
+                steps=steps,
+                limit=limit,
+                excess=self._excess,
+                device=self._device,
+            )
 
     def free_memory(self) -> None:
         """Drop the captured graphs of all models, and what PyTorch keeps of freed device memory."""

@@ -276,7 +276,12 @@ class Repository:
             max_batch=self._settings.max_batch_size,
         )
         return ModelSlot(
-            loaded.config, forward, self._pipeline, asked=precision, others=self._serving
+            loaded.config,
+            forward,
+            self._pipeline,
+            device=self._device,
+            asked=precision,
+            others=self._serving,
         )
 
     def _serving(self) -> list[ModelSlot]:

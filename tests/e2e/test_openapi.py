@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from models.problems import BURGERS
+from models.problems import BURGERS, NAVIER_STOKES
 from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ServerProcess
 
@@ -46,11 +46,13 @@ expected-statuses = ["2xx", "4xx", "504"]
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server with the one model that the examples name, which a test may unload."""
+    """A server with the models that the examples name, which a test may unload; no rollout of it takes long."""
     repository = tmp_path / "repository"
     repository.mkdir()
-    (repository / BURGERS.name).symlink_to(ZOO / BURGERS.name)
-    with ServerProcess(repository, tmp_path / "log.txt", "--model-control", "true") as running:
+    for problem in (BURGERS, NAVIER_STOKES):
+        (repository / problem.name).symlink_to(ZOO / problem.name)
+    options = ("--model-control", "true", "--max-rollout-steps", "50")
+    with ServerProcess(repository, tmp_path / "log.txt", *options) as running:
         yield running
         assert running.stop() == 0, running.tail()
         assert "Traceback" not in running.log.read_text(errors="replace"), running.tail()
@@ -80,6 +82,9 @@ def _example_path(path: str, operation: dict[str, Any]) -> str:
         if parameter["in"] == "path":
             (example, *_) = parameter["schema"]["examples"]
             path = path.replace(f"{{{parameter['name']}}}", example)
+        elif parameter.get("required"):
+            (example, *_) = parameter["schema"]["examples"]
+            path += f"?{parameter['name']}={example}"
     return path
 
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.checkpoint import save_model
-from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from models.config import (
+    Channel,
+    ChannelStatistics,
+    FNOArchitecture,
+    GridSpec,
+    ModelConfig,
+    Statistics,
+)
 from models.fno import FNO
 
 if TYPE_CHECKING:
@@ -45,3 +52,38 @@ def save_tiny(
     folder = root / name if version == "1" else root / name / version
     save_model(folder, config, module)
     return module
+
+
+def rollable_config(reach: float | None = None) -> ModelConfig:
+    """tiny-flow: one channel in and out, step 0.5; trained, if `reach` is given, on values of at most that."""
+    config = tiny_config("tiny-flow")
+    channel = ChannelStatistics(mean=0.0, std=1.0, minimum=-(reach or 0.0), maximum=reach or 0.0)
+    statistics = Statistics(n_samples=1, inputs=(channel,), outputs=(channel,))
+    return config.model_copy(
+        update={
+            "architecture": config.architecture.model_copy(update={"out_channels": 1}),
+            "inputs": (Channel(name="w", units="1/s"),),
+            "outputs": (Channel(name="w", units="1/s"),),
+            "time_step": 0.5,
+            "statistics": None if reach is None else statistics,
+        }
+    )
+
+
+def rollable_module(gain: float = 0.95) -> FNO:
+    """A random network for it that, run on its own output, changes fields of size 1 by about that factor a step."""
+    module = FNO(rollable_config().architecture).eval()
+    x = torch.randn(1, 1, 16)
+    with torch.no_grad():
+        for _ in range(20):
+            y = module(x)
+            growth = y.square().mean().sqrt()
+            x = y / growth
+        for parameter in list(module.projection.parameters())[-2:]:
+            parameter.mul_(gain / growth)
+    return module
+
+
+def save_rollable(root: Path, module: FNO, *, reach: float | None = None) -> None:
+    """Write root/tiny-flow."""
+    save_model(root / "tiny-flow", rollable_config(reach), module)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from service.errors import NotFound
-from service.pipeline.engine import ModelCounters, ModelStatus, PredictResult, heap_buffer
+from service.pipeline.engine import Frame, ModelCounters, ModelStatus, PredictResult, heap_buffer
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from models.config import ModelConfig
-    from service.pipeline.engine import Fields, PredictRequest
+    from service.pipeline.engine import Fields, PredictRequest, RolloutRequest
 
 
 class FakeEngine:
@@ -21,6 +23,7 @@ class FakeEngine:
     def __init__(self, *configs: ModelConfig) -> None:
         self.configs = {(c.name, c.version): c for c in configs}
         self.requests: list[PredictRequest] = []
+        self.rollouts: list[RolloutRequest] = []
         self.cancelled = 0
         self.loaded: list[str] = []
         self.unloaded: list[str] = []
@@ -99,6 +102,21 @@ class FakeEngine:
             batch_sizes=(len(request.fields),),
             backend="gemm",
         )
+
+    async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
+        """Each step adds 1; an `error` comes after the first frame."""
+        self.rollouts.append(request)
+        try:
+            for step in range(request.start + 1, request.last + 1):
+                fields = request.initial.fields + np.float32(step - request.start)
+                yield Frame(step, fields if request.wants(step) else None)
+                if self.error is not None:
+                    raise self.error
+                if self.held:
+                    await self.release.wait()
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
 
     async def load(self, model: str) -> None:
         self.config(model)

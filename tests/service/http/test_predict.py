@@ -359,11 +359,11 @@ def test_predict_long_body_is_decoded_and_encoded_off_the_event_loop(
 
 def test_openapi_examples_are_answered_when_pasted() -> None:
     from service.http.oip_openapi import INFER_BODY
-    from service.http.predict import _REQUEST_BODY
+    from service.http.predict import REQUEST_BODY
 
     async def run() -> None:
         async with serving() as (client, _):
-            for example in _REQUEST_BODY["content"][JSON]["examples"].values():
+            for example in REQUEST_BODY["content"][JSON]["examples"].values():
                 response = await client.post(PATH, json=example["value"])
                 assert response.status_code == 200, response.text
             (example,) = INFER_BODY["requestBody"]["content"][JSON]["examples"].values()

@@ -130,7 +130,14 @@ def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
 
 
 def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
-    slot = ModelSlot(tiny_config(), forward, HostPipeline(), asked="bf16", others=lambda: [*others])
+    slot = ModelSlot(
+        tiny_config(),
+        forward,
+        HostPipeline(),
+        device=torch.device("cpu"),
+        asked="bf16",
+        others=lambda: [*others],
+    )
     slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20))
     return slot
 

@@ -1,0 +1,117 @@
+"""Some steps of several rollouts as one batch: everything stays on the device until the last of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from service.pipeline.engine import Fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from models.config import Statistics
+
+State: TypeAlias = torch.Tensor | Fields
+"""Fields of one rollout, [n, channels, *grid]: from the request at first, then as the device left them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What became of the rollouts, each list in their order."""
+
+    states: list[torch.Tensor]
+    """After the last step; on the device."""
+    frames: list[dict[int, Fields]]
+    """Wanted step of the turn (counted from 1) -> float32 [n, channels, *grid]."""
+    excess: list[NDArray[np.float32]]
+    """[steps, n]; see Excess."""
+
+
+class Excess:
+    """How far the energy of a field lies above any that the model was trained on: over 1, or NaN, is too far.
+
+    Energy is the mean square over the grid of the deviation from the channel's training mean. No field whose values
+    stay within the range stated by the model's statistics can have more than the square of the range's larger half.
+    The worst channel counts; one that was constant has no range. A model without statistics has no range; NaN and infinity are found all the same.
+    """
+
+    def __init__(self, statistics: Statistics | None, device: torch.device) -> None:
+        channels = () if statistics is None else statistics.inputs
+        self._mean = torch.tensor([one.mean for one in channels], device=device)
+        reach = [max(one.maximum - one.mean, one.mean - one.minimum) for one in channels]
+        self._most = torch.tensor([one**2 or float("inf") for one in reach], device=device)
+
+    def __call__(self, fields: torch.Tensor) -> torch.Tensor:
+        """float32 [n, channels, *grid] -> [n]."""
+        values = fields.flatten(2)
+        if not len(self._most):
+            # 0 for finite values, NaN else
+            return (values * 0.0).sum((1, 2))
+        energy = (values - self._mean[:, None]).square().mean(2)
+        # amax, unlike a comparison, lets NaN through
+        return (energy / self._most).amax(1)
+
+
+def run_turn(
+    forward: Callable[[torch.Tensor], torch.Tensor],
+    states: Sequence[State],
+    wanted: Sequence[Sequence[int]],
+    *,
+    steps: int,
+    limit: int,
+    excess: Excess,
+    device: torch.device,
+) -> Turn:
+    """Apply `forward` to its own output `steps` times.
+
+    Args:
+        states: fields of each rollout, on one grid; left unchanged.
+        wanted: for each rollout the steps, counted from 1, whose fields are to come to the host.
+        limit: most fields in a call of `forward`.
+    """
+    sizes = [len(state) for state in states]
+    x = torch.cat([_on_device(state, device) for state in states])
+    checks: list[torch.Tensor] = []
+    keys: list[tuple[int, int]] = []
+    kept: list[torch.Tensor] = []
+    for step in range(1, steps + 1):
+        x = _in_pieces(forward, x, limit)
+        checks.append(excess(x))
+        for index, part in enumerate(x.split(sizes)):
+            if step in wanted[index]:
+                keys.append((index, step))
+                kept.append(part)
+    # The one trip to the host, and copies: a view would hold the fields of all the others in memory.
+    checked = torch.stack(checks).cpu().numpy()
+    frames: list[dict[int, Fields]] = [{} for _ in states]
+    if kept:
+        host = torch.cat(kept).cpu().numpy()
+        ends = np.cumsum([sizes[index] for index, _ in keys])
+        for (index, step), fields in zip(keys, np.split(host, ends[:-1]), strict=True):
+            frames[index][step] = fields
+    rows = np.cumsum(sizes)[:-1]
+    return Turn(
+        states=[part if len(sizes) == 1 else part.clone() for part in x.split(sizes)],
+        frames=frames,
+        excess=np.split(checked, rows, axis=1),
+    )
+
+
+def _on_device(state: State, device: torch.device) -> torch.Tensor:
+    if isinstance(state, torch.Tensor):
+        return state
+    return torch.from_numpy(np.require(state, np.float32, ["C", "A", "W"])).to(device)
+
+
+def _in_pieces(
+    forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, limit: int
+) -> torch.Tensor:
+    if len(x) <= limit:
+        return forward(x)
+    return torch.cat([forward(piece) for piece in x.split(limit)])

@@ -1,0 +1,291 @@
+"""The rollout route around a fake engine whose every step adds 1: forms, streams, refusals, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from service.app import create_app
+from service.client import AsyncClient, BlowUp, ConnectionFailed, ServerError
+from service.errors import BlowUp as ServerBlowUp
+from service.errors import QueueFull, Unavailable
+from service.settings import Settings
+from tests.service.http.fake_engine import FakeEngine
+from tests.service.tiny import rollable_config, tiny_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.timeout(20)
+
+PATH = "/v1/models/tiny-flow:rollout"
+FIELDS = np.random.default_rng().normal(size=(2, 1, 16)).astype("f4")
+FRAMES, SSE, NPY = "application/vnd.turbofno.frames", "text/event-stream", "application/x-npy"
+
+
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    engine = FakeEngine(rollable_config(), tiny_config())
+    app = create_app(Settings(**settings), engine=engine)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client, engine
+
+
+def post(
+    query: str = "steps=3",
+    *,
+    accept: str | None = None,
+    body: bytes = npy(FIELDS),
+    sent: str = NPY,
+    path: str = PATH,
+    error: Exception | None = None,
+    **settings: Any,
+) -> httpx.Response:
+    async def run() -> httpx.Response:
+        async with serving(**settings) as (client, engine):
+            engine.error = error
+            headers = {"Content-Type": sent} | ({"Accept": accept} if accept else {})
+            return await client.post(f"{path}?{query}", content=body, headers=headers)
+
+    return asyncio.run(run())
+
+
+def records(content: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """As docs/rollouts.md says."""
+    while content:
+        text, payload = struct.unpack("<II", content[:8])
+        yield json.loads(content[8 : 8 + text]), content[8 + text : 8 + text + payload]
+        content = content[8 + text + payload :]
+
+
+def events(content: str) -> list[dict[str, Any]]:
+    assert content.endswith("\n\n")
+    found = []
+    for block in content.removesuffix("\n\n").split("\n\n"):
+        kind, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert kind == f"event: {event['event']}"
+        found.append(event)
+    return found
+
+
+def test_whole_answers_in_every_form() -> None:
+    expected = np.stack([FIELDS + step for step in (1, 2, 3)])
+    np.testing.assert_array_equal(np.load(io.BytesIO(post().content)), expected)
+    answer = post(accept="application/vnd.safetensors").content
+    np.testing.assert_array_equal(safetensors.numpy.load(answer)["output"], expected)
+    answer = post(accept="application/x-npz").content
+    np.testing.assert_array_equal(np.load(io.BytesIO(answer))["output"], expected)
+    single = json.dumps({"inputs": {"w": FIELDS[1, 0].tolist()}}).encode()
+    told = post(body=single, sent="application/json").json()
+    np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, 1, 0])
+    assert told["units"] == {"w": "1/s"}
+    several = json.dumps({"inputs": {"w": FIELDS[:, 0].tolist()}}).encode()
+    told = post(body=several, sent="application/json").json()
+    np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("query", "steps"),
+    [
+        ("steps=5", [1, 2, 3, 4, 5]),
+        ("steps=5&frames=last", [5]),
+        ("steps=5&frames=2", [2, 4, 5]),
+        ("steps=6&frames=2", [2, 4, 6]),
+        ("steps=5&frames=2&start=3", [4, 5]),
+        ("steps=6&frames=9&start=3", [6]),
+    ],
+)
+def test_a_stream_of_records(query: str, steps: list[int]) -> None:
+    response = post(query, accept=FRAMES, path="/v1/models/tiny-flow/versions/1:rollout")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == FRAMES
+    assert "content-length" not in response.headers
+    found = list(records(response.content))
+    first, last = found[0][0], found[-1][0]
+    assert first["shape"] == [2, 1, 16]
+    assert (first["event"], first["time_step"], first["dtype"]) == ("start", 0.5, "<f4")
+    assert (first["channels"], first["units"]) == (["w"], ["1/s"])
+    frames = [(event["step"], payload) for event, payload in found if event["event"] == "frame"]
+    assert [step for step, _ in frames] == steps
+    assert first["frames"] == len(steps)
+    for step, payload in frames:
+        expected = FIELDS + np.float32(step - first["start"])
+        np.testing.assert_array_equal(np.frombuffer(payload, "<f4").reshape(2, 1, 16), expected)
+    assert last == {"event": "end", "step": steps[-1]}
+
+
+def test_a_stream_of_server_sent_events() -> None:
+    response = post("steps=4&frames=2", accept=f"text/html, {SSE};q=0.9")
+    assert response.headers["content-type"].startswith(SSE)
+    found = events(response.text)
+    kinds = [(one["event"], one.get("step")) for one in found]
+    assert kinds == [
+        ("start", None), ("progress", 1), ("frame", 2), ("progress", 3), ("frame", 4), ("end", 4),
+    ]  # fmt: skip
+    data = np.frombuffer(base64.b64decode(found[2]["data"]), "<f4")
+    np.testing.assert_array_equal(data.reshape(2, 1, 16), FIELDS + np.float32(2))
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("", 400, "steps"),
+        ("steps=0", 400, "steps"),
+        ("steps=3&frames=some", 400, "frames"),
+        ("steps=3&frames=0", 400, "frames"),
+        ("steps=3&start=3", 400, "must be over 'start'"),
+        ("steps=3&version=1", 400, "unknown query parameter 'version'"),
+        ("steps=12&start=1", 413, "TURBOFNO_MAX_ROLLOUT_STEPS"),
+    ],
+)
+def test_what_cannot_be_is_refused(query: str, status: int, words: str) -> None:
+    response = post(query, max_rollout_steps=10)
+    assert response.status_code == status, response.text
+    assert words in response.json()["detail"]
+
+
+def test_only_models_whose_output_is_their_next_input_are_rolled_out() -> None:
+    response = post(path="/v1/models/tiny-1d:rollout")
+    assert response.status_code == 422
+    assert response.json()["type"].endswith("not-rollable")
+    assert "time_step" in response.json()["detail"]
+
+
+def test_an_answer_too_large_to_hold_is_refused_and_streams() -> None:
+    small = {"max_inflight_bytes": 9 << 20, "max_body_bytes": 1 << 20, "max_json_bytes": 1 << 20}
+    body = npy(np.zeros((600, 1, 64), "f4"))
+    refused = post("steps=100", body=body, **small)
+    assert refused.status_code == 413
+    assert "frames=" in refused.json()["detail"]
+    assert post("steps=100&frames=last", body=body, **small).status_code == 200
+    assert post("steps=100", accept=FRAMES, body=body, **small).status_code == 200
+
+
+BLOWN = ServerBlowUp("field 0 blew up at step 2", step=2, reason="energy")
+
+
+def test_a_blow_up_ends_a_stream_and_fails_a_whole_answer() -> None:
+    found = list(records(post(accept=FRAMES, error=BLOWN).content))
+    assert [event["event"] for event, _ in found] == ["start", "frame", "failed"]
+    assert found[-1][0] == {"event": "failed", "step": 2, "reason": "energy", "detail": str(BLOWN)}
+    refused = post(error=BLOWN)
+    assert refused.status_code == 422
+    assert refused.json()["type"].endswith("blow-up")
+
+
+def test_what_fails_within_a_stream_says_where_it_got_to() -> None:
+    error = Unavailable("the service stopped", retry_after=1)
+    found = events(post(accept=SSE, error=error).text)
+    assert found[-1]["event"] == "failed"
+    assert (found[-1]["step"], found[-1]["reason"]) == (1, "unavailable")
+
+
+def test_what_fails_before_the_stream_is_an_error_like_any_other() -> None:
+    async def main() -> None:
+        async with serving() as (client, engine):
+            engine.rollout = refuse  # type: ignore[method-assign]
+            headers = {"Content-Type": NPY, "Accept": FRAMES}
+            answer = await client.post(f"{PATH}?steps=3", content=npy(FIELDS), headers=headers)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+
+    async def refuse(_: Any) -> Any:
+        raise QueueFull("no room", retry_after=7)
+        yield
+
+    asyncio.run(main())
+
+
+def test_a_client_that_goes_away_ends_the_rollout_and_gives_its_room_back() -> None:
+    async def main() -> None:
+        engine = FakeEngine(rollable_config())
+        engine.held = True
+        app = create_app(Settings(), engine=engine)
+        sent: list[dict[str, Any]] = []
+        streaming = asyncio.Event()
+        messages = [{"type": "http.request", "body": npy(FIELDS), "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await streaming.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            if len(sent) == 3:
+                streaming.set()
+
+        headers = {"content-type": NPY, "accept": FRAMES, "content-length": str(len(npy(FIELDS)))}
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+            "scheme": "http", "path": PATH, "raw_path": PATH.encode(), "query_string": b"steps=9",
+            "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "root_path": "",
+        }  # fmt: skip
+        await app(scope, receive, send)  # type: ignore[arg-type]
+        assert engine.cancelled == 1
+        assert app.state.context.metrics.inflight_bytes._value.get() == 0
+        assert not any(m.get("more_body") is False for m in sent), "not ended as if complete"
+
+    asyncio.run(main())
+
+
+def async_client(handler: Any) -> AsyncClient:
+    return AsyncClient("http://test", transport=httpx.MockTransport(handler), retries=0)
+
+
+def collect(content: bytes, fields: Any = FIELDS) -> tuple[list[Any], Exception | None]:
+    """What the client makes of a stream of these bytes."""
+
+    async def main() -> tuple[list[Any], Exception | None]:
+        frames = []
+        async with async_client(
+            lambda _: httpx.Response(200, content=cut(), headers={"Content-Type": FRAMES})
+        ) as client:
+            try:
+                async for frame in client.rollout("tiny-flow", fields, 3):
+                    frames.append(frame)
+            except Exception as error:
+                return frames, error
+        return frames, None
+
+    async def cut() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), 7):
+            yield content[start : start + 7]
+
+    return asyncio.run(main())
+
+
+def test_the_client_puts_frames_together_and_says_how_a_stream_ended() -> None:
+    frames, error = collect(post(accept=FRAMES).content)
+    assert error is None
+    assert [one.step for one in frames] == [1, 2, 3]
+    np.testing.assert_array_equal(frames[2].fields, FIELDS + np.float32(3))
+    frames, _ = collect(post(accept=FRAMES, body=npy(FIELDS[0])).content, FIELDS[0])
+    assert frames[0].fields.shape == (1, 16)
+    frames, error = collect(post(accept=FRAMES, error=BLOWN).content)
+    assert isinstance(error, BlowUp)
+    assert (len(frames), error.step, error.reason) == (1, 2, "energy")
+    _, error = collect(post(accept=FRAMES, error=Unavailable("stopped")).content)
+    assert isinstance(error, ServerError)
+    frames, error = collect(post(accept=FRAMES).content[:-20])
+    assert isinstance(error, ConnectionFailed)
+    assert len(frames) == 3

@@ -1,0 +1,233 @@
+"""Rollouts side by side: who shares a batch with whom, who waits, and how each ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from service.errors import BlowUp, DeadlineExceeded, InferenceFailed, Unavailable
+from service.metrics import Metrics
+from service.pipeline import engine
+from service.pipeline.batcher import Policy
+from service.pipeline.engine import Fields, Frame, PredictRequest, RolloutRequest
+from service.pipeline.rollouts import Rollouts
+from service.runtime.rollout_turn import Excess, State, Turn, run_turn
+
+pytestmark = pytest.mark.timeout(20)
+
+POISON, HUGE = 666.0, 888.0
+CPU = torch.device("cpu")
+
+
+class Counter:
+    """Each step adds 1. Fails with POISON, runs out of memory above `most` fields; `turns` are (fields, steps)."""
+
+    name, version = "counter", "1"
+
+    def __init__(self, most: int = 1000) -> None:
+        self.turns: list[tuple[int, int]] = []
+        self.most = most
+        self.freed = 0
+
+    def advance(
+        self, states: list[State], wanted: list[list[int]], *, steps: int, limit: int
+    ) -> Turn:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if len(x) > self.most:
+                raise torch.OutOfMemoryError("out of memory")
+            if (x == POISON).any():
+                raise ZeroDivisionError("poison")
+            return torch.where(x + 1 > 1000, torch.nan, x + 1)
+
+        self.turns.append((sum(map(len, states)), steps))
+        return run_turn(
+            forward, states, wanted, steps=steps, limit=limit, excess=Excess(None, CPU), device=CPU
+        )
+
+    def free_memory(self) -> None:
+        self.freed += 1
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    await asyncio.sleep(0)
+    return work()
+
+
+def rollouts(limit: int = 8) -> Rollouts:
+    return Rollouts(Policy(limit, 1 << 30), Metrics(), at_once)
+
+
+def job(value: float, last: int, *, n: int = 1, grid: int = 4, **options: Any) -> RolloutRequest:
+    deadline = options.pop("deadline", None)
+    fields: Fields = np.full((n, 1, grid), value, np.float32)
+    return RolloutRequest(
+        PredictRequest("counter", None, fields, "id", deadline=deadline), last=last, **options
+    )
+
+
+async def until(met: Callable[[], bool]) -> None:
+    while not met():  # noqa: ASYNC110 - told by state only
+        await asyncio.sleep(0)
+
+
+async def collect(frames: Any) -> list[Frame]:
+    return [one async for one in frames if one.fields is not None]
+
+
+def steps_and_values(frames: list[Frame]) -> list[tuple[int, float]]:
+    return [(one.step, float(one.fields.max())) for one in frames if one.fields is not None]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6, 7]),
+        ({"every": 3}, [3, 6, 7]),
+        ({"every": 0}, [7]),
+        ({"every": 3, "start": 4}, [6, 7]),
+    ],
+)
+def test_frames_are_those_asked_for(options: Any, expected: list[int]) -> None:
+    frames = asyncio.run(collect(rollouts().run(Counter(), job(0, 7, **options))))
+    start = options.get("start", 0)
+    assert steps_and_values(frames) == [(step, step - start) for step in expected]
+
+
+def test_rollouts_of_different_length_share_batches_join_and_leave() -> None:
+    async def main() -> None:
+        some, model = rollouts(), Counter()
+        first = asyncio.create_task(collect(some.run(model, job(0, 40, every=5))))
+        await until(lambda: len(model.turns) >= 2)
+        second = asyncio.create_task(collect(some.run(model, job(100, 3, n=2))))
+        third = asyncio.create_task(collect(some.run(model, job(200, 3, grid=5))))
+        assert steps_and_values(await second) == [(1, 101), (2, 102), (3, 103)]
+        assert steps_and_values(await third) == [(1, 201), (2, 202), (3, 203)]
+        assert [step for step, _ in steps_and_values(await first)] == list(range(5, 41, 5))
+        sizes = [fields for fields, _ in model.turns]
+        assert set(sizes) == {1, 3}, "alone, and with the second; never with another grid's"
+        assert sizes[0] == sizes[-1] == 1
+        assert some._groups == {}
+
+    asyncio.run(main())
+
+
+def test_more_than_a_batch_take_turns() -> None:
+    async def main() -> None:
+        some, model = rollouts(limit=4), Counter()
+        jobs = [some.run(model, job(10 * i, 6, n=3)) for i in range(3)]
+        jobs.append(some.run(model, job(90, 6, n=9)))
+        all_frames = await asyncio.gather(*map(collect, jobs))
+        for i, frames in enumerate(all_frames):
+            base = 90 if i == 3 else 10 * i
+            assert steps_and_values(frames) == [(s, base + s) for s in range(1, 7)]
+        assert {fields for fields, _ in model.turns} == {3, 9}
+
+    asyncio.run(main())
+
+
+def test_a_blow_up_names_its_step_after_all_frames_before_and_spares_its_mates() -> None:
+    async def main() -> None:
+        some, model = rollouts(), Counter()
+        mate = asyncio.create_task(collect(some.run(model, job(0, 30))))
+        frames: list[Frame] = []
+        run = some.run(model, job(995, 30, n=2))
+
+        async def keep() -> None:
+            async for frame in run:
+                frames.append(frame)
+
+        with pytest.raises(BlowUp, match=r"field 0 .* step 6") as caught:
+            await keep()
+        assert (caught.value.step, caught.value.reason) == (6, "not_finite")
+        assert steps_and_values(frames) == [(s, 995 + s) for s in range(1, 6)]
+        assert len(await mate) == 30
+        registry = some._metrics.registry
+        labels = {"model": "counter", "version": "1", "outcome": "blow_up"}
+        assert registry.get_sample_value("turbofno_rollouts_ended_total", labels) == 1
+
+    asyncio.run(main())
+
+
+def test_who_leaves_stops_and_who_does_not_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "UNREAD_BYTES", 3 * 16)
+
+    async def main() -> None:
+        some, model = rollouts(), Counter()
+        mate = asyncio.create_task(collect(some.run(model, job(500, 100))))
+        async with aclosing(some.run(model, job(0, 10_000))) as frames:
+            assert (await anext(frames)).step == 1
+            await mate
+            done = len(model.turns)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(model.turns) == done, "nobody reads, so nothing runs"
+            assert (await anext(frames)).step == 2
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert some._groups == {}
+        assert sum(steps for _, steps in model.turns) < 250
+
+    asyncio.run(main())
+
+
+def test_progress_is_told_where_no_frame_is_due() -> None:
+    async def main() -> None:
+        some = rollouts()
+        frames = [one async for one in some.run(Counter(), job(0, 300, every=0))]
+        steps = [one.step for one in frames]
+        assert steps == sorted(steps)
+        assert len(steps) > 2
+        assert [one.step for one in frames if one.fields is not None] == [300]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_fails_on_one_goes_on_with_the_others() -> None:
+    async def main() -> None:
+        some, model = rollouts(), Counter()
+        good = asyncio.create_task(collect(some.run(model, job(0, 9))))
+        bad = asyncio.create_task(collect(some.run(model, job(POISON - 4, 9))))
+        with pytest.raises(InferenceFailed, match="this rollout alone"):
+            await bad
+        assert len(await good) == 9
+
+    asyncio.run(main())
+
+
+def test_out_of_memory_makes_smaller_batches_and_ends_only_what_never_fits() -> None:
+    async def main() -> None:
+        some, model = rollouts(), Counter(most=2)
+        frames = await asyncio.gather(*(collect(some.run(model, job(i, 5, n=3))) for i in range(2)))
+        assert [steps_and_values(one)[-1] for one in frames] == [(5, 5), (5, 6)]
+        assert model.freed
+        with pytest.raises(Unavailable, match="not enough free memory"):
+            await collect(rollouts().run(Counter(most=0), job(0, 5)))
+
+    asyncio.run(main())
+
+
+def test_what_did_not_begin_in_time_is_dropped() -> None:
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            await collect(rollouts().run(Counter(), job(0, 5, deadline=time.monotonic() - 1)))
+
+    asyncio.run(main())
+
+
+def test_a_closed_engine_ends_them() -> None:
+    async def main() -> None:
+        async def closed(work: Callable[[], Any]) -> Any:
+            raise Unavailable("the service stopped")
+
+        some = Rollouts(Policy(8, 1 << 30), Metrics(), closed)
+        with pytest.raises(Unavailable, match="stopped"):
+            await collect(some.run(Counter(), job(0, 5)))
+
+    asyncio.run(main())

@@ -1,0 +1,99 @@
+"""Steps of a batch of rollouts, against a plain loop over the module; and how blow-ups are measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.config import ChannelStatistics, Statistics
+from models.fno import FNO
+from service.runtime.rollout_turn import Excess, State, Turn, run_turn
+from tests.service.tiny import rollable_config
+
+CPU = torch.device("cpu")
+
+
+def module() -> FNO:
+    return FNO(rollable_config().architecture).eval()
+
+
+def loop(model: FNO, fields: np.ndarray[Any, Any], steps: int) -> list[np.ndarray[Any, Any]]:
+    x = torch.from_numpy(fields)
+    frames = []
+    with torch.no_grad():
+        for _ in range(steps):
+            x = model(x)
+            frames.append(x.numpy())
+    return frames
+
+
+def turn(forward: Any, states: list[State], wanted: list[list[int]], **options: Any) -> Turn:
+    options = {"limit": 64, "excess": Excess(None, CPU), "device": CPU} | options
+    with torch.inference_mode():
+        return run_turn(forward, states, wanted, **options)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 64])
+def test_a_turn_of_several_rollouts_is_each_ones_loop(limit: int) -> None:
+    model = module()
+    fields = [torch.randn(n, 1, 17).numpy() for n in (1, 3, 2)]
+    before = [one.copy() for one in fields]
+    result = turn(model, fields, [[1, 2, 3, 4], [], [3]], steps=4, limit=limit)
+    for given, kept, state in zip(fields, before, result.states, strict=True):
+        np.testing.assert_allclose(state.numpy(), loop(model, given, 4)[-1], rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(given, kept)
+    assert [sorted(one) for one in result.frames] == [[1, 2, 3, 4], [], [3]]
+    for step, frame in result.frames[0].items():
+        np.testing.assert_allclose(frame, loop(model, fields[0], step)[-1], rtol=1e-4, atol=1e-6)
+    third = loop(model, fields[2], 3)[-1]
+    np.testing.assert_allclose(result.frames[2][3], third, rtol=1e-4, atol=1e-6)
+    assert [one.shape for one in result.excess] == [(4, 1), (4, 3), (4, 2)]
+
+
+def test_two_turns_are_one_of_as_many_steps() -> None:
+    model, fields = module(), torch.randn(2, 1, 16).numpy()
+    whole = turn(model, [fields], [[]], steps=5).states
+    first = turn(model, [fields], [[]], steps=2).states
+    np.testing.assert_array_equal(turn(model, first, [[]], steps=3).states[0], whole[0])
+
+
+def test_frames_and_states_hold_nobody_elses_memory() -> None:
+    result = turn(lambda x: x + 1, [np.zeros((1, 1, 8), "f4")] * 2, [[1], [1]], steps=1)
+    memory = [one.untyped_storage().data_ptr() for one in result.states]
+    assert memory[0] != memory[1]
+    assert result.frames[0][1].ctypes.data not in memory
+
+
+def statistics(*ranges: tuple[float, float, float]) -> Statistics:
+    channels = tuple(ChannelStatistics(mean=m, std=1, minimum=a, maximum=b) for a, m, b in ranges)
+    return Statistics(n_samples=1, inputs=channels, outputs=channels)
+
+
+def test_excess_is_the_worst_channels_energy_over_the_most_of_its_range() -> None:
+    stated = statistics((-1.0, 0.5, 4.0), (10.0, 11.0, 12.0))
+    fields = torch.randn(5, 2, 6, 7) + torch.tensor([0.5, 11.0])[:, None, None]
+    away = fields.double() - torch.tensor([0.5, 11.0])[:, None, None]
+    energy = away.square().mean((2, 3)) / torch.tensor([3.5**2, 1.0])
+    expected = energy.max(dim=1).values
+    torch.testing.assert_close(Excess(stated, CPU)(fields).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_no_field_within_the_range_is_in_excess() -> None:
+    stated = statistics((-1.0, 0.5, 4.0))
+    fields = torch.rand(50, 1, 9) * 5 - 1
+    fields[0], fields[1] = 4.0, -1.0
+    assert (Excess(stated, CPU)(fields) <= 1).all()
+
+
+@pytest.mark.parametrize("stated", [None, statistics((-1, 0, 1)), statistics((2, 2, 2))])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_in_excess_and_no_mate_is(
+    stated: Statistics | None, value: float
+) -> None:
+    fields = torch.full((3, 1, 8), 2.0 if stated and stated.inputs[0].mean else 0.5)
+    fields[1, 0, 3] = value
+    assert (Excess(stated, CPU)(fields) <= 1).tolist() == [True, False, True]
