@@ -19,6 +19,14 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
+_SETTING = {
+    "burgers": (1, "periodic"),
+    "darcy": (2, "nodes"),
+    "navier-stokes": (2, "periodic"),
+}
+"""Axes and boundary of each residual's equation."""
+
+
 class _Strict(BaseModel):
     """Unknown keys are errors, so that a misspelt setting cannot be silently ignored."""
 
@@ -248,8 +256,36 @@ class Parameter(_Strict):
     description: str = ""
 
 
+class BurgersResidual(_Strict):
+    """u_t + u u_x = nu u_xx on the unit periodic interval; the output is u, `time` after the input."""
+
+    kind: Literal["burgers"] = "burgers"
+    nu: PositiveFloat
+    time: PositiveFloat
+
+
+class DarcyResidual(_Strict):
+    """-div(a grad u) = source on the unit square, u = 0 on its boundary; input a > 0, output u."""
+
+    kind: Literal["darcy"] = "darcy"
+    source: float
+
+
+class NavierStokesResidual(_Strict):
+    """Vorticity on the unit torus under models/pde/navier_stokes.paper_forcing; the output is `time` after the input."""
+
+    kind: Literal["navier-stokes"] = "navier-stokes"
+    nu: PositiveFloat
+    time: PositiveFloat
+
+
+Residual = Annotated[
+    BurgersResidual | DarcyResidual | NavierStokesResidual, Field(discriminator="kind")
+]
+
+
 class PDE(_Strict):
-    """The problem a model was trained on."""
+    """The problem a model was trained on. `residual` says which equation outputs can be held against, if any."""
 
     name: str
     equation: str
@@ -257,6 +293,7 @@ class PDE(_Strict):
     input_distribution: str
     parameters: tuple[Parameter, ...] = ()
     reference: str = ""
+    residual: Residual | None = None
 
 
 class ChannelStatistics(_Strict):
@@ -268,12 +305,34 @@ class ChannelStatistics(_Strict):
     maximum: float
 
 
+class FeatureStatistics(_Strict):
+    """Mean and deviation of every feature of one input channel: see models/trust/features.py."""
+
+    mean: Annotated[tuple[float, ...], Field(min_length=2)]
+    std: tuple[PositiveFloat, ...]
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"{len(self.mean)} means, but {len(self.std)} deviations")
+        return self
+
+
+class InputDistribution(_Strict):
+    """Features of single training inputs, and the distance from them that one of `n_fields` in 100 exceeds."""
+
+    n_fields: PositiveInt
+    edge: PositiveFloat
+    inputs: Annotated[tuple[FeatureStatistics, ...], Field(min_length=1)]
+
+
 class Statistics(_Strict):
     """What the training data looked like, for judging how far an input lies from it."""
 
     n_samples: PositiveInt
     inputs: tuple[ChannelStatistics, ...]
     outputs: tuple[ChannelStatistics, ...]
+    distribution: InputDistribution | None = None
 
 
 class Metric(_Strict):
@@ -336,6 +395,37 @@ class ModelConfig(_Strict):
                 f"field_normalization is on the grid {list(fields.grid)}, so grid.training, "
                 "grid.minimum and grid.maximum must be that grid"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _signals_fit(self) -> Self:
+        residual = self.pde and self.pde.residual
+        if residual:
+            axes, boundary = _SETTING[residual.kind]
+            arch, grid = self.architecture, self.grid
+            if (arch.in_channels, arch.out_channels, arch.n_dim) != (1, 1, axes):
+                raise ValueError(
+                    f"pde.residual {residual.kind!r} needs one channel in and out on {axes} axes"
+                )
+            if grid.boundary != boundary or set(grid.extent) != {1.0}:
+                raise ValueError(
+                    f"pde.residual {residual.kind!r} needs extents of 1 and boundary={boundary!r}"
+                )
+        statistics = self.statistics
+        if statistics is not None and statistics.distribution is not None:
+            channels = self.architecture.in_channels
+            for what, given in (
+                ("inputs", statistics.inputs),
+                ("distribution.inputs", statistics.distribution.inputs),
+            ):
+                if len(given) != channels:
+                    raise ValueError(
+                        f"statistics.{what} has {len(given)} entries, expected {channels}"
+                    )
+            if len({len(one.mean) for one in statistics.distribution.inputs}) > 1:
+                raise ValueError(
+                    "statistics.distribution.inputs differ in their number of features"
+                )
         return self
 
     @model_validator(mode="after")

@@ -9,10 +9,13 @@ import torch
 
 from models.config import (
     PDE,
+    BurgersResidual,
     Channel,
+    DarcyResidual,
     DomainPadding,
     FNOArchitecture,
     GridSpec,
+    NavierStokesResidual,
     Parameter,
 )
 from models.pde import burgers, darcy, navier_stokes
@@ -50,7 +53,8 @@ class Problem:
 
     `simulate(indices, seed=, n=, device=)` gives float32 [samples, frames, *grid], frame 0 the initial
     field: an operator maps frame i to frame i + 1. With more than two frames the model is
-    autoregressive; `first_frame` is where held-out rollouts start.
+    autoregressive; `first_frame` is where held-out rollouts start. `sample` takes the same arguments and gives
+    inputs only, float32 [fields, *grid], as many a sample as training took.
     """
 
     key: str
@@ -64,6 +68,7 @@ class Problem:
     architecture: FNOArchitecture
     recipe: Recipe
     simulate: Simulate
+    sample: Simulate
     other_grids: tuple[int, ...]
     target_error: float
     time_step: float | None = None
@@ -87,6 +92,18 @@ def _simulate_darcy(
     return darcy.subsample(frames, n).float()
 
 
+def _sample_burgers(
+    indices: Sequence[int], *, seed: int, n: int = 1024, device: Device = "cpu"
+) -> torch.Tensor:
+    return burgers.sample_inputs(indices, seed=seed, n=n, device=device).float()
+
+
+def _sample_darcy(
+    indices: Sequence[int], *, seed: int, n: int = 85, device: Device = "cpu"
+) -> torch.Tensor:
+    return darcy.subsample(darcy.sample_inputs(indices, seed=seed, device=device), n).float()
+
+
 NAVIER_STOKES_STEPS = 50
 
 
@@ -97,6 +114,12 @@ def _simulate_navier_stokes(
     w0 = navier_stokes.sample_inputs(indices, seed=seed, n=n, device=device, dtype=torch.float32)
     times = [float(t) for t in range(1, NAVIER_STOKES_STEPS + 1)]
     return torch.cat([w0[:, None], navier_stokes.solve(w0, times=times)], dim=1)
+
+
+def _sample_navier_stokes(
+    indices: Sequence[int], *, seed: int, n: int = 64, device: Device = "cpu"
+) -> torch.Tensor:
+    return _simulate_navier_stokes(indices, seed=seed, n=n, device=device)[:, :-1].flatten(0, 1)
 
 
 _LI = "Li et al., Fourier Neural Operator for Parametric PDEs, 2020, arXiv:2010.08895"
@@ -118,6 +141,7 @@ BURGERS = Problem(
         input_distribution="u0 ~ N(0, 625 (-Laplacian + 25 I)^-2), zero mean",
         parameters=(Parameter(name="nu", minimum=0.1, maximum=0.1, description="viscosity"),),
         reference=f"{_LI}, section 5.1",
+        residual=BurgersResidual(nu=0.1, time=1.0),
     ),
     architecture=FNOArchitecture(
         in_channels=1,
@@ -128,6 +152,7 @@ BURGERS = Problem(
     ),
     recipe=Recipe(samples=4096, phases=(Phase(epochs=150, batch=64, learning_rate=2e-3),)),
     simulate=_simulate_burgers,
+    sample=_sample_burgers,
     other_grids=(256, 8192),
     target_error=0.016,
 )
@@ -151,6 +176,7 @@ DARCY = Problem(
             Parameter(name="a", minimum=3.0, maximum=12.0, description="permeability values"),
         ),
         reference=f"{_LI}, section 5.2",
+        residual=DarcyResidual(source=1.0),
     ),
     architecture=FNOArchitecture(
         in_channels=1,
@@ -163,6 +189,7 @@ DARCY = Problem(
     ),
     recipe=Recipe(samples=8192, phases=(Phase(epochs=100, batch=32, learning_rate=2e-3),)),
     simulate=_simulate_darcy,
+    sample=_sample_darcy,
     other_grids=(141, 421),
     target_error=0.011,
 )
@@ -188,6 +215,7 @@ NAVIER_STOKES = Problem(
         input_distribution="w(0) ~ N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), zero mean",
         parameters=(Parameter(name="nu", minimum=1e-3, maximum=1e-3, description="viscosity"),),
         reference=f"{_LI}, section 5.3",
+        residual=NavierStokesResidual(nu=1e-3, time=1.0),
     ),
     architecture=FNOArchitecture(
         in_channels=1,
@@ -205,6 +233,7 @@ NAVIER_STOKES = Problem(
         ),
     ),
     simulate=_simulate_navier_stokes,
+    sample=_sample_navier_stokes,
     other_grids=(128,),
     target_error=0.013,
     time_step=1.0,

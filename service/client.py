@@ -110,6 +110,9 @@ class Prediction:
     request_id: str | None
     timings: dict[str, float]
     """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+    trust: dict[str, float]
+    """Signal -> its largest value over the fields, where the server can judge: `input_distance` (over 1 is unusual for
+    the training data) and `residual` (about the relative error that the PDE shows)."""
 
 
 T = TypeVar("T")
@@ -196,6 +199,7 @@ class _Calls(Generic[HttpT]):
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
             timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
+            trust=_trust(response.headers),
         )
 
     def _rollout_steps(
@@ -537,6 +541,15 @@ def _seconds(retry_after: str) -> float | None:
     with contextlib.suppress(ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
     return None
+
+
+def _trust(headers: httpx.Headers) -> dict[str, float]:
+    prefix = "x-trust-"
+    return {
+        name.removeprefix(prefix).replace("-", "_"): float(value)
+        for name, value in headers.items()
+        if name.startswith(prefix)
+    }
 
 
 def _error(outcome: _Outcome, allowed: float) -> TurboFNOError:

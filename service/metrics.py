@@ -21,7 +21,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
 
@@ -31,6 +31,9 @@ SECONDS = (
 )  # fmt: skip
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
+
+DISTANCES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
+RESIDUALS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 MODEL = ("model", "version")
 
@@ -72,6 +75,20 @@ class Metrics:
             batch,
             (0, *COUNTS),
         )
+        self._trust = {
+            "input_distance": self._histogram(
+                "turbofno_input_distance",
+                "Distance of each field from the training data; one in 100 training fields is above 1.",
+                MODEL,
+                DISTANCES,
+            ),
+            "residual": self._histogram(
+                "turbofno_residual",
+                "How badly each answer misses the model's PDE, about its relative error.",
+                MODEL,
+                RESIDUALS,
+            ),
+        }
         self.rollout_steps = self._counter(
             "turbofno_rollout_steps", "Steps of rollouts, of each field.", MODEL
         )
@@ -124,6 +141,13 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+
+    def note_trust(self, model: str, version: str, trust: Mapping[str, Iterable[float]]) -> None:
+        """Count the signals of every field of a request."""
+        for signal, values in trust.items():
+            observe = self._trust[signal].labels(model, version).observe
+            for value in values:
+                observe(value)
 
     async def text(self) -> bytes:
         """All of them, in the text format."""

@@ -153,6 +153,11 @@ class Settings(BaseSettings):
         description="what models compute in on a GPU: model (as each model's config says), fp32, tf32 or bf16; "
         "a CPU computes in float32",
     )
+    trust: bool = Field(
+        default=True,
+        description="judge every prediction: how far its input is from the training data, how badly it misses its "
+        "PDE, where the model's config lets that be told",
+    )
     require_native: bool = Field(
         default=False,
         description="do not start unless models run on a GPU through the CUDA kernels",

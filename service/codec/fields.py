@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -51,6 +51,8 @@ class Answer:
     """Output channel name -> physical units."""
     backend: str
     precision: str
+    trust: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Signal -> its value for each field."""
 
 
 def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:

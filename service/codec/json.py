@@ -128,6 +128,7 @@ def encode(answer: Answer) -> bytes:
             "backend": answer.backend,
             "precision": answer.precision,
             "units": answer.units,
+            **({"trust": answer.trust} if answer.trust else {}),
             "outputs": {name: np.ascontiguousarray(a) for name, a in answer.outputs.items()},
         },
         option=orjson.OPT_SERIALIZE_NUMPY,

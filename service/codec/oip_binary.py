@@ -133,6 +133,7 @@ def encode(
     model: str,
     version: str,
     request_id: str | None = None,
+    parameters: dict[str, float] | None = None,
 ) -> InferAnswer:
     """Write the answer in the requested form: FP32 numbers in the JSON, or raw bytes after it.
 
@@ -141,6 +142,8 @@ def encode(
     """
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
     document |= {"model_name": model, "model_version": version, "outputs": []}
+    if parameters:
+        document["parameters"] = parameters
     blobs: list[memoryview] = []
     for requested in outputs:
         entry: dict[str, Any] = {

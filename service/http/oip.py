@@ -19,6 +19,7 @@ from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
+from service.http.trust import largest
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _encode(call: InferRequest, result: PredictResult) -> InferAnswer:
         model=result.model,
         version=result.version,
         request_id=call.id,
+        parameters={f"trust_{name}": value for name, value in largest(result.trust).items()},
     )
 
 

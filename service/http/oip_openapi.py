@@ -84,6 +84,11 @@ _INFER_RESPONSE = {
         "id": {"type": "string"},
         "model_name": {"type": "string"},
         "model_version": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "description": "trust_input_distance and trust_residual, the largest over the request's fields, "
+            "where they can be told",
+        },
         "outputs": {
             "type": "array",
             "items": {

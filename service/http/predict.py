@@ -17,6 +17,7 @@ from service.http.body import read_body
 from service.http.inference import admit, begin, infer
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
+from service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, trust_headers
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -75,6 +76,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                 "description": "decode, queue, compute and encode in milliseconds",
                 "schema": {"type": "string"},
             },
+            **TRUST_HEADERS,
         },
         "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
         | {
@@ -88,6 +90,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                         "backend": {"type": "string"},
                         "precision": {"type": "string"},
                         "units": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "trust": TRUST_SCHEMA,
                         "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
                     },
                 }
@@ -180,9 +183,8 @@ async def predict(
     answer = await offload(heavy, _encode, result, writer, config, form)
     record.encode_seconds = time.perf_counter() - started
     room.hold_answer(len(answer))
-    return Response(
-        answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
-    )
+    headers = {"X-Model-Version": result.version, **trust_headers(result.trust)}
+    return Response(answer, media_type=writer.media_type, headers=headers)
 
 
 async def read_fields(
@@ -228,6 +230,7 @@ def _encode(result: PredictResult, codec: Codec, config: ModelConfig, form: Form
             units={channel.name: channel.units for channel in config.outputs},
             backend=result.backend,
             precision=result.precision,
+            trust=result.trust,
         )
     )
 

@@ -176,18 +176,22 @@ class _Batch:
         for index, part in parts:
             count = part.stop - part.start
             fields = output.fields[start : start + count]
+            trust = {name: values[start : start + count] for name, values in output.trust.items()}
             start += count
             if not all_finite:
                 finite = np.isfinite(fields).reshape(count, -1).all(axis=1)
                 if not finite.all():
                     report.errors[index] = _not_finite(part, int(np.argmin(finite)))
                     continue
-            _give(part, fields, output)
+            _give(part, fields, trust, output)
 
 
-def _give(part: Slice, fields: Fields, output: ModelOutput) -> None:
+def _give(part: Slice, fields: Fields, trust: dict[str, list[float]], output: ModelOutput) -> None:
     ticket = part.ticket
     ticket.backend, ticket.precision = output.backend, output.precision
+    for name, values in trust.items():
+        of_all = ticket.trust.setdefault(name, [0.0] * ticket.size)
+        of_all[part.start : part.stop] = values
     if part.whole:
         ticket.outputs = fields
         return

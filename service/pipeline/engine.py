@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 Fields = NDArray[np.float32]
+Trust = dict[str, tuple[float, ...]]
+"""Signal of models/trust/signals.py -> its value for each field."""
 
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
@@ -55,6 +57,8 @@ class PredictResult:
     backend: str
     """Spectral backend that really ran, for example 'gemm' or 'reference'."""
     precision: str = field(default="fp32")
+    trust: Trust = field(default_factory=dict)
+    """Empty where nothing is known to judge by, or the setting `trust` is off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,8 +262,10 @@ class Scheduler:
                     batch_sizes=tuple(ticket.batch_sizes),
                     backend=ticket.backend,
                     precision=ticket.precision,
+                    trust={name: tuple(values) for name, values in ticket.trust.items()},
                 )
             )
+            self._metrics.note_trust(ticket.runnable.name, ticket.runnable.version, ticket.trust)
             self._metrics.fields.labels(
                 model=ticket.runnable.name, version=ticket.runnable.version
             ).inc(ticket.size)

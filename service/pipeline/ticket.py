@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from service.pipeline.shares import Flow, level_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from service.pipeline.engine import Fields, PredictResult
 
@@ -25,6 +26,8 @@ class ModelOutput(NamedTuple):
     precision: str = "fp32"
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
+    trust: Mapping[str, list[float]] = MappingProxyType({})
+    """As in PredictResult, for all fields of the run."""
 
 
 class Runnable(Protocol):
@@ -89,6 +92,7 @@ class Ticket:
     outputs: Fields | None = None
     backend: str = ""
     precision: str = "fp32"
+    trust: dict[str, list[float]] = field(default_factory=dict)
     bucket: Bucket = field(init=False)
     flow: Flow = field(init=False)
 

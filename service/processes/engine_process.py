@@ -164,6 +164,7 @@ class EngineServer:
             result.batch_sizes,
             result.backend,
             result.precision,
+            result.trust,
         )
 
     async def _call(self, message: Ask) -> Told:

@@ -66,6 +66,7 @@ class Predicted(_Message, frozen=True):
     batch_sizes: tuple[int, ...]
     backend: str
     precision: str
+    trust: dict[str, tuple[float, ...]]
 
 
 class Told(_Message, frozen=True):

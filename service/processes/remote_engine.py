@@ -165,6 +165,7 @@ class RemoteEngine:
             batch_sizes=predicted.batch_sizes,
             backend=predicted.backend,
             precision=predicted.precision,
+            trust=predicted.trust,
         )
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:

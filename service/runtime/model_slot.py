@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from models.trust.signals import Signals
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
@@ -37,9 +38,13 @@ class ModelSlot:
         *,
         device: torch.device,
         asked: Precision,
+        trust: bool = False,
         others: Callable[[], list[ModelSlot]] = list,
     ) -> None:
-        """`asked` is the precision to run in where it can be had; `others` gives the models on the same device."""
+        """`asked` is the precision to run in where it can be had; `others` gives the models on the same device.
+
+        With `trust` every prediction is judged.
+        """
         self.config = config
         self.totals = ModelTotals()
         self.backend = ""
@@ -50,6 +55,7 @@ class ModelSlot:
         self._others = others
         self._device = device
         self._excess = Excess(config.statistics, device)
+        self._signals = Signals(config) if trust else None
 
     @property
     def name(self) -> str:
@@ -77,9 +83,19 @@ class ModelSlot:
                 precision=ran.precision,
                 gather_seconds=answer.gather_seconds,
                 compute_seconds=answer.compute_seconds,
+                trust=self._judge(parts, answer.fields),
             )
 
         return output
+
+    def _judge(self, parts: Sequence[Fields], outputs: Fields) -> dict[str, list[float]]:
+        """Signals of each field, on the host: a GPU goes on with the next batch meanwhile."""
+        if self._signals is None:
+            return {}
+        inputs = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        with torch.inference_mode():
+            found = self._signals(torch.from_numpy(inputs), torch.from_numpy(outputs))
+        return {name: values.tolist() for name, values in found.items()}
 
     def advance(
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int, limit: int

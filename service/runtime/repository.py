@@ -281,6 +281,7 @@ class Repository:
             self._pipeline,
             device=self._device,
             asked=precision,
+            trust=self._settings.trust,
             others=self._serving,
         )
 

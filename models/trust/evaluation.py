@@ -1,0 +1,170 @@
+"""How well signals rank the true error on the zoo: `python -m models.trust.evaluation [NAME ...] --write`.
+
+Writes trust.jsonl (every field's error and signals, case by case) and trust.png into the model's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from models.checkpoint import LoadedModel, load_model
+from models.config import NavierStokesResidual
+from models.problems import PROBLEMS, problem_named
+from models.train import positive, relative_l2
+from models.trust import candidates
+from models.trust.calibrate import ZOO
+from models.trust.cases import CASES, Case
+from models.trust.picture import draw
+from models.trust.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Numbers = NDArray[np.float64]
+
+RECORD = "trust.jsonl"
+BAD = 3.0
+"""An error of more than so many times the card's is one that a signal should have shown."""
+_AT_ONCE = 16
+
+
+def tried(model: LoadedModel) -> dict[str, Callable[[Tensor, Tensor], Tensor | None]]:
+    """The candidates that make sense for the model, of inputs and outputs [n, channels, *grid]."""
+    declared = model.config.pde.residual if model.config.pde is not None else None
+    found: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+        "consistency": partial(candidates.consistency, model.module, model.config)
+    }
+    if declared is None:
+        return found
+    if declared.kind == "darcy":
+        return found | {"energy": lambda a, u: candidates.darcy_energy(a[:, 0], u[:, 0])}
+    found["conservation"] = lambda x, y: candidates.conservation(x[:, 0], y[:, 0])
+    if isinstance(declared, NavierStokesResidual):
+        balance = partial(candidates.energy_balance, nu=declared.nu, time=declared.time)
+        found["energy"] = lambda x, y: balance(x[:, 0], y[:, 0])
+    return found
+
+
+@torch.inference_mode()
+def run_case(model: LoadedModel, case: Case, samples: int) -> dict[str, Any]:
+    """One line of the record: the error and every signal of each of the case's fields."""
+    signals, others = Signals(model.config), tried(model)
+    inputs, truth = case.make(range(samples))
+    values: dict[str, list[float]] = {}
+    for x, y in zip(inputs.split(_AT_ONCE), truth.split(_AT_ONCE), strict=True):
+        x = x.unsqueeze(1)
+        predicted = model.module(x)
+        found = {"error": relative_l2(predicted, y.unsqueeze(1)), **signals(x, predicted)}
+        for name, other in others.items():
+            if (value := other(x, predicted)) is not None:
+                found[name] = value
+        for name, value in found.items():
+            values.setdefault(name, []).extend(float(f"{v:.4g}") for v in value.tolist())
+    return {
+        "case": case.name,
+        "in_distribution": case.in_distribution,
+        "declared": not case.name.startswith("solved with"),
+        "grid": list(inputs.shape[1:]),
+        "values": values,
+    }
+
+
+def ranks(values: Numbers) -> Numbers:
+    """Ranks from 1, equal values sharing their mean rank."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean_rank: Numbers = last - (counts - 1) / 2
+    return mean_rank[places]
+
+
+def spearman(signal: Numbers, error: Numbers) -> float:
+    """Rank correlation."""
+    return float(np.corrcoef(ranks(signal), ranks(error))[0, 1])
+
+
+def roc_auc(signal: Numbers, bad: NDArray[np.bool_]) -> float:
+    """The chance that a bad field has a larger signal than a good one; NaN if there are none of one kind."""
+    positives, negatives = int(bad.sum()), int((~bad).sum())
+    if not positives or not negatives:
+        return float("nan")
+    above = ranks(signal)[bad].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def summarise(lines: Sequence[dict[str, Any]], card_error: float) -> dict[str, Any]:
+    """Each signal's rank correlation with the error, in distribution and over all, and its ROC area for bad errors.
+
+    Cases solved with another PDE than the model declares are no part of it: no signal can know.
+    """
+    seen = [line for line in lines if line["declared"]]
+    summary: dict[str, Any] = {"card_error": card_error, "bad_above": BAD * card_error}
+    names = dict.fromkeys(name for line in seen for name in line["values"] if name != "error")
+    for name in names:
+        having = [line for line in seen if name in line["values"]]
+        signal, error = _joined(having, name), _joined(having, "error")
+        inside = [line for line in having if line["in_distribution"]]
+        summary[name] = {
+            "fields": len(signal),
+            "bad": int((error > BAD * card_error).sum()),
+            "spearman": _rounded(spearman(signal, error)),
+            "spearman in distribution": _rounded(
+                spearman(_joined(inside, name), _joined(inside, "error"))
+            ),
+            "auc": _rounded(roc_auc(signal, error > BAD * card_error)),
+        }
+    return summary
+
+
+def _joined(lines: Sequence[dict[str, Any]], name: str) -> Numbers:
+    return np.concatenate([np.asarray(line["values"][name], np.float64) for line in lines])
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, evaluate, print a table; with --write, write record and picture."""
+    parser = argparse.ArgumentParser(prog="python -m models.trust.evaluation", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
+    parser.add_argument("--n", type=positive, default=12, help="fields a case, default %(default)s")
+    parser.add_argument("--zoo", type=Path, default=ZOO, help="folder of checkpoints")
+    parser.add_argument("--write", action="store_true", help=f"write {RECORD} and trust.png")
+    arguments = parser.parse_args(argv)
+    for name in arguments.names or PROBLEMS:
+        problem = problem_named(name)
+        folder = arguments.zoo / problem.name
+        model = load_model(folder)
+        lines = []
+        for case in CASES[problem.key]:
+            samples = 4 * arguments.n if case.in_distribution else arguments.n
+            lines.append(run_case(model, case, samples))
+            _say(lines[-1])
+        summary = summarise(lines, model.config.evaluation[0].value)
+        sys.stdout.write(json.dumps({"model": problem.name} | summary, indent=1) + "\n")
+        if arguments.write:
+            head = {"model": problem.name, "torch": torch.__version__, "summary": summary}
+            rows = [head, *lines]
+            (folder / RECORD).write_text("".join(json.dumps(row) + "\n" for row in rows))
+            draw(folder / "trust.png", lines, summary)
+
+
+def _say(line: dict[str, Any]) -> None:
+    medians = (f"{name} {np.median(values):.3g}" for name, values in line["values"].items())
+    sys.stdout.write(f"  {line['case']:32} {'  '.join(medians)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The signals that a model's configuration allows, of a batch of its inputs and outputs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from models.config import BurgersResidual, DarcyResidual
+from models.trust import residuals
+from models.trust.features import distance, features
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from models.config import ModelConfig, Residual
+
+INPUT_DISTANCE = "input_distance"
+RESIDUAL = "residual"
+LARGEST = 1e6
+"""No value is larger, or infinite, or NaN: this means at least this much."""
+
+
+class Signals:
+    """A model's signals; without statistics and without a declared PDE there are none. Any thread may call it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        statistics, pde = config.statistics, config.pde
+        self._distribution = None if statistics is None else statistics.distribution
+        if statistics is not None and self._distribution is not None:
+            self._scale = torch.tensor([channel.std for channel in statistics.inputs])
+            known = self._distribution.inputs
+            self._mean = torch.tensor([channel.mean for channel in known])
+            self._deviation = torch.tensor([channel.std for channel in known])
+        self._declared = None if pde is None else pde.residual
+
+    def __call__(self, inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+        """Signal -> float32 [n] of inputs [n, in_channels, *grid] and outputs [n, out_channels, *grid], on the CPU.
+
+        input_distance: 1 is as far from the training distribution as one in 100 of its fields; more is farther.
+        residual: how badly the output misses the PDE, about its relative L2 error; left out on grids where it
+        cannot be had.
+        """
+        found = {}
+        if self._distribution is not None:
+            apart = distance(features(inputs, self._scale), self._mean, self._deviation)
+            found[INPUT_DISTANCE] = apart / self._distribution.edge
+        residual = residual_on(self._declared, tuple(inputs.shape[2:]))
+        if residual is not None and inputs.shape[2:] == outputs.shape[2:]:
+            found[RESIDUAL] = residual(inputs[:, 0], outputs[:, 0])
+        return {
+            name: value.nan_to_num(LARGEST, LARGEST).clamp_max(LARGEST)
+            for name, value in found.items()
+        }
+
+
+def residual_on(
+    declared: Residual | None, grid: tuple[int, ...]
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The declared residual as a function of input and output [n, *grid], if it can be had on that grid."""
+    if declared is None:
+        return None
+    if isinstance(declared, BurgersResidual):
+        return partial(residuals.burgers, nu=declared.nu, time=declared.time)
+    if isinstance(declared, DarcyResidual):
+        square = grid[0] == grid[1] >= residuals.DARCY_LEAST
+        return partial(residuals.darcy, source=declared.source) if square else None
+    if min(grid) < residuals.NAVIER_STOKES_LEAST:
+        return None
+    return partial(residuals.navier_stokes, nu=declared.nu, time=declared.time)
