@@ -12,7 +12,7 @@ import pytest
 from tests.deploy.monitoring import MISSING, Prometheus, installed
 from tests.deploy.traffic import drive, gpu_stand_in
 from tests.e2e.server_process import ServerProcess
-from tests.service.tiny import save_tiny
+from tests.service.tiny import save_judged, save_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ MODES = {"one process": (), "several processes": ("--frontends", "2")}
 """How the service runs -> the options of `serve` for it."""
 
 LOAD_SECONDS = 5.0
-GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24)}
+GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24), "tiny-judged": (32,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,10 @@ def watched(
         pytest.skip(MISSING)
     models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("watched")
     for name, grid in GRIDS.items():
-        save_tiny(models, name, n_dim=len(grid))
+        if name == "tiny-judged":
+            save_judged(models)
+        else:
+            save_tiny(models, name, n_dim=len(grid))
     options = (
         "--triton-metrics",
         "true",

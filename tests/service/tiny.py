@@ -8,6 +8,8 @@ import torch
 
 from models.checkpoint import save_model
 from models.config import (
+    PDE,
+    BurgersResidual,
     Channel,
     ChannelStatistics,
     FNOArchitecture,
@@ -16,6 +18,7 @@ from models.config import (
     Statistics,
 )
 from models.fno import FNO
+from models.trust.calibrate import distribution_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +55,25 @@ def save_tiny(
     folder = root / name if version == "1" else root / name / version
     save_model(folder, config, module)
     return module
+
+
+def save_judged(root: Path, name: str = "tiny-judged") -> ModelConfig:
+    """Write root/name: one channel in and out, as if trained on white noise of deviation 1 to solve Burgers' equation."""
+    config = rollable_config().model_copy(update={"name": name, "time_step": None})
+    channel = ChannelStatistics(mean=0.0, std=1.0, minimum=-5.0, maximum=5.0)
+    known = distribution_of(torch.randn(400, 1, *config.grid.training), torch.ones(1))
+    pde = PDE(
+        name="burgers",
+        equation="u_t + u u_x = nu u_xx",
+        domain="[0, 1)",
+        input_distribution="white noise",
+        residual=BurgersResidual(nu=0.1, time=0.1),
+    )
+    statistics = Statistics(
+        n_samples=400, inputs=(channel,), outputs=(channel,), distribution=known
+    )
+    config = config.model_copy(update={"statistics": statistics, "pde": pde})
+    return save_model(root / name, config, FNO(config.architecture).eval())
 
 
 def rollable_config(reach: float | None = None) -> ModelConfig:

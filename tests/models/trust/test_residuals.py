@@ -1,0 +1,78 @@
+"""Residuals of what the solvers give are small, those of wrong answers are about as large as the answers are wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.pde import burgers, darcy, navier_stokes
+from models.problems import DARCY
+from models.train import relative_l2
+from models.trust import residuals
+
+SEED = int(torch.randint(4000, ()))
+
+
+def smooth_error(u: torch.Tensor, share: float) -> torch.Tensor:
+    """A long wave of that share of u's norm, zero at both ends of every axis."""
+    x = torch.linspace(0, torch.pi, u.shape[-1], dtype=u.dtype)
+    wave = (2 * x).sin() if u.ndim == 2 else torch.outer((2 * x).sin(), x.sin())
+    size = u.flatten(1).norm(dim=1).view(-1, *[1] * (u.ndim - 1))
+    return share * size * wave / wave.norm()
+
+
+@pytest.mark.parametrize("n", [255, 1000])
+@pytest.mark.parametrize("mean", [0.0, -0.6])
+def test_burgers(n: int, mean: float) -> None:
+    fine = burgers.sample_inputs(range(3), seed=SEED, n=4 * n) + mean
+    u0, u = fine[:, ::4], burgers.solve(fine, nu=0.2, t=0.25)[:, ::4]
+    right = residuals.burgers(u0, u, nu=0.2, time=0.25)
+    assert right.max() < 5e-3, (right, SEED)
+    wrong = residuals.burgers(u0.float(), (u + smooth_error(u, 0.1)).float(), nu=0.2, time=0.25)
+    torch.testing.assert_close(wrong, torch.full((3,), 0.1), rtol=0.05, atol=5e-3)
+    other_pde = residuals.burgers(u0, u, nu=0.1, time=0.25)
+    truth = burgers.solve(fine, nu=0.1, t=0.25)[:, ::4]
+    expected = (u - truth).norm(dim=1) / truth.norm(dim=1)
+    torch.testing.assert_close(other_pde, expected, rtol=0.05, atol=5e-3)
+
+
+def test_darcy_on_the_solvers_own_grid() -> None:
+    a = darcy.sample_inputs(range(3), seed=SEED, n=61)
+    u = darcy.solve(a, f=2.0)
+    assert residuals.darcy(a, u, source=2.0).max() < 1e-6, SEED
+    wrong = residuals.darcy(a.float(), (u + smooth_error(u, 0.1)).float(), source=2.0)
+    assert 0.05 < wrong.min(), (wrong, SEED)
+    assert wrong.max() < 0.2, (wrong, SEED)
+
+
+def test_darcy_of_a_truth_from_a_finer_grid_is_below_three_per_cent() -> None:
+    a, u = DARCY.simulate(range(2), seed=SEED, n=85).unbind(1)
+    assert residuals.darcy(a, u, source=1.0).max() < 0.03, SEED
+    assert residuals.darcy(a, 0.8 * u, source=1.0).min() > 0.1, SEED
+
+
+@pytest.mark.parametrize("n", [32, 64])
+def test_navier_stokes(n: int) -> None:
+    w = navier_stokes.sample_inputs(range(3), seed=SEED, n=64)
+    frames = navier_stokes.solve(w, times=[6.0, 7.0])[..., :: 64 // n, :: 64 // n]
+    before, after = frames.unbind(1)
+    right = residuals.navier_stokes(before, after, nu=1e-3, time=1.0)
+    assert right.max() < (0.03 if n == 32 else 2e-3), SEED
+    if n == 64:
+        error = 0.1 * after.flip(1)
+        share = relative_l2(after + error, after)
+        wrong = residuals.navier_stokes(
+            before.float(), (after + error).float(), nu=1e-3, time=1.0
+        ).double()
+        assert (wrong / share).min() > 0.7, SEED
+        assert (wrong / share).max() < 1.4, SEED
+        unchanged = residuals.navier_stokes(before, before, nu=1e-3, time=1.0)
+        assert (unchanged / relative_l2(before, after)).min() > 0.7, SEED
+
+
+def test_rectangular_grids_give_the_flow_the_same_residual() -> None:
+    w = navier_stokes.sample_inputs(range(2), seed=SEED, n=64)
+    before, wrong = w, 1.1 * w
+    square = residuals.navier_stokes(before, wrong, nu=1e-3, time=1.0)
+    halved = residuals.navier_stokes(before[:, ::2], wrong[:, ::2], nu=1e-3, time=1.0)
+    torch.testing.assert_close(halved, square, rtol=0.1, atol=0)

@@ -1,0 +1,92 @@
+"""Which signals a configuration gives, on which grids, and that they stay finite; the zoo's own are calibrated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.checkpoint import load_model
+from models.config import (
+    BurgersResidual,
+    FeatureStatistics,
+    InputDistribution,
+    ModelConfig,
+    PDE,
+    read_config,
+)
+from models.problems import BURGERS, HELD_OUT_SEED
+from models.trust.calibrate import ZOO
+from models.trust.signals import LARGEST, Signals
+from tests.service.tiny import tiny_config
+
+
+def test_nothing_known_nothing_said() -> None:
+    assert Signals(tiny_config())(torch.randn(2, 1, 16), torch.randn(2, 2, 16)) == {}
+
+
+@pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d", "navier-stokes-2d"])
+def test_the_zoo_has_both_signals_and_they_are_finite_whatever_comes(name: str) -> None:
+    config = read_config(ZOO / name / "config.json")
+    signals, grid = Signals(config), config.grid.training
+    shape = (1, 1, *grid)
+    for inputs in (
+        torch.zeros(shape),
+        torch.ones(shape),
+        torch.full(shape, 1e30),
+        torch.randn(shape),
+    ):
+        for outputs in (torch.zeros(shape), torch.full(shape, 1e30), torch.full(shape, torch.nan)):
+            found = signals(inputs, outputs)
+            assert set(found) == {"input_distance", "residual"}
+            for value in found.values():
+                assert value.shape == (1,)
+                assert value.dtype == torch.float32
+                assert 0 <= value.item() <= LARGEST
+
+
+def test_where_the_residual_cannot_be_had_the_distance_stands_alone() -> None:
+    flow = Signals(read_config(ZOO / "navier-stokes-2d" / "config.json"))
+    darcy = Signals(read_config(ZOO / "darcy-2d" / "config.json"))
+    for signals, grid in ((flow, (20, 64)), (darcy, (43, 61))):
+        x = torch.randn(2, 1, *grid)
+        assert set(signals(x, x)) == {"input_distance"}
+
+
+def test_burgers_in_the_zoo_knows_its_own_and_its_errors() -> None:
+    model = load_model(ZOO / BURGERS.name)
+    signals = Signals(model.config)
+    frames = BURGERS.simulate(range(20), seed=HELD_OUT_SEED)
+    inputs, truth = frames[:, :1], frames[:, 1:]
+    with torch.inference_mode():
+        outputs = model.module(inputs)
+        far = signals(8 * inputs, model.module(8 * inputs))
+    own = signals(inputs, outputs)
+    assert own["input_distance"].median() < 1
+    error = (outputs - truth).norm(dim=2)[:, 0] / truth.norm(dim=2)[:, 0]
+    torch.testing.assert_close(own["residual"], error, rtol=0.05, atol=2e-5)
+    assert far["input_distance"].min() > 2
+    assert far["residual"].min() > 0.02
+
+
+def changed(**update: object) -> ModelConfig:
+    config = tiny_config()
+    return ModelConfig.model_validate(config.model_dump() | update)
+
+
+def test_what_does_not_fit_the_model_is_refused_by_name() -> None:
+    pde = PDE(
+        name="burgers", equation="", domain="", input_distribution="",
+        residual=BurgersResidual(nu=0.1, time=1.0),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"pde.residual 'burgers' needs one channel in and out"):
+        changed(pde=pde.model_dump())
+    with pytest.raises(ValueError, match="2 means, but 1 deviations"):
+        FeatureStatistics(mean=(0.0, 1.0), std=(1.0,))
+    one = FeatureStatistics(mean=(0.0, 1.0), std=(1.0, 1.0))
+    moments = {"mean": 0.0, "std": 1.0, "minimum": 0.0, "maximum": 1.0}
+    statistics = {
+        "n_samples": 1, "inputs": [moments], "outputs": [moments, moments],
+        "distribution": InputDistribution(n_fields=1, edge=1.0, inputs=(one, one)).model_dump(),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"distribution.inputs has 2 entries, expected 1"):
+        changed(statistics=statistics)
