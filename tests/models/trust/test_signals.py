@@ -7,11 +7,11 @@ import torch
 
 from models.checkpoint import load_model
 from models.config import (
+    PDE,
     BurgersResidual,
     FeatureStatistics,
     InputDistribution,
     ModelConfig,
-    PDE,
     read_config,
 )
 from models.problems import BURGERS, HELD_OUT_SEED
