@@ -91,6 +91,16 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
         f"- FNO, {arch.n_layers} layers, {arch.hidden_channels} hidden channels, "
         f"modes {list(arch.modes)}",
     ]
+    if data is not None and data.distribution is not None:
+        lines += [
+            "",
+            "## Trust",
+            "",
+            "Each answer says how far its input is from the training data and how badly it misses the PDE. How that",
+            f"follows the true error, by `python -m models.trust.evaluation {config.name} --write` (docs/trust.md):",
+            "",
+            "![signals against the true error, in and out of distribution, and ROC curves](trust.png)",
+        ]
     if training is not None:
         lines += [
             "",

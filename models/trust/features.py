@@ -42,7 +42,7 @@ def distance(found: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Root mean square, [n], of (features - mean) / deviation; octaves that one of both does not have are left out."""
     count = min(found.shape[-1], mean.shape[-1])
     apart = (found[..., :count] - mean[..., :count]) / deviation[..., :count]
-    return apart.square().flatten(1).mean(1).sqrt()
+    return torch.linalg.vector_norm(apart, dim=(1, 2)) / math.sqrt(apart[0].numel())
 
 
 def _thinned(field: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from models.config import (
 )
 from models.problems import BURGERS, HELD_OUT_SEED
 from models.trust.calibrate import ZOO
-from models.trust.signals import LARGEST, Signals
+from models.trust.signals import Signals
 from tests.service.tiny import tiny_config
 
 
@@ -41,7 +41,8 @@ def test_the_zoo_has_both_signals_and_they_are_finite_whatever_comes(name: str) 
             for value in found.values():
                 assert value.shape == (1,)
                 assert value.dtype == torch.float32
-                assert 0 <= value.item() <= LARGEST
+                assert value.item() >= 0
+                assert value.isfinite()
 
 
 def test_where_the_residual_cannot_be_had_the_distance_stands_alone() -> None:
