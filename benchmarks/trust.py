@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,8 @@ def main() -> None:
                 y = model.module(x)
                 found = cpu_medians(
                     {
-                        "prediction": lambda x=x, model=model: model.module(x),
-                        "signals": lambda x=x, y=y, signals=signals: signals(x, y),
+                        "prediction": partial(model.module, x),
+                        "signals": partial(signals, x, y),
                     },
                     _SECONDS,
                 )
