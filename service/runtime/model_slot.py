@@ -12,6 +12,7 @@ from models.trust.signals import Signals
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
+from service.runtime.device_pipeline import gather
 from service.runtime.rollout_turn import Excess, run_turn
 
 if TYPE_CHECKING:
@@ -92,9 +93,8 @@ class ModelSlot:
         """Signals of each field, on the host: a GPU goes on with the next batch meanwhile."""
         if self._signals is None:
             return {}
-        inputs = parts[0] if len(parts) == 1 else np.concatenate(parts)
         with torch.inference_mode():
-            found = self._signals(torch.from_numpy(inputs), torch.from_numpy(outputs))
+            found = self._signals(torch.from_numpy(gather(parts)), torch.from_numpy(outputs))
         return {name: values.tolist() for name, values in found.items()}
 
     def advance(
