@@ -75,20 +75,18 @@ class Metrics:
             batch,
             (0, *COUNTS),
         )
-        self._trust = {
-            "input_distance": self._histogram(
-                "turbofno_input_distance",
-                "Distance of each field from the training data; one in 100 training fields is above 1.",
-                MODEL,
-                DISTANCES,
-            ),
-            "residual": self._histogram(
-                "turbofno_residual",
-                "How badly each answer misses the model's PDE, about its relative error.",
-                MODEL,
-                RESIDUALS,
-            ),
-        }
+        self.input_distance = self._histogram(
+            "turbofno_input_distance",
+            "Distance of each field from the training data; one in 100 training fields is above 1.",
+            MODEL,
+            DISTANCES,
+        )
+        self.residual = self._histogram(
+            "turbofno_residual",
+            "How badly each answer misses the model's PDE, about its relative error.",
+            MODEL,
+            RESIDUALS,
+        )
         self.rollout_steps = self._counter(
             "turbofno_rollout_steps", "Steps of rollouts, of each field.", MODEL
         )
@@ -144,8 +142,9 @@ class Metrics:
 
     def note_trust(self, model: str, version: str, trust: Mapping[str, Iterable[float]]) -> None:
         """Count the signals of every field of a request."""
+        histograms = {"input_distance": self.input_distance, "residual": self.residual}
         for signal, values in trust.items():
-            observe = self._trust[signal].labels(model, version).observe
+            observe = histograms[signal].labels(model, version).observe
             for value in values:
                 observe(value)
 
