@@ -19,6 +19,8 @@ NAMES = {
     "turbofno_batch_size": ("model", "version", "backend"),
     "turbofno_batch_fill_ratio": ("model", "version", "backend"),
     "turbofno_batch_queue_depth": ("model", "version", "backend"),
+    "turbofno_input_distance": ("model", "version"),
+    "turbofno_residual": ("model", "version"),
     "turbofno_rollout_steps": ("model", "version"),
     "turbofno_rollouts_ended": ("model", "version", "outcome"),
     "turbofno_rollout_batch_size": ("model", "version"),
