@@ -59,8 +59,9 @@ def vjp_from_arrays(
     each = {f"{dotted}{channel.name}": (*leading, *grid) for channel in config.outputs}
     expected = each if by_channel else whole
     if set(given) != set(expected):
+        found = f"named {sorted(given)}" if given else "missing"
         raise InvalidField(
-            f"the cotangent is named {sorted(given)}, model '{config.name}' expects for this input either "
+            f"the cotangent is {found}; model '{config.name}' expects for this input either "
             f"['{COTANGENT}'] with shape {list(whole[COTANGENT])}, or each of {list(each)} with shape "
             f"{[*leading, *grid]}"
         )
