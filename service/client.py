@@ -17,7 +17,8 @@ import random
 import re
 import struct
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+import warnings
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -93,6 +94,10 @@ class BlowUp(TurboFNOError):
         self.reason = reason
 
 
+class PredictionWarning(UserWarning):
+    """The server answered, and says why the answer may be worse than the model's card says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The fields of one step of a rollout: float32, in physical units, in the rank of the input."""
@@ -110,6 +115,8 @@ class Prediction:
     request_id: str | None
     timings: dict[str, float]
     """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+    warnings: tuple[str, ...] = ()
+    """In words, why the answer may be worse than the model's card says."""
 
 
 T = TypeVar("T")
@@ -129,6 +136,8 @@ class PredictOptions(TypedDict, total=False):
     """Seconds after which the answer is of no use; the server then drops work not yet begun."""
     priority: int
     """1 is highest, 10 lowest; 0, the default, is in the middle (5)."""
+    output_grid: Sequence[int] | None
+    """Points on each axis of the answer, whatever the input's; the model then runs on its training grid."""
 
 
 class RolloutOptions(TypedDict, total=False):
@@ -182,13 +191,18 @@ class _Calls(Generic[HttpT]):
     def _predict_steps(
         self, model: str, fields: ArrayLike, options: PredictOptions
     ) -> _Steps[Prediction]:
+        params: dict[str, int | str] = {}
+        if options.get("priority"):
+            params["priority"] = options["priority"]
+        if (grid := options.get("output_grid")) is not None:
+            params["output_grid"] = ",".join(map(str, grid))
         response = yield from self._exchange(
             "POST",
             _model_path(model, options.get("version")) + ":predict",
             deadline=options.get("deadline"),
             content=_npy_bytes(fields),
             headers={"Content-Type": _NPY, "Accept": _NPY},
-            params={"priority": options["priority"]} if options.get("priority") else None,
+            params=params or None,
         )
         timings = _TIMING.findall(response.headers.get("server-timing", ""))
         return Prediction(
@@ -196,6 +210,7 @@ class _Calls(Generic[HttpT]):
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
             timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
+            warnings=tuple(filter(None, response.headers.get("x-warning", "").split("; "))),
         )
 
     def _rollout_steps(
@@ -282,20 +297,26 @@ class Client(_Calls[httpx.Client]):
         Args:
             model: name of a model the server has.
             fields: any real array, in the model's physical units; sent as float32.
-            **options: version, deadline (seconds), priority; see `PredictOptions`.
+            **options: version, deadline (seconds), priority, output_grid; see `PredictOptions`.
 
         Returns:
             float32, [channels, *grid] for one field and [n, channels, *grid] for a batch.
 
+        Warns:
+            PredictionWarning: the answer came with a warning, for example of a grid that nobody has evaluated.
+
         Raises:
             BadInput, NotFound, Overloaded, DeadlineExceeded, ServerError, ConnectionFailed.
         """
-        return self.predict_detailed(model, fields, **options).fields
+        prediction = self.predict_detailed(model, fields, **options)
+        for warning in prediction.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return prediction.fields
 
     def predict_detailed(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Prediction:
-        """As `predict`, with the version that answered, the request id and the server's timings."""
+        """As `predict`, with version, request id and timings; warnings are told here, not issued."""
         return self._carry_out(self._predict_steps(model, fields, options))
 
     def rollout(
@@ -373,7 +394,10 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
     async def predict(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Fields:
-        return (await self.predict_detailed(model, fields, **options)).fields
+        prediction = await self.predict_detailed(model, fields, **options)
+        for warning in prediction.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return prediction.fields
 
     async def predict_detailed(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
