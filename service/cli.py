@@ -265,7 +265,7 @@ def _predict(arguments: argparse.Namespace) -> int:
             fields,
             version=arguments.version,
             device=settings.device,
-            output_grid=grid and ",".join(map(str, grid)),
+            output_grid=",".join(map(str, grid)) if grid else None,
         )
         answer, warnings = local.fields, local.warnings
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
