@@ -210,7 +210,7 @@ class _Calls(Generic[HttpT]):
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
             timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
-            warnings=tuple(filter(None, response.headers.get("x-warning", "").split("; "))),
+            warnings=_told(response),
         )
 
     def _rollout_steps(
@@ -333,6 +333,8 @@ class Client(_Calls[httpx.Client]):
         """
         response = self._carry_out(self._rollout_steps(model, fields, steps, options), stream=True)
         with closing(response):
+            for warning in _told(response):
+                warnings.warn(warning, PredictionWarning, stacklevel=2)
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 for chunk in response.iter_raw():
@@ -411,6 +413,8 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             self._rollout_steps(model, fields, steps, options), stream=True
         )
         try:
+            for warning in _told(response):
+                warnings.warn(warning, PredictionWarning, stacklevel=2)
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 async for chunk in response.aiter_raw():
@@ -544,6 +548,11 @@ def _npy_array(response: httpx.Response) -> Fields:
 def _from_service(outcome: _Outcome) -> bool:
     """Whether the service itself answered: its errors are JSON, those of proxies in front of it are not."""
     return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")
+
+
+def _told(response: httpx.Response) -> tuple[str, ...]:
+    """The warnings that an answer came with."""
+    return tuple(filter(None, response.headers.get("x-warning", "").split("; ")))
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:

@@ -155,8 +155,9 @@ def test_warnings_are_issued_by_predict_and_told_by_predict_detailed() -> None:
         async with AsyncClient("http://test", transport=transport) as client:
             await client.predict("m", FIELD)
 
-    with pytest.warns(PredictionWarning, match="the other"):
+    with pytest.warns(PredictionWarning) as caught:
         asyncio.run(ask())
+    assert len(caught) == 2
 
 
 def test_malformed_server_timing_is_ignored() -> None:
