@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from models.fno import FNO
     from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [
+    pytest.mark.timeout(90),
+    # Coarse grids keep the tests fast.
+    pytest.mark.filterwarnings("ignore::service.client.PredictionWarning"),
+]
 
 DOCS = (ROOT / "docs" / "gradients.md").read_text()
 
