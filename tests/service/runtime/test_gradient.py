@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.checkpoint import load_model
 from models.config import FNOArchitecture
 from models.fno import FNO
 from service.errors import NotDifferentiable
@@ -94,13 +95,13 @@ def test_gradients_equal_autograd_in_float64(rng: random.Random, n_dim: int, dev
         assert {block.precision for block in module.blocks} <= {"fp32", "bf16"}
 
 
-def test_the_shipped_network_has_float32_errors_only() -> None:
-    from models.checkpoint import load_model
-
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_shipped_network_has_float32_errors_only(device: str) -> None:
+    """TF32 in any product would show."""
     module = load_model(Path(__file__).parents[3] / "models/zoo/darcy-2d").module
     x, v = inputs(module, 2, (47, 51))
     truth = in_float64(module, x, v)
-    gradient, output = served(module, x, v, "cpu")
+    gradient, output = served(module, x, v, device, "bf16")
     assert relative(gradient, truth[0]) < 1e-5
     assert relative(output, truth[1]) < 1e-5
 
