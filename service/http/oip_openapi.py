@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from service.http.oip_schemas import Error
+from service.http.trust import TRUST_LARGEST
 
 _EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
 
@@ -33,6 +34,12 @@ _PARAMETERS = {
         },
         "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
         "binary_data_output": {"type": "boolean"},
+        "output_grid": {
+            "type": "string",
+            "pattern": "^[0-9]+(,[0-9]+)*$",
+            "description": "points on each axis of the answer, as 128,128: the model then runs on its training grid, "
+            "input and answer are interpolated",
+        },
     },
 }
 _INFER_REQUEST = {
@@ -86,8 +93,13 @@ _INFER_RESPONSE = {
         "model_version": {"type": "string"},
         "parameters": {
             "type": "object",
-            "description": "trust_input_distance and trust_residual, the largest over the request's fields, "
-            "where they can be told",
+            "properties": {
+                "warning": {
+                    "type": "string",
+                    "description": "why the answer may be worse than the model's card says",
+                },
+                **{f"trust_{name}": schema for name, schema in TRUST_LARGEST.items()},
+            },
         },
         "outputs": {
             "type": "array",

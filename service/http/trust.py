@@ -11,12 +11,19 @@ _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",
     "residual": "how badly the output misses the model's PDE, about its relative L2 error",
 }
-TRUST_HEADERS: dict[str, Any] = {
-    f"X-Trust-{name.replace('_', '-').title()}": {
+TRUST_LARGEST: dict[str, Any] = {
+    name: {
+        "type": "number",
         "description": f"{meaning}; the largest over the request's fields, where it can be told",
-        "schema": {"type": "number"},
     }
     for name, meaning in _MEANINGS.items()
+}
+TRUST_HEADERS: dict[str, Any] = {
+    f"X-Trust-{name.replace('_', '-').title()}": {
+        "description": TRUST_LARGEST[name]["description"],
+        "schema": {"type": "number"},
+    }
+    for name in _MEANINGS
 }
 TRUST_SCHEMA: dict[str, Any] = {
     "type": "object",
