@@ -92,7 +92,12 @@ def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path:
         }
         v2 = client.post("/v2/models/tiny-judged/infer", json={"inputs": [tensor]}).json()
         largest = {f"trust_{name}": max(want[name]) for name in NAMES}
-        assert v2["parameters"] == pytest.approx(largest, rel=1e-3)
+        for name, value in largest.items():
+            assert v2["parameters"][name] == pytest.approx(value, rel=1e-3)
+        arrays = {"input": inputs.tolist(), "cotangent": inputs.tolist()}
+        gradient = client.post("/v1/models/tiny-judged:vjp", json={"inputs": arrays})
+        assert gradient.status_code == 200
+        assert "trust" not in gradient.json()
         unknown = client.post("/v1/models/tiny-1d:predict", content=npy(inputs), headers=NPY)
         assert not [name for name in unknown.headers if name.startswith("x-trust")]
         metrics = client.get("/metrics").text
