@@ -71,6 +71,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                 "description": "version that answered",
                 "schema": {"type": "string"},
             },
+            "X-Batch-Size": {
+                "description": "fields in each device batch that these fields ran in",
+                "schema": {"type": "string"},
+            },
             "Server-Timing": {
                 "description": "decode, queue, compute and encode in milliseconds",
                 "schema": {"type": "string"},
@@ -180,9 +184,11 @@ async def predict(
     answer = await offload(heavy, _encode, result, writer, config, form)
     record.encode_seconds = time.perf_counter() - started
     room.hold_answer(len(answer))
-    return Response(
-        answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
-    )
+    headers = {
+        "X-Model-Version": result.version,
+        "X-Batch-Size": ", ".join(map(str, result.batch_sizes)),
+    }
+    return Response(answer, media_type=writer.media_type, headers=headers)
 
 
 async def read_fields(
