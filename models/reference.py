@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.config import PDE
 from models.pde import burgers, darcy, navier_stokes
-from models.pde.random_fields import Covariance
+from models.pde.random_fields import Covariance, neumann_2d, periodic_1d
 from models.problems import BURGERS, DARCY, NAVIER_STOKES, Problem
 
 STREAM = 3
@@ -116,13 +116,13 @@ def _draw_burgers(index: int, n: int, values: Values) -> Tensor:
     usual = burgers.INITIAL_COVARIANCE
     waves = (2 * math.pi * torch.arange(1, usual.modes + 1, dtype=torch.float64)) ** 2
     covariance, factor = _reshaped(usual, values, waves)
-    field = burgers.periodic_1d(covariance, [index], seed=STREAM, n=n)
+    field = periodic_1d(covariance, [index], seed=STREAM, n=n)
     return field * (factor * values["amplitude"])
 
 
 def _draw_darcy(index: int, n: int, values: Values) -> Tensor:
     covariance = replace(darcy.FIELD_COVARIANCE, tau=values["tau"], alpha=values["alpha"])
-    field = darcy.neumann_2d(covariance, [index], seed=STREAM, n=n)
+    field = neumann_2d(covariance, [index], seed=STREAM, n=n)
     return torch.where(field >= 0, values["high"], values["low"]).double()
 
 

@@ -14,7 +14,7 @@ from service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, chec
 from service.codec.negotiate import JSON, NPY, codec_for_answer, codec_for_body
 from service.context import context_of, record_of
 from service.errors import BadRequest, Forbidden, InvalidField, NotFound
-from service.http.inference import admit, begin, unless_disconnected
+from service.http.inference import admit, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelName, problem
 from service.http.predict import REQUEST_BODY, RESPONSES, read_fields
@@ -127,7 +127,9 @@ async def solve(
 
 def _begin(request: Request, name: str) -> tuple[SolverProcess, ModelConfig]:
     context = context_of(request)
-    config = begin(request, "solver", name, None)
+    # The request's record names no model: a solver's seconds are not to count as latency of the model.
+    record_of(request).protocol = "solver"
+    config = context.engine.config(name)
     if context.solver is None:
         raise Forbidden(
             "samples and solutions are switched off, with the web page: start the server with "
