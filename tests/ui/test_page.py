@@ -242,7 +242,7 @@ def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
     with page.expect_request(re.compile(":predict")) as sent:
         page.keyboard.press("Space")
     field = _array(sent.value.post_data_buffer)
-    assert field[0, 512] == field.max() == pytest.approx(2.62, abs=0.01)
+    assert field[0, 512] == pytest.approx(field.max()) == pytest.approx(2.62, abs=0.01)
 
 
 def test_a_model_without_a_solver_leaves_them_out(page: Page) -> None:
