@@ -90,18 +90,23 @@ function solvePath(steps, field) {
   return { path: `${model.reference.solve}${query && "?"}${query}`, body: sampled ? null : field };
 }
 
+// The model that the page's address names, if it is served: /ui/#darcy-2d
+function fromAddress() {
+  const name = decodeURIComponent(location.hash.slice(1));
+  return [...byId("model").options].some(({ value }) => value === name) ? name : null;
+}
+
 async function loadModels() {
   const { models } = await askJson("/v1/models");
   const ready = [...new Set(models.filter(({ state }) => state === "READY").map(({ name }) => name))];
   if (!ready.length) throw new Error("No model is ready yet. Reload the page in a moment.");
   byId("model").replaceChildren(...ready.map((name) => make("option", {}, name)));
-  const asked = decodeURIComponent(location.hash.slice(1));
-  byId("model").value = ready.includes(asked) ? asked : ready[0];
-  await loadModel(byId("model").value);
+  await loadModel(fromAddress() ?? ready[0]);
 }
 
 async function loadModel(name) {
   atEase();
+  byId("model").value = name;
   work.abort();
   work = new AbortController();
   model = await askJson(`/v1/models/${encodeURIComponent(name)}`, { signal: work.signal });
@@ -247,7 +252,7 @@ function blank() {
 
 function startCharts() {
   const charts = [
-    new Chart("Throughput", "fields and steps a second", [["throughput", ""]]),
+    new Chart("Throughput", "fields or steps / s", [["throughput", ""]]),
     new Chart("Queue", "fields waiting", [["queue", ""]]),
     new Chart("Latency", "ms", [["median", "median"], ["slow", "99 %"]]),
     new Chart("Batch", "fields together, mean", [["batch", ""]]),
@@ -274,11 +279,8 @@ function startCharts() {
 }
 
 function startControls() {
-  byId("model").addEventListener("change", () => {
-    const name = byId("model").value;
-    history.replaceState(null, "", `#${encodeURIComponent(name)}`);
-    loadModel(name).catch(complain);
-  });
+  byId("model").addEventListener("change", () => (location.hash = encodeURIComponent(byId("model").value)));
+  addEventListener("hashchange", () => loadModel(fromAddress() ?? byId("model").value).catch(complain));
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     useKey(byId("key").value);

@@ -52,6 +52,7 @@ def wait_for(locator: Locator, text: str) -> str:
 def open_at(page: Page, model: str) -> None:
     """Open the page with this model and wait for its first answer, and the solver's if there is one."""
     page.goto(f"/ui/#{model}")
+    expect(page.locator("#about-title")).to_have_text(model)
     wait_for(page.locator("#state"), "solved:|^Predicted in")
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 
-def with_app(work: Callable[[httpx.AsyncClient, FastAPI], Awaitable[None]], **settings: Any) -> None:
+def with_app(
+    work: Callable[[httpx.AsyncClient, FastAPI], Awaitable[None]], **settings: Any
+) -> None:
     """Two models: `burgers`, which has a solver, and tiny-2d, which has none."""
     config = tiny_config("burgers").model_copy(update={"pde": BURGERS.pde})
     outputs = config.outputs[:1]
