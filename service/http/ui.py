@@ -12,15 +12,16 @@ from service.errors import Forbidden, NotFound
 from service.settings import env_name
 
 FOLDER = Path(__file__).resolve().parent.parent / "ui"
-FILES = {path.name: path for path in FOLDER.iterdir() if path.is_file()}
-PAGE_PATHS = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in FILES)})
-
 _TYPES = {
     ".js": "text/javascript",
     ".css": "text/css",
     ".html": "text/html",
     ".svg": "image/svg+xml",
 }
+FILES = {path.name: path for path in FOLDER.iterdir() if path.suffix in _TYPES}
+PAGE_PATHS = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in FILES)})
+"""Open to everybody: the page holds nothing, and a browser that asks for it has no key yet."""
+
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

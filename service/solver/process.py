@@ -102,6 +102,8 @@ class SolverProcess:
             sys.executable, "-m", "service.solver",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            # The working directory, where "models" and "service" may be something else, comes before the path.
+            cwd=_ROOT,
             env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # an interrupt at the terminal is the service's to handle
         )  # fmt: skip

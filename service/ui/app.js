@@ -170,10 +170,10 @@ async function predictAnew() {
 
 async function draw(signal) {
   say("drawing a sample …");
-  const { query, seed, points } = sampler;
+  const { query, seed, grid } = sampler;
   const drawn = model.reference
     ? (await askField(`${model.reference.sample}?${query}`, { signal })).field
-    : randomWaves(model, model.grid.training.map(() => points), seed);
+    : randomWaves(model, grid, seed);
   signal.throwIfAborted();
   sampled = model.reference ? query : "";
   input = drawn;

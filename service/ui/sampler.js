@@ -25,7 +25,7 @@ export class Sampler {
       const evaluated = known.some((one) => String(one) === String(grid));
       const trained = String(grid) === String(model.grid.training);
       const remark = trained ? " (trained on)" : evaluated ? "" : " (not evaluated)";
-      return make("option", { value: grid[0], selected: trained }, grid.join(" × ") + remark);
+      return make("option", { value: grid.join(), selected: trained }, grid.join(" × ") + remark);
     });
     byId("grid").replaceChildren(...options);
     this.knobs = {};
@@ -61,13 +61,13 @@ export class Sampler {
     return Math.min(2 ** 20 - 1, Math.max(0, Math.floor(Number(byId("seed").value)) || 0));
   }
 
-  get points() {
-    return Number(byId("grid").value);
+  get grid() {
+    return byId("grid").value.split(",").map(Number);
   }
 
   // What both routes take: the sample as a query.
   get query() {
     const values = Object.entries(this.knobs).map(([name, { input }]) => [name, input.value]);
-    return new URLSearchParams([["seed", this.seed], ["grid", this.points], ...values]).toString();
+    return new URLSearchParams([["seed", this.seed], ["grid", this.grid[0]], ...values]).toString();
   }
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Ends well."""
     root = tmp_path_factory.mktemp("page")
@@ -29,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert "Traceback" not in running.log.read_text(errors="replace"), running.tail()
 
 
+# Not for the whole session: while it is there its own event loop runs, and other tests start theirs.
 @pytest.fixture(scope="module")
 def browser(server: ServerProcess) -> Iterator[BrowserContext]:
     """Closed at the end; skips where there is none."""

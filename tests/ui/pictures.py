@@ -40,7 +40,10 @@ def main(folder: Path) -> None:
 def _load(page: Page, server: ServerProcess) -> None:
     """Some work for the charts to show."""
     field = httpx.get(f"{server.url}/v1/models/burgers-1d/sample").content
-    url, headers = f"{server.url}/v1/models/burgers-1d:predict", {"Content-Type": "application/x-npy"}
+    url, headers = (
+        f"{server.url}/v1/models/burgers-1d:predict",
+        {"Content-Type": "application/x-npy"},
+    )
     for second in range(24):
         for _ in range(4 + 3 * (second % 5)):
             httpx.post(url, content=field, headers=headers)

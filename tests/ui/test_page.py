@@ -301,6 +301,7 @@ def test_light_dark_and_narrow(page: Page) -> None:
 
 
 def test_reads_and_writes_npy_like_numpy(page: Page, tmp_path: Path) -> None:
+    page.goto("/ui/")
     draw = np.random.default_rng()
     for array in (
         draw.standard_normal((3, 5)),

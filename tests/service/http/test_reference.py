@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from models.pde import burgers
+from models.pde.random_fields import INDEX_LIMIT
 from models.problems import BURGERS
 from models.reference import STREAM
 from service.app import create_app
+from service.http.reference import SEEDS
 from service.settings import Settings
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
@@ -107,6 +109,10 @@ def test_what_is_refused_and_why(method: str, path: str, status: int, words: str
         assert app.state.context.solver._child is None
 
     with_app(work)
+
+
+def test_every_seed_that_is_taken_is_a_sample() -> None:
+    assert SEEDS == INDEX_LIMIT
 
 
 def test_several_fields_are_too_many() -> None:
