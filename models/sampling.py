@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.config import PDE, _Strict
+from pydantic import BaseModel, ConfigDict
+
+from models.config import PDE
 
 
-class SampleParameter(_Strict):
+class SampleParameter(BaseModel):
     """One knob of a random input. At all defaults it is drawn from the distribution that the model was trained on."""
+
+    model_config = ConfigDict(frozen=True)
 
     name: str
     minimum: float

@@ -115,6 +115,7 @@ async function loadModel(name) {
   describe();
   sampler.fit(model);
   brush.fit(model);
+  byId("centre").hidden = brush.hard;
   byId("compare-label").hidden = !model.reference;
   views.truth.element.hidden = views.error.element.hidden = !model.reference;
   byId("solve-frame").hidden = !model.reference;
@@ -250,6 +251,14 @@ function blank() {
   views.input.show(empty, { minimum: low, maximum: high, kind: "sequential" });
 }
 
+// Models trained on fields without a mean know nothing of others, and drawn ones have it.
+function centre() {
+  if (!input) return;
+  const mean = input.data.reduce((sum, value) => sum + value, 0) / input.data.length;
+  input = { shape: input.shape, data: input.data.map((value) => value - mean) };
+  sampled = "";
+}
+
 function startCharts() {
   const charts = [
     new Chart("Throughput", "fields or steps / s", [["throughput", ""]]),
@@ -301,11 +310,16 @@ function startControls() {
       await upload(file);
       await predictAnew();
     } catch (error) {
+      say("");
       complain(error);
     }
   });
   byId("blank").addEventListener("click", () => {
     blank();
+    predictAnew();
+  });
+  byId("centre").addEventListener("click", () => {
+    centre();
     predictAnew();
   });
   for (const radio of document.querySelectorAll("[name=source]")) {

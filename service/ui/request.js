@@ -5,8 +5,7 @@ import { make } from "./dom.js";
 const STEPS = { decode: "decode", queue: "queue", compute: "compute", encode: "encode" };
 const TRUST = {
   "x-trust-input-distance": ["Distance of the input", "1: as far as 1 in 100 training inputs; above, unusual"],
-  "x-trust-residual": ["Residual of the PDE", "the relative error that the equation itself shows"],
-  "x-trust-consistency": ["Consistency", "difference between resolutions"],
+  "x-trust-residual": ["Residual of the PDE", "about the relative error that the equation itself shows"],
 };
 
 // Server-Timing: "decode;dur=0.1, queue;dur=2" -> { decode: 0.1, queue: 2 }, milliseconds.

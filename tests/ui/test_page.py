@@ -235,12 +235,19 @@ def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
     page.get_by_label("Draw").check()
     page.locator("h1").click()
     names = []
-    for _ in range(15):
+    for _ in range(16):
         page.keyboard.press("Tab")
         names.append(page.evaluate(NAME_OF_FOCUS).strip().partition(":")[0])
     assert names == [
         *("Model", "API key", "Use", "Theme", "model card", "Draw"),
-        *("Value to paint", "Width of the brush", "Clear", "Predict", "Solve too"),
+        *(
+            "Value to paint",
+            "Width of the brush",
+            "Clear",
+            "Subtract the mean",
+            "Predict",
+            "Solve too",
+        ),
         *("Input", "Prediction", "Solver", "Error"),
     ]
     plot = figure(page, "Input").locator(".plot")
@@ -248,7 +255,12 @@ def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
     with page.expect_request(re.compile(":predict")) as sent:
         page.keyboard.press("Space")
     field = _array(sent.value.post_data_buffer)
+    assert abs(field.mean()) > 0.01
     assert field[0, 512] == pytest.approx(field.max()) == pytest.approx(2.62, abs=0.01)
+    with page.expect_request(re.compile(":predict")) as sent:
+        page.get_by_role("button", name="Subtract the mean").press("Enter")
+    centred = _array(sent.value.post_data_buffer)
+    np.testing.assert_allclose(centred, field - field.mean(), atol=1e-5)
 
 
 def test_a_model_without_a_solver_leaves_them_out(page: Page) -> None:
