@@ -92,8 +92,8 @@ function solvePath(steps, field) {
 
 // The model that the page's address names, if it is served: /ui/#darcy-2d
 function fromAddress() {
-  const name = decodeURIComponent(location.hash.slice(1));
-  return [...byId("model").options].some(({ value }) => value === name) ? name : null;
+  const names = [...byId("model").options].map(({ value }) => value);
+  return names.find((name) => `#${encodeURIComponent(name)}` === location.hash) ?? null;
 }
 
 async function loadModels() {
@@ -122,9 +122,9 @@ async function loadModel(name) {
   rolloutViews.slice(1).forEach(({ element }) => (element.hidden = !model.reference));
   byId("rollout").hidden = model.time_step === null;
   const { minimum, maximum } = model.grid;
-  const shape = [...model.input.channels.map(({ name: channel }) => channel)].join(", ");
+  const channels = model.input.channels.map((channel) => channel.name);
   byId("upload-hint").textContent =
-    `One field of ${shape}, [${model.input.channels.length}, ${minimum.map((n, i) => `${n} to ${maximum[i]}`).join(", ")}], ` +
+    `One field of ${channels.join(", ")}, [${channels.length}, ${minimum.map((n, i) => `${n} to ${maximum[i]}`).join(", ")}], ` +
     "float32 or float64; the channels' axis may be left out if there is one.";
   rollout.reset();
   const draw = document.querySelector("[name=source][value=draw]");

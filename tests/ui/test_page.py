@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from playwright.sync_api import Page, Request
+    from playwright.sync_api import Page, Request, Route
 
     from tests.e2e.server_process import ServerProcess
 
@@ -334,3 +334,17 @@ def test_reads_and_writes_npy_like_numpy(page: Page, tmp_path: Path) -> None:
         values = [float(one.replace("Infinity", "inf")) for one in data]
         np.testing.assert_array_equal(np.float32(values).reshape(shape), expected)
         np.testing.assert_array_equal(_array(bytes(written)), expected)
+
+
+def test_warnings_and_how_far_to_trust_an_answer_are_shown(page: Page) -> None:
+    told = {"X-Trust-Input-Distance": "2.5", "X-Warning": "grid [40] was not evaluated"}
+
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, headers={**response.headers, **told})
+
+    page.route(re.compile(":predict"), answer)
+    open_at(page, "tiny-1d")
+    text = page.locator("#request").inner_text()
+    assert re.search(r"Distance of the input\s.*above, unusual\s+2\.5", text, re.DOTALL)
+    assert "Warning: grid [40] was not evaluated" in text
