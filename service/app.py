@@ -20,6 +20,7 @@ from service.http.predict import router as predict_router
 from service.http.reference import router as reference_router
 from service.http.rollout import router as rollout_router
 from service.http.ui import PAGE_PATHS, page
+from service.http.vjp import router as vjp_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
@@ -118,6 +119,7 @@ def create_app(
     app.include_router(predict_router)
     app.include_router(rollout_router)
     app.include_router(reference_router)
+    app.include_router(vjp_router)
     app.include_router(oip_router)
     app.include_router(admin_router)
     app.include_router(page)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from service.solver.process import SolverProcess
 
-Protocol = Literal["oip", "predict", "rollout", "solver", "admin"]
+Protocol = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
 
 @dataclass(frozen=True, slots=True)
