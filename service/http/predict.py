@@ -83,6 +83,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                 "description": "version that answered",
                 "schema": {"type": "string"},
             },
+            "X-Batch-Size": {
+                "description": "fields in each device batch that these fields ran in",
+                "schema": {"type": "string"},
+            },
             "Server-Timing": {
                 "description": "decode, queue, compute and encode in milliseconds",
                 "schema": {"type": "string"},
@@ -228,6 +232,7 @@ async def predict(
     headers = {
         "X-Model-Version": result.version,
         **trust_headers(result.trust),
+        "X-Batch-Size": ", ".join(map(str, result.batch_sizes)),
         **warning_header(warnings),
     }
     return Response(answer, media_type=writer.media_type, headers=headers)
