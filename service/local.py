@@ -1,4 +1,4 @@
-"""One prediction straight from a checkpoint, without a server, with the checks the server makes."""
+"""A checkpoint run as the server would, without one: one prediction with its checks, or the function alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 
 from models.checkpoint import load_model
 from models.registry import discover
+from models.verify.command import Verifiable
 from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
 from service.errors import NotFound, Unavailable
 from service.pipeline.batch import out_of_memory
 from service.runtime.device import resolve_device
+from service.runtime.forward import Forward
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from models.config import ModelConfig
+    from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,20 @@ class LocalPrediction:
 
     fields: NDArray[np.float32]
     config: ModelConfig
+
+
+def located(root: Path, name: str, version: str | None = None) -> Path:
+    """The folder of a version, the newest if None, of the model `name` in the repository `root`.
+
+    Raises NotFound if there is no such one, NotADirectoryError if there is no such repository.
+    """
+    known = discover(root)
+    candidates = [one for one in known if one.name == name and version in (None, one.version)]
+    if not candidates:
+        have = ", ".join(f"{one.name} (version {one.version})" for one in known) or "none"
+        wanted = name if version is None else f"{name} version {version}"
+        raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
+    return candidates[-1].path
 
 
 def predict_local(
@@ -47,14 +64,9 @@ def predict_local(
         InvalidField: the model cannot take this array.
         Unavailable: memory ran out.
     """
-    known = discover(root)
-    candidates = [one for one in known if one.name == name and version in (None, one.version)]
-    if not candidates:
-        have = ", ".join(f"{one.name} (version {one.version})" for one in known) or "none"
-        wanted = name if version is None else f"{name} version {version}"
-        raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
+    folder = located(root, name, version)
     target = resolve_device(device)
-    model = load_model(candidates[-1].path, device=target)
+    model = load_model(folder, device=target)
     fields, form = fields_from_arrays({INPUT: array}, model.config, max_fields=max(1, array.size))
     try:
         with torch.inference_mode():
@@ -68,3 +80,18 @@ def predict_local(
         ) from None
     (values,) = arrays_from_fields(answer, model.config, form).values()
     return LocalPrediction(values, model.config)
+
+
+def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verifiable:
+    """The checkpoint in `folder` on the device and in the precision of the settings, as the server runs it.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+        ValueError: the device is not there.
+    """
+    device = resolve_device(settings.device)
+    loaded = load_model(folder, device=device)
+    config, wanted = loaded.config, settings.precision
+    precision = config.precision if wanted == "model" else wanted
+    forward = Forward(config.name, loaded.module, device, precision=precision, max_batch=max_batch)
+    return Verifiable(config, forward, lambda: forward.ran, device)
