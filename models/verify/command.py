@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
 import sys
@@ -142,6 +143,7 @@ def verify(
         "grid": list(frames.shape[2:]),
         "device": device_name(model.device),
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
         "torch": str(torch.__version__),
         "backend": backend,
         "precision": precision,

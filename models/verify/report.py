@@ -142,7 +142,7 @@ def as_text(report: Report) -> str:
         "",
         f"`{report.command}`: {about['samples']} fresh samples (seed {about['seed']}), grid "
         f"{' x '.join(map(str, about['grid']))}.",
-        f"On {about['device']}, threads: {about['threads']}, torch {about['torch']}; the model runs as "
+        f"On {about['device']}, threads: {about['threads']}, load average {about['load']}, torch {about['torch']}; the model runs as "
         f"{about['backend']} in {about['precision']}.",
         f"Reference: {report.solver.reference}.",
         "",
