@@ -17,7 +17,8 @@ import random
 import re
 import struct
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+import zipfile
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -30,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 Fields = NDArray[np.float32]
 
 _NPY = "application/x-npy"
+_NPZ = "application/x-npz"
 _FRAMES = "application/vnd.turbofno.frames"
 _PREFIX = struct.Struct("<II")
 _TIMING = re.compile(r"([\w-]+)\s*;[^,]*?dur=([0-9]+(?:\.[0-9]*)?)\s*(?=[,;]|$)")
@@ -99,6 +101,19 @@ class Frame:
 
     step: int
     fields: Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One vector-Jacobian product: float32, `gradient` in the shape of the input, `output` in that of the cotangent."""
+
+    gradient: Fields
+    output: Fields | None
+    """None if it was not asked for."""
+    version: str | None
+    request_id: str | None
+    timings: dict[str, float]
+    """Stage -> seconds, as the server measured them (its Server-Timing header)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +205,40 @@ class _Calls(Generic[HttpT]):
             headers={"Content-Type": _NPY, "Accept": _NPY},
             params={"priority": options["priority"]} if options.get("priority") else None,
         )
-        timings = _TIMING.findall(response.headers.get("server-timing", ""))
         return Prediction(
             fields=_npy_array(response),
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
-            timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
+            timings=_timings(response),
+        )
+
+    def _vjp_steps(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        options: PredictOptions,
+        *,
+        output: bool,
+    ) -> _Steps[Gradient]:
+        params = {"output": "true"} if output else {}
+        if options.get("priority"):
+            params["priority"] = str(options["priority"])
+        response = yield from self._exchange(
+            "POST",
+            _model_path(model, options.get("version")) + ":vjp",
+            deadline=options.get("deadline"),
+            content=_npz_bytes(fields, cotangent),
+            headers={"Content-Type": _NPZ, "Accept": _NPZ},
+            params=params,
+        )
+        arrays = _npz_arrays(response, ("gradient", "output") if output else ("gradient",))
+        return Gradient(
+            gradient=arrays["gradient"],
+            output=arrays.get("output"),
+            version=response.headers.get("x-model-version"),
+            request_id=response.headers.get("x-request-id"),
+            timings=_timings(response),
         )
 
     def _rollout_steps(
@@ -298,6 +341,66 @@ class Client(_Calls[httpx.Client]):
         """As `predict`, with the version that answered, the request id and the server's timings."""
         return self._carry_out(self._predict_steps(model, fields, options))
 
+    def vjp(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        **options: Unpack[PredictOptions],
+    ) -> Fields:
+        """The cotangent times the Jacobian of the model at these fields: dL/d(fields), if it is dL/d(output).
+
+        Args:
+            model, fields, **options: as `predict`.
+            cotangent: any real array of the shape that `predict` answers with; sent as float32.
+
+        Returns:
+            float32, of the shape of `fields`.
+
+        Raises:
+            As `predict`; BadInput also if the model has no gradient.
+        """
+        return self.vjp_detailed(model, fields, cotangent, **options).gradient
+
+    def vjp_detailed(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        *,
+        output: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Gradient:
+        """As `vjp`, with version, request id and timings; with `output` also what `predict` answers."""
+        return self._carry_out(self._vjp_steps(model, fields, cotangent, options, output=output))
+
+    def objective(
+        self,
+        model: str,
+        loss: Callable[[Fields], tuple[float, ArrayLike]],
+        shape: Sequence[int],
+        **options: Unpack[PredictOptions],
+    ) -> Callable[[ArrayLike], tuple[float, NDArray[np.float64]]]:
+        """A loss of the model's output as a function of its input, for `scipy.optimize.minimize(..., jac=True)`.
+
+        Args:
+            model, **options: as `predict`.
+            loss: takes the output, gives a number and its derivative with respect to the output.
+            shape: of the input, [channels, *grid] or [n, channels, *grid].
+
+        Returns:
+            A function of a flat vector that gives the number and its float64 gradient. It asks the server twice, and
+            raises as `predict`.
+        """
+
+        def value_and_gradient(x: ArrayLike) -> tuple[float, NDArray[np.float64]]:
+            fields = np.reshape(x, tuple(shape))
+            value, cotangent = loss(self.predict(model, fields, **options))
+            gradient = self.vjp(model, fields, cotangent, **options)
+            return float(value), gradient.astype(np.float64).ravel()
+
+        return value_and_gradient
+
     def rollout(
         self, model: str, fields: ArrayLike, steps: int, **options: Unpack[RolloutOptions]
     ) -> Generator[Frame]:
@@ -366,7 +469,7 @@ class Client(_Calls[httpx.Client]):
 
 
 class AsyncClient(_Calls[httpx.AsyncClient]):
-    """`Client` for asyncio, method for method: `await client.predict(...)`, `async with`."""
+    """`Client` for asyncio, method for method but `objective`: `await client.predict(...)`, `async with`."""
 
     _http_class = httpx.AsyncClient
 
@@ -379,6 +482,27 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Prediction:
         return await self._carry_out(self._predict_steps(model, fields, options))
+
+    async def vjp(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        **options: Unpack[PredictOptions],
+    ) -> Fields:
+        return (await self.vjp_detailed(model, fields, cotangent, **options)).gradient
+
+    async def vjp_detailed(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        *,
+        output: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Gradient:
+        steps = self._vjp_steps(model, fields, cotangent, options, output=output)
+        return await self._carry_out(steps)
 
     async def rollout(
         self, model: str, fields: ArrayLike, steps: int, **options: Unpack[RolloutOptions]
@@ -499,12 +623,27 @@ def _model_path(name: str, version: str | int | None = None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def _npy_bytes(fields: ArrayLike) -> bytes:
+def _timings(response: httpx.Response) -> dict[str, float]:
+    found = _TIMING.findall(response.headers.get("server-timing", ""))
+    return {stage: float(milliseconds) / 1e3 for stage, milliseconds in found}
+
+
+def _real(fields: ArrayLike, what: str = "fields") -> Fields:
     array = np.asarray(fields)
     if array.dtype.kind not in "fiub":
-        raise BadInput(f"fields must be an array of real numbers, got dtype {array.dtype}")
+        raise BadInput(f"{what} must be an array of real numbers, got dtype {array.dtype}")
+    return np.asarray(array, dtype="<f4", order="C")
+
+
+def _npy_bytes(fields: ArrayLike) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, np.asarray(array, dtype="<f4", order="C"), allow_pickle=False)
+    np.save(buffer, _real(fields), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _npz_bytes(fields: ArrayLike, cotangent: ArrayLike) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, input=_real(fields), cotangent=_real(cotangent, "the cotangent"))
     return buffer.getvalue()
 
 
@@ -514,6 +653,17 @@ def _npy_array(response: httpx.Response) -> Fields:
         return np.asarray(array, dtype=np.float32)
     except (ValueError, TypeError):
         message = "the answer is not a .npy array: is this a turbofno server?"
+        raise ServerError(message, response) from None
+
+
+def _npz_arrays(response: httpx.Response, names: Sequence[str]) -> dict[str, Fields]:
+    try:
+        with np.load(io.BytesIO(response.content), allow_pickle=False) as archive:
+            return {name: np.asarray(archive[name], dtype=np.float32) for name in names}
+    except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
+        message = (
+            f"the answer is not an .npz archive of {', '.join(names)}: is this a turbofno server?"
+        )
         raise ServerError(message, response) from None
 
 

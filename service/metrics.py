@@ -44,6 +44,9 @@ class Metrics:
             "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
         )
         self.fields = self._counter("turbofno_fields", "Fields predicted.", MODEL)
+        self.gradients = self._counter(
+            "turbofno_gradients", "Fields whose gradient was given.", MODEL
+        )
         self.rejections = self._counter(
             "turbofno_rejections", "Requests refused or dropped, by reason.", ("reason",)
         )

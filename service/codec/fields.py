@@ -110,7 +110,7 @@ def fields_from_tensor(
         InvalidField: wrong shape or dtype, NaN, infinity, or a value beyond float32.
         PayloadTooLarge: more fields than one request may carry.
     """
-    _check_dtype(array, name=name)
+    check_dtype(array, name=name)
     check_shape(array.shape, config, max_fields=max_fields, name=name)
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
@@ -199,6 +199,15 @@ def check_names(names: Collection[str]) -> None:
         raise BadRequest(f"an array's name has {longest} characters, at most {_MAX_NAME} are read")
 
 
+def check_dtype(array: Array, *, name: str) -> None:
+    """Refuse numbers that are not floats. Raises InvalidField."""
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
+        raise InvalidField(
+            f"'{name}' has dtype {array.dtype}, expected float32 (float16, bfloat16 and float64 "
+            f"are converted): convert it first, for example with array.astype('float32')"
+        )
+
+
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order, None if there is none."""
     finite = np.isfinite(array)
@@ -215,7 +224,7 @@ def _stack_channels(
     first = arrays[channels[0]]
     for name in channels:
         array = arrays[name]
-        _check_dtype(array, name=name)
+        check_dtype(array, name=name)
         if array.ndim not in (n_dim, n_dim + 1):
             raise InvalidField(
                 f"'{name}' has {_rank(array.shape)}, model '{config.name}' expects "
@@ -251,14 +260,6 @@ def _check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
         raise InvalidField(
             f"'{name}' has grid {list(grid)}, which model '{config.name}' cannot take: "
             f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)})"
-        )
-
-
-def _check_dtype(array: Array, *, name: str) -> None:
-    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
-        raise InvalidField(
-            f"'{name}' has dtype {array.dtype}, expected float32 (float16, bfloat16 and float64 "
-            f"are converted): convert it first, for example with array.astype('float32')"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import WithJsonSchema
@@ -19,11 +20,15 @@ from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offl
 from service.http.openapi import ModelName, ModelVersion, problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from models.config import ModelConfig
-    from service.codec.fields import Form
+    from service.codec.fields import Array, Form
     from service.codec.negotiate import Codec
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, PredictResult
+
+T = TypeVar("T")
 
 router = APIRouter(tags=["predict"])
 
@@ -189,34 +194,56 @@ async def read_fields(
     request: Request, room: Room, codec: Codec, config: ModelConfig
 ) -> tuple[Fields, Form]:
     """Read the body into checked fields, which the room then counts. Raises as read_body and the codec do."""
+    check = partial(
+        fields_from_arrays,
+        config=config,
+        max_fields=context_of(request).settings.max_fields_per_request,
+    )
+    # What is parsed or inflated is copied to the engine's memory afterwards.
+    aligned_at = None if codec in (JSON, NPZ) else 0
+    return await read_arrays(request, room, codec, check, aligned_at=aligned_at)
+
+
+async def read_arrays(
+    request: Request,
+    room: Room,
+    codec: Codec,
+    check: Callable[[dict[str, Array]], tuple[Fields, T]],
+    *,
+    aligned_at: int | None = None,
+) -> tuple[Fields, T]:
+    """Read the body into named arrays, and `check` those into fields, which the room then counts.
+
+    Raises as read_body, the codec and `check` do; `aligned_at` is as read_body has it.
+    """
     settings, record = context_of(request).settings, record_of(request)
     setting = "max_json_bytes" if codec is JSON else "max_body_bytes"
     limit: int = getattr(settings, setting)
-    # What is parsed or inflated is copied to the engine's memory afterwards.
-    aligned_at = None if codec in (JSON, NPZ) else 0
     body = await read_body(request, room, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
-    fields, form = await offload(
+    fields, about = await offload(
         # A small archive can inflate to the whole limit.
         codec is NPZ or len(body) > (JSON_BYTES if codec is JSON else BINARY_BYTES),
         _decode,
         body,
         codec,
-        config,
+        check,
         max_bytes=limit,
-        max_fields=settings.max_fields_per_request,
     )
     # An archive's fields can be far larger than its body.
     room.hold(max(len(body), fields.nbytes))
     record.decode_seconds = time.perf_counter() - started
-    return fields, form
+    return fields, about
 
 
 def _decode(
-    body: memoryview, codec: Codec, config: ModelConfig, *, max_bytes: int, max_fields: int
-) -> tuple[Fields, Form]:
-    arrays = codec.decode(body, max_bytes=max_bytes)
-    return fields_from_arrays(arrays, config, max_fields=max_fields)
+    body: memoryview,
+    codec: Codec,
+    check: Callable[[dict[str, Array]], tuple[Fields, T]],
+    *,
+    max_bytes: int,
+) -> tuple[Fields, T]:
+    return check(codec.decode(body, max_bytes=max_bytes))
 
 
 def _encode(result: PredictResult, codec: Codec, config: ModelConfig, form: Form) -> bytes:

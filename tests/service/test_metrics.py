@@ -11,6 +11,7 @@ from service.metrics import Metrics
 NAMES = {
     "turbofno_requests": ("model", "version", "protocol", "code"),
     "turbofno_fields": ("model", "version"),
+    "turbofno_gradients": ("model", "version"),
     "turbofno_request_duration_seconds": ("model", "version"),
     "turbofno_decode_seconds": ("model", "version"),
     "turbofno_queue_seconds": ("model", "version"),

@@ -139,7 +139,17 @@ def by_oip(client: httpx.Client, model: str, fields: Array) -> tuple[httpx.Respo
     return answer, values
 
 
-WAYS = (by_npy, by_chunks, by_safetensors, by_json, by_oip)
+def by_vjp(client: httpx.Client, model: str, fields: Array) -> tuple[httpx.Response, Any]:
+    cotangent = np.ones((len(fields), 2, *fields.shape[2:]), np.float32)
+    answer = client.post(
+        f"/v1/models/{model}:vjp?output=true",
+        content=safetensors.numpy.save({"input": fields, "cotangent": cotangent}),
+        headers={"Content-Type": "application/vnd.safetensors"},
+    )
+    return answer, lambda: safetensors.numpy.load(answer.content)["output"]
+
+
+WAYS = (by_npy, by_chunks, by_safetensors, by_json, by_oip, by_vjp)
 
 
 def expected(module: FNO, fields: Array) -> Array:
@@ -388,6 +398,29 @@ def test_announced_bodies_that_do_not_come_take_no_shared_memory(service: Servic
         fields = np.zeros((1, 1, 16, 16), np.float32)
         with service.client() as client:
             assert by_npy(client, "tiny-2d", fields)[0].status_code == 200
+
+
+def test_gradients_are_right_and_refused_as_in_one_process(
+    service: Service, modules: dict[str, FNO]
+) -> None:
+    with service.client() as client:
+        for model, module in modules.items():
+            fields = random_fields(model, 3)
+            cotangent = np.random.default_rng().standard_normal((3, 2, *fields.shape[2:]))
+            body = safetensors.numpy.save({"input": fields, "cotangent": cotangent})
+            headers = {"Content-Type": "application/vnd.safetensors"}
+            answer = client.post(f"/v1/models/{model}:vjp", content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            x = torch.tensor(fields, requires_grad=True)
+            (truth,) = torch.autograd.grad(module(x), x, torch.tensor(cotangent).float())
+            assert is_right(safetensors.numpy.load(answer.content)["gradient"], truth.numpy())
+        grid = [65] if "1d" in model else [65, 65]
+        inputs = {"input": np.zeros((1, *grid)), "cotangent": np.zeros((2, *grid))}
+        answer = client.post(
+            f"/v1/models/{model}:vjp", content=safetensors.numpy.save(inputs), headers=headers
+        )
+        assert answer.status_code == 422
+    everything_is_given_back(service)
 
 
 def test_a_pause_of_everything_kills_nothing(service: Service) -> None:
