@@ -81,6 +81,8 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
         "",
         "![input, truth, prediction and error of the held-out sample of median error](card.png)",
         "",
+        f"On fresh inputs, and in time against the solver: `turbofno verify {config.name}` (docs/verify.md).",
+        "",
         "## Shape",
         "",
         f"- Input `[batch, {arch.in_channels}, *grid]`, output `[batch, {arch.out_channels}, *grid]`, "
