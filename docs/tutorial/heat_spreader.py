@@ -58,7 +58,8 @@ amplitude[0, 0] = 0
 
 def waves(n: int) -> Array:
     """The cosines at n points, [WAVES, n]."""
-    return np.sqrt(2.0) * np.cos(np.pi * np.outer(number, np.linspace(0, 1, n)))
+    wave: Array = np.sqrt(2.0) * np.cos(np.pi * np.outer(number, np.linspace(0, 1, n)))
+    return wave
 
 
 def height(coefficients: Array, n: int = N) -> Array:
@@ -261,16 +262,16 @@ results = {
     }
     for index, name in enumerate(designs)
 }
-for name, one in results.items():
-    gain = 1 - one["solver"] / results["random"]["solver"]
+for name, found in results.items():
+    gain = 1 - found["solver"] / results["random"]["solver"]
     print(
-        f"{name:14} mean temperature {one['surrogate']:.5f} says the surrogate, {one['solver']:.5f} "
-        f"the solver: {gain:.0%} cooler than random; surrogate off by {one['relative_l2']:.1%}"
+        f"{name:14} mean temperature {found['surrogate']:.5f} says the surrogate, {found['solver']:.5f} "
+        f"the solver: {gain:.0%} cooler than random; surrogate off by {found['relative_l2']:.1%}"
     )
 
 # %%
 figure = Figure(figsize=(15, 6.4), layout="constrained")
-panels, side = figure.subfigures(1, 2, width_ratios=(3, 1.4))
+panels, side = figure.subfigures(1, 2, width_ratios=(3, 1.4), squeeze=False)[0]
 axes = panels.subplots(2, 3)
 for column, (name, coefficients) in enumerate(designs.items()):
     material = axes[0, column].imshow(
@@ -289,12 +290,13 @@ panels.colorbar(heat, ax=axes[1], label="temperature (solver)")
 axis = side.subplots()
 axis.plot(DRAWN * np.arange(1, GENERATIONS + 1), evolution, ".-", label="cross-entropy")
 axis.plot(2 * np.arange(1, STEPS + 1), descent, ".-", label="gradient")
-for name, colour in (("cross-entropy", "C0"), ("gradient", "C1")):
-    axis.plot(
-        asked[name], results[name]["solver"], "x", color=colour, label="its end, by the solver"
-    )
+ends = ("cross-entropy", "gradient")
+axis.plot(
+    [asked[name] for name in ends], [results[name]["solver"] for name in ends], "x", color="C3",
+    label="their ends, by the solver",
+)  # fmt: skip
 axis.set(xscale="log", xlabel="fields asked of the service", ylabel="mean temperature")
-axis.set_title("best so far, by the surrogate")
+axis.set_title("found so far, by the surrogate")
 axis.legend(fontsize="small")
 figure.savefig(OUT / "designs.png", dpi=90)
 

@@ -41,16 +41,18 @@ def run(arguments: argparse.Namespace, model: Verifiable) -> int:
 
     Raises:
         ValueError: there is no solver for the model, or it cannot run on the grid.
+        OSError: the folder for the report cannot be made or written to.
     """
     problem = problem_of(model.config, arguments.pde)
     grid = _checked_grid(arguments.grid, model.config)
     seed = arguments.seed
     if seed is None:
         seed = random.SystemRandom().randrange(TRAINING_SEED + 2, _SEED_LIMIT)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)  # before the work, which takes minutes
     report = verify(model, problem, arguments, seed=seed, grid=grid)
     text = as_text(report)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
         pictures = draw(arguments.out, report)
         shown = "".join(f"\n![{file.stem}]({file.name})\n" for file in pictures)
         (arguments.out / "report.md").write_text(text + shown)

@@ -11,6 +11,7 @@ import torch
 from models.pde import burgers
 from models.pde.checks import SolverError
 from models.problems import BURGERS
+from models.verify import equal_error
 from models.verify.equal_error import compare
 from models.verify.solvers import COARSE_SOLVERS, CoarseSolver
 from models.verify.tasks import Task, tasks_of
@@ -59,7 +60,8 @@ def sleeping(efforts: tuple[float, ...], errors: dict[float, float]) -> CoarseSo
     return CoarseSolver("effort", (8, 16), efforts, begin, solve, "")
 
 
-def test_the_speed_up_is_the_ratio_of_the_times() -> None:
+def test_the_speed_up_is_the_ratio_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.verify.equal_error._clock", lambda _: time.perf_counter)
     task = burgers_task()
     solver = sleeping((2.0, 40.0, 80.0), {2.0: 0.5, 40.0: 0.009, 80.0: 0.001})
 
@@ -91,3 +93,11 @@ def test_a_walk_ends_where_a_finer_grid_allows_no_coarser_step() -> None:
     solver = replace(sleeping((1.0, 2.0), {1.0: 0.5, 2.0: 0.001}), grids=(8, 16, 32, 64))
     found = compare(task, solver, torch.clone, 0.01)
     assert {trial.grid for trial in found.tried} == {8, 16}
+
+
+def test_one_thread_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    slept, _ = equal_error._timed(lambda: time.sleep(0.2) or torch.ones(1), torch.device("cpu"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    waited, _ = equal_error._timed(lambda: time.sleep(0.2) or torch.ones(1), torch.device("cpu"))
+    assert slept < 0.1 < 0.2 <= waited

@@ -8,7 +8,7 @@ import torch
 from models.checkpoint import load_model
 from models.config import Metric
 from models.evaluate import ZOO
-from models.problems import BURGERS
+from models.problems import BURGERS, PROBLEMS
 from models.verify.report import judge
 from models.verify.tasks import Task, tasks_of
 
@@ -51,3 +51,13 @@ def test_a_bound_that_is_asked_for_is_kept_to_the_letter() -> None:
 def test_another_grid_has_nothing_to_keep_but_must_be_finite() -> None:
     assert verdict_of([9.0, 9.0, 9.0], n=512)
     assert not verdict_of([9.0, float("nan"), 9.0], n=512)
+
+
+@pytest.mark.parametrize("key", sorted(PROBLEMS))
+def test_every_task_on_the_training_grid_is_on_the_card(key: str) -> None:
+    problem = PROBLEMS[key]
+    config = load_model(ZOO / problem.name).config
+    frames = torch.randn(3, 2 if problem.time_step is None else 51, *problem.grid.training)
+    for task in tasks_of(problem, frames, seed=5):
+        verdict = judge(task, torch.full((3,), 1e-9), config, None)
+        assert verdict.stated is not None, task.name
