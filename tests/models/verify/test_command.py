@@ -13,6 +13,7 @@ from models.evaluate import ZOO
 from models.problems import BURGERS
 from service import cli
 from tests.service.tiny import save_tiny
+from tests.turbofno_ops.on_gpu import needs_kernels
 
 QUICK = ["--n", "3", "--device", "cpu"]
 
@@ -50,6 +51,17 @@ def test_a_zoo_model_keeps_its_card(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"seed {report['seed']}" in said.err
     assert report["seed"] > 2, "neither the training's nor the card's samples"
     assert report["command"] == f"turbofno verify burgers-1d --n 3 --seed {report['seed']}"
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d"])
+def test_on_a_gpu_the_model_runs_on_the_kernels(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", name, "--n", "8", "--device", "cuda", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["backend"] == "cuda"
+    assert report["device"] != "cpu"
 
 
 def test_a_seed_repeats_the_samples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +106,17 @@ def with_other_viscosity(config: ModelConfig) -> object:
     (nu,) = config.pde.parameters
     other = nu.model_copy(update={"minimum": 0.01, "maximum": 0.01})
     return config.pde.model_copy(update={"parameters": (other,)})
+
+
+def test_a_place_that_cannot_be_written_to_is_said_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert cli.main(["verify", "burgers-1d", *QUICK, "--out", str(taken)]) == 1
+    said = capsys.readouterr().err
+    assert str(taken) in said
+    assert "solving" not in said
 
 
 def test_what_cannot_be_verified_is_refused_with_the_way_out(
