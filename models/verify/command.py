@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shlex
@@ -18,7 +19,7 @@ from models.config import PDE, ModelConfig
 from models.evaluate import held_out_frames
 from models.problems import PROBLEMS, TRAINING_SEED, Problem
 from models.train import device_name
-from models.verify.equal_error import compare
+from models.verify.equal_error import EqualError, compare
 from models.verify.pictures import draw
 from models.verify.report import Finding, Report, as_json, as_text, judge
 from models.verify.solvers import COARSE_SOLVERS
@@ -53,7 +54,9 @@ def run(arguments: argparse.Namespace, model: Verifiable) -> int:
     report = verify(model, problem, arguments, seed=seed, grid=grid)
     text = as_text(report)
     if arguments.out is not None:
-        pictures = draw(arguments.out, report)
+        # there is no picture of NaN
+        finite = all(math.isfinite(finding.mean) for finding in report.findings)
+        pictures = draw(arguments.out, report) if finite else []
         shown = "".join(f"\n![{file.stem}]({file.name})\n" for file in pictures)
         (arguments.out / "report.md").write_text(text + shown)
         (arguments.out / "report.json").write_text(_dumped(report))
@@ -135,7 +138,9 @@ def verify(
         predicted = outcome(task, model.surrogate)
         verdict = judge(task, predicted.errors, model.config, arguments.at_most)
         mean = predicted.errors.mean().item()
-        equal = compare(task, solver, model.surrogate, mean)
+        equal = EqualError((), ())
+        if math.isfinite(mean):
+            equal = compare(task, solver, model.surrogate, mean)
         findings.append(Finding(task, predicted, verdict, equal))
     backend, precision = model.ran()
     conditions: dict[str, Any] = {

@@ -159,8 +159,12 @@ def as_text(report: Report) -> str:
     for finding in report.findings:
         races = finding.equal_error.races
         lines += [_race_as_text(finding.task.name, race, report.solver.knob) for race in races]
-        if not races:
-            lines.append(f"| {finding.task.name} | | | | nothing tried is as accurate |")
+        if not math.isfinite(finding.mean):
+            lines.append(
+                f"| {finding.task.name} | | | | not looked for: the answers are not finite |"
+            )
+        elif not races:
+            lines.append(f"| {finding.task.name} | | | | no setting of the solver is as accurate |")
     return "\n".join(lines) + "\n"
 
 

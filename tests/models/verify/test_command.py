@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from models.checkpoint import load_model, save_model, write_config
 from models.config import Metric, ModelConfig
@@ -78,6 +79,22 @@ def test_a_folder_that_is_worse_than_its_card_ends_with_1(
     folder = copy_of_burgers(tmp_path / "mine", evaluation=stated(1e-5))
     assert cli.main(["verify", str(folder), *QUICK]) == 1
     assert "IS NOT KEPT" in capsys.readouterr().out
+
+
+def test_answers_that_are_not_finite_end_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load_model(ZOO / BURGERS.name)
+    with torch.no_grad():
+        for parameter in loaded.module.parameters():
+            parameter *= 1e15
+    save_model(tmp_path / "wild", loaded.config, loaded.module)
+    out = tmp_path / "out"
+    assert cli.main(["verify", str(tmp_path / "wild"), *QUICK, "--out", str(out)]) == 1
+    assert "not finite" in capsys.readouterr().out
+    (task,) = json.loads((out / "report.json").read_text())["tasks"]
+    assert task["mean"] is None
+    assert not task["verdict"]["kept"]
 
 
 def test_an_imported_model_says_its_pde_and_bound_on_the_command_line(
