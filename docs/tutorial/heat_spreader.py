@@ -109,8 +109,8 @@ def distance(one: Array, truth: Array) -> Array:
 # ## How fast: one caller, many callers
 #
 # Every design is a request of its own, as it would be from many users. While the device works on one, the service
-# collects what else has come and runs it as one batch. (One caller with many fields at hand sends one request of
-# many, as we do further below.)
+# collects what else has come and runs it as one batch. That is meant for GPUs; a CPU is kept busy by a single field.
+# (One caller with many fields at hand sends one request of many, as we do further below.)
 
 
 # %%
