@@ -19,7 +19,7 @@ from models.config import PDE, ModelConfig
 from models.evaluate import held_out_frames
 from models.problems import PROBLEMS, TRAINING_SEED, Problem
 from models.train import device_name
-from models.verify.equal_error import EqualError, compare
+from models.verify.equal_error import EqualError, compare, timed_in_cpu_time
 from models.verify.pictures import draw
 from models.verify.report import Finding, Report, as_json, as_text, judge
 from models.verify.solvers import COARSE_SOLVERS
@@ -151,6 +151,7 @@ def verify(
         "device": device_name(model.device),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),
+        "clock": "CPU time" if timed_in_cpu_time(model.device) else "time of day",
         "torch": str(torch.__version__),
         "backend": backend,
         "precision": precision,

@@ -148,7 +148,7 @@ def _race(
 
 
 def _timed(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[float, torch.Tensor]:
-    clock = _clock(device)
+    clock = time.process_time if timed_in_cpu_time(device) else time.perf_counter
     _wait_for(device)
     began = clock()
     result = run()
@@ -156,10 +156,9 @@ def _timed(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[float
     return clock() - began, result
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
-    """On one thread of a CPU its own time, to which others at work there do not add as to the time of day."""
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
+def timed_in_cpu_time(device: torch.device) -> bool:
+    """One thread of a CPU is timed by its own clock: others at work there add to the time of day, not to that."""
+    return device.type == "cpu" and torch.get_num_threads() == 1
 
 
 def _wait_for(device: torch.device) -> None:

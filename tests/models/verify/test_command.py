@@ -46,6 +46,7 @@ def test_a_zoo_model_keeps_its_card(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert race["speed_up"] == pytest.approx(ratio)
     text = (tmp_path / "report.md").read_text()
     assert f"{task['mean']:.3%}" in text
+    assert f"{report['clock']} for one sample" in text
     for picture in ("samples.png", "errors.png"):
         assert f"({picture})" in text
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")

@@ -31,8 +31,9 @@ def verdict_of(errors: list[float], *, at_most: float | None = None, n: int = 10
         ([0.009, 0.010, 0.011], True),
         ([0.013, 0.014, 0.015], True),  # worse, not clearly
         ([0.019, 0.020, 0.021], False),
-        ([0.001, 0.002, 0.200], True),  # one outlier of three tells little
-        ([0.01] * 30 + [0.9, 0.8], True),
+        ([0.001, 0.002, 0.100], True),  # one outlier of three tells little
+        ([0.001, 0.002, 0.200], False),  # unless it is one like this
+        ([0.01] * 30 + [0.3, 0.2], True),
         ([0.02] * 31 + [0.03], False),
         ([0.01, float("nan"), 0.01], False),
         ([0.01, float("inf"), 0.01], False),
