@@ -27,6 +27,8 @@ class Verdict:
     kept: bool
 
     def __str__(self) -> str:
+        if self.stated is None and not self.kept:
+            return "answers that are not finite keep no bound"
         if self.stated is None:
             return f"{self.by} states no error of this on this grid, so there is nothing to keep"
         clearly = "is kept" if self.kept else "IS NOT KEPT: the model is clearly worse"
@@ -66,11 +68,12 @@ def judge(task: Task, errors: torch.Tensor, config: ModelConfig, at_most: float 
     """Whether the mean error is not clearly above the bound asked for, or else the card's for that grid.
 
     The card's is clearly passed at 1.5 times its value, if by three standard errors of these samples too,
-    and at 5 times its value in any case; a bound that was asked for is passed as soon as the mean is above it. What is not finite passes any.
+    and at 5 times its value in any case; a bound that was asked for is passed as soon as the mean is
+    above it. What is not finite passes any.
     """
     mean = errors.mean().item()
     if not math.isfinite(mean):
-        return Verdict(at_most or 0.0, "any bound", kept=False)
+        return Verdict(None, "any bound", kept=False)
     if at_most is not None:
         return Verdict(at_most, "--at-most", kept=mean <= at_most)
     grid = tuple(task.truth.shape[2:])
