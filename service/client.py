@@ -17,6 +17,7 @@ import random
 import re
 import struct
 import time
+import warnings
 import zipfile
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -95,6 +96,10 @@ class BlowUp(TurboFNOError):
         self.reason = reason
 
 
+class PredictionWarning(UserWarning):
+    """The server answered, and says why the answer may be worse than the model's card says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The fields of one step of a rollout: float32, in physical units, in the rank of the input."""
@@ -114,6 +119,8 @@ class Gradient:
     request_id: str | None
     timings: dict[str, float]
     """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+    warnings: tuple[str, ...] = ()
+    """In words, why the gradient may be worse than the model's card says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,8 @@ class Prediction:
     request_id: str | None
     timings: dict[str, float]
     """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+    warnings: tuple[str, ...] = ()
+    """In words, why the answer may be worse than the model's card says."""
 
 
 T = TypeVar("T")
@@ -135,8 +144,8 @@ _Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
 _Steps: TypeAlias = Generator[httpx.Request | float, _Outcome, T]
 
 
-class PredictOptions(TypedDict, total=False):
-    """Keywords of `predict` and `predict_detailed`."""
+class VjpOptions(TypedDict, total=False):
+    """Keywords of `vjp` and `vjp_detailed`."""
 
     version: str | int | None
     """Which version of the model; the newest if None or not given."""
@@ -144,6 +153,13 @@ class PredictOptions(TypedDict, total=False):
     """Seconds after which the answer is of no use; the server then drops work not yet begun."""
     priority: int
     """1 is highest, 10 lowest; 0, the default, is in the middle (5)."""
+
+
+class PredictOptions(VjpOptions, total=False):
+    """Keywords of `predict` and `predict_detailed`."""
+
+    output_grid: Sequence[int] | None
+    """Points on each axis of the answer, whatever the input's; the model then runs on its training grid."""
 
 
 class RolloutOptions(TypedDict, total=False):
@@ -197,19 +213,25 @@ class _Calls(Generic[HttpT]):
     def _predict_steps(
         self, model: str, fields: ArrayLike, options: PredictOptions
     ) -> _Steps[Prediction]:
+        params: dict[str, int | str] = {}
+        if options.get("priority"):
+            params["priority"] = options["priority"]
+        if (grid := options.get("output_grid")) is not None:
+            params["output_grid"] = ",".join(map(str, grid))
         response = yield from self._exchange(
             "POST",
             _model_path(model, options.get("version")) + ":predict",
             deadline=options.get("deadline"),
             content=_npy_bytes(fields),
             headers={"Content-Type": _NPY, "Accept": _NPY},
-            params={"priority": options["priority"]} if options.get("priority") else None,
+            params=params or None,
         )
         return Prediction(
             fields=_npy_array(response),
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
             timings=_timings(response),
+            warnings=_told(response),
         )
 
     def _vjp_steps(
@@ -217,7 +239,7 @@ class _Calls(Generic[HttpT]):
         model: str,
         fields: ArrayLike,
         cotangent: ArrayLike,
-        options: PredictOptions,
+        options: VjpOptions,
         *,
         output: bool,
     ) -> _Steps[Gradient]:
@@ -239,6 +261,7 @@ class _Calls(Generic[HttpT]):
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
             timings=_timings(response),
+            warnings=_told(response),
         )
 
     def _rollout_steps(
@@ -325,20 +348,26 @@ class Client(_Calls[httpx.Client]):
         Args:
             model: name of a model the server has.
             fields: any real array, in the model's physical units; sent as float32.
-            **options: version, deadline (seconds), priority; see `PredictOptions`.
+            **options: version, deadline (seconds), priority, output_grid; see `PredictOptions`.
 
         Returns:
             float32, [channels, *grid] for one field and [n, channels, *grid] for a batch.
 
+        Warns:
+            PredictionWarning: the answer came with a warning, for example of a grid that nobody has evaluated.
+
         Raises:
             BadInput, NotFound, Overloaded, DeadlineExceeded, ServerError, ConnectionFailed.
         """
-        return self.predict_detailed(model, fields, **options).fields
+        prediction = self.predict_detailed(model, fields, **options)
+        for warning in prediction.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return prediction.fields
 
     def predict_detailed(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Prediction:
-        """As `predict`, with the version that answered, the request id and the server's timings."""
+        """As `predict`, with version, request id and timings; warnings are told here, not issued."""
         return self._carry_out(self._predict_steps(model, fields, options))
 
     def vjp(
@@ -346,7 +375,7 @@ class Client(_Calls[httpx.Client]):
         model: str,
         fields: ArrayLike,
         cotangent: ArrayLike,
-        **options: Unpack[PredictOptions],
+        **options: Unpack[VjpOptions],
     ) -> Fields:
         """The cotangent times the Jacobian of the model at these fields: dL/d(fields), if it is dL/d(output).
 
@@ -360,7 +389,10 @@ class Client(_Calls[httpx.Client]):
         Raises:
             As `predict`; BadInput also if the model has no gradient.
         """
-        return self.vjp_detailed(model, fields, cotangent, **options).gradient
+        gradient = self.vjp_detailed(model, fields, cotangent, **options)
+        for warning in gradient.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return gradient.gradient
 
     def vjp_detailed(
         self,
@@ -369,9 +401,12 @@ class Client(_Calls[httpx.Client]):
         cotangent: ArrayLike,
         *,
         output: bool = False,
-        **options: Unpack[PredictOptions],
+        **options: Unpack[VjpOptions],
     ) -> Gradient:
-        """As `vjp`, with version, request id and timings; with `output` also what `predict` answers."""
+        """As `vjp`, with version, request id and timings; with `output` also what `predict` answers.
+
+        Warnings are told here, not issued.
+        """
         return self._carry_out(self._vjp_steps(model, fields, cotangent, options, output=output))
 
     def objective(
@@ -379,12 +414,12 @@ class Client(_Calls[httpx.Client]):
         model: str,
         loss: Callable[[Fields], tuple[float, ArrayLike]],
         shape: Sequence[int],
-        **options: Unpack[PredictOptions],
+        **options: Unpack[VjpOptions],
     ) -> Callable[[ArrayLike], tuple[float, NDArray[np.float64]]]:
         """A loss of the model's output as a function of its input, for `scipy.optimize.minimize(..., jac=True)`.
 
         Args:
-            model, **options: as `predict`.
+            model, **options: as `vjp`.
             loss: takes the output, gives a number and its derivative with respect to the output.
             shape: of the input, [channels, *grid] or [n, channels, *grid].
 
@@ -415,6 +450,8 @@ class Client(_Calls[httpx.Client]):
         """
         response = self._carry_out(self._rollout_steps(model, fields, steps, options), stream=True)
         with closing(response):
+            for warning in _told(response):
+                warnings.warn(warning, PredictionWarning, stacklevel=2)
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 for chunk in response.iter_raw():
@@ -476,7 +513,10 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
     async def predict(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Fields:
-        return (await self.predict_detailed(model, fields, **options)).fields
+        prediction = await self.predict_detailed(model, fields, **options)
+        for warning in prediction.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return prediction.fields
 
     async def predict_detailed(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
@@ -488,9 +528,12 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         model: str,
         fields: ArrayLike,
         cotangent: ArrayLike,
-        **options: Unpack[PredictOptions],
+        **options: Unpack[VjpOptions],
     ) -> Fields:
-        return (await self.vjp_detailed(model, fields, cotangent, **options)).gradient
+        gradient = await self.vjp_detailed(model, fields, cotangent, **options)
+        for warning in gradient.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return gradient.gradient
 
     async def vjp_detailed(
         self,
@@ -499,7 +542,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         cotangent: ArrayLike,
         *,
         output: bool = False,
-        **options: Unpack[PredictOptions],
+        **options: Unpack[VjpOptions],
     ) -> Gradient:
         steps = self._vjp_steps(model, fields, cotangent, options, output=output)
         return await self._carry_out(steps)
@@ -511,6 +554,8 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             self._rollout_steps(model, fields, steps, options), stream=True
         )
         try:
+            for warning in _told(response):
+                warnings.warn(warning, PredictionWarning, stacklevel=2)
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 async for chunk in response.aiter_raw():
@@ -670,6 +715,11 @@ def _npz_arrays(response: httpx.Response, names: Sequence[str]) -> dict[str, Fie
 def _from_service(outcome: _Outcome) -> bool:
     """Whether the service itself answered: its errors are JSON, those of proxies in front of it are not."""
     return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")
+
+
+def _told(response: httpx.Response) -> tuple[str, ...]:
+    """The warnings that an answer came with."""
+    return tuple(filter(None, response.headers.get("x-warning", "").split("; ")))
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:

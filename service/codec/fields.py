@@ -51,6 +51,8 @@ class Answer:
     """Output channel name -> physical units."""
     backend: str
     precision: str
+    warnings: tuple[str, ...] = ()
+    """In words, why the outputs may be worse than the model's card says."""
 
 
 def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -88,7 +90,7 @@ def check_shape(
             f"'{config.name}' expects {channels} ({names}): [batch, {channels}, "
             f"{_grid_axes(config)}]"
         )
-    _check_grid(shape[2:], config, name=name)
+    check_grid(shape[2:], config, name=name)
     if shape[0] < 1:
         raise InvalidField(f"'{name}' has shape {list(shape)}: a batch needs at least one field")
     if shape[0] > max_fields:
@@ -238,7 +240,7 @@ def _stack_channels(
             )
     batched = first.ndim == n_dim + 1
     shape = first.shape if batched else (1, *first.shape)
-    _check_grid(shape[1:], config, name=channels[0])
+    check_grid(shape[1:], config, name=channels[0])
     full = (shape[0], len(channels), *shape[1:])
     check_shape(full, config, max_fields=max_fields)
     fields = np.empty(full, dtype=np.float32)
@@ -249,7 +251,8 @@ def _stack_channels(
     return fields, Form(by_channel=True, batched=batched)
 
 
-def _check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
+def check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
+    """Raises InvalidField for a grid outside of the model's limits; names every axis that is wrong."""
     lowest, highest = grid_limits(config)
     wrong = [
         f"grid axis {axis} has {size} points, allowed are {low} to {high}"
@@ -257,9 +260,10 @@ def _check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
         if not low <= size <= high
     ]
     if wrong:
+        fixed = "" if config.field_normalization is None else ", its normalisation is a field there"
         raise InvalidField(
             f"'{name}' has grid {list(grid)}, which model '{config.name}' cannot take: "
-            f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)})"
+            f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)}{fixed})"
         )
 
 

@@ -24,6 +24,7 @@ from service.errors import BadRequest, NotAcceptable, UnsupportedMediaType
 from service.http.inference import admit, begin, infer
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
+from service.http.output_grid import warn_of_grids, warning_header
 from service.http.predict import REQUEST_BODY, RESPONSES, Deadline, Priority, read_arrays
 from service.pipeline.vjp import VjpShapes, join, part
 
@@ -161,14 +162,16 @@ async def _vjp(
     result = await infer(
         request, rows, config=config, priority=priority, seconds=seconds, vjp=shapes
     )
+    warnings = warn_of_grids(request, config, shapes.input[1:])
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
-    answer = await offload(heavy, _encode, result, shapes, form, writer, config, output=output)
+    answer = await offload(
+        heavy, _encode, result, shapes, form, writer, config, warnings, output=output
+    )
     record.encode_seconds = time.perf_counter() - started
     room.hold_answer(len(answer))
-    return Response(
-        answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
-    )
+    headers = {"X-Model-Version": result.version, **warning_header(warnings)}
+    return Response(answer, media_type=writer.media_type, headers=headers)
 
 
 def _codecs(request: Request, *, output: bool) -> tuple[Codec, Codec]:
@@ -194,6 +197,7 @@ def _encode(
     form: VjpForm,
     codec: Codec,
     config: ModelConfig,
+    warnings: tuple[str, ...],
     *,
     output: bool,
 ) -> bytes:
@@ -206,6 +210,7 @@ def _encode(
             units=units_of_vjp(config, output=output),
             backend=result.backend,
             precision=result.precision,
+            warnings=warnings,
         )
     )
 

@@ -220,9 +220,10 @@ def _halves(parts: Parts) -> list[Parts]:
 
 
 def _not_finite(part: Slice, index: int) -> InvalidField:
+    what = "values" if part.ticket.vjp is None else "values, or its cotangent's,"
     return InvalidField(
         f"model {part.ticket.runnable.name!r} gave NaN or infinity for field {part.start + index} of "
-        f"{part.ticket.size} (counted from 0): its values are probably far outside the training range; "
+        f"{part.ticket.size} (counted from 0): its {what} are probably far outside the training range; "
         "compare them with the input statistics in the model's description"
     )
 

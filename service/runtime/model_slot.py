@@ -129,8 +129,8 @@ class ModelSlot:
     def warm_up(self, policy: Policy) -> None:
         """Run a batch of each power of two, and the largest, of zeros on the training grid, and a gradient.
 
-        Notes what runs. No request then pays for first-time set-up. Batches too large for the memory are left out: the pipeline
-        splits those.
+        Notes what runs. No request then pays for first-time set-up. Batches too large for the memory are left out:
+        the pipeline splits those.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
         field = np.zeros((1, *shape), np.float32)
@@ -161,9 +161,13 @@ class ModelSlot:
         except DeviceLost:
             raise
         except Exception as error:
+            if out_of_memory(error):
+                release_frames(error)
+                self.free_memory()
+                logger.warning("the gradient of model %s does not fit into memory now", self.name)
+                return
             self._no_gradient = f"it failed when the model was loaded ({type(error).__name__})"
             logger.warning("model %s has no gradient", self.name, exc_info=error)
-            release_frames(error)
 
     def _checked_forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self._forward(x)

@@ -26,6 +26,7 @@ NAMES = {
     "turbofno_queue_depth": ("model", "version"),
     "turbofno_inflight_bytes": (),
     "turbofno_shared_memory_bytes": (),
+    "turbofno_unevaluated_grid_requests": ("model", "version"),
     "turbofno_rejections": ("reason",),
     "turbofno_backend_batches": ("model", "backend", "precision"),
     "turbofno_out_of_memory_splits": ("model", "version"),

@@ -21,6 +21,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from models.regrid import at_points, band_limited
 from tests.service.processes.running import Service, running, until
 from tests.service.tiny import save_tiny
 
@@ -268,6 +269,25 @@ def test_a_thousand_mixed_requests_are_all_answered_right(
         5,
         what=lambda: f"{before} -> {descriptors(service)}",
     )
+
+
+def test_answers_on_other_grids_are_right_and_warned_of(
+    service: Service, modules: dict[str, FNO]
+) -> None:
+    fields, grid = random_fields("tiny-2d"), (random.randint(8, 64), random.randint(8, 64))
+    before = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    with service.client() as client:
+        answer = client.post(
+            f"/v1/models/tiny-2d:predict?output_grid={grid[0]},{grid[1]}",
+            content=as_npy(fields),
+            headers={"Content-Type": "application/x-npy"},
+        )
+    inside = expected(modules["tiny-2d"], band_limited(fields, (16, 16), "periodic"))
+    assert is_right(np.load(io.BytesIO(answer.content)), at_points(inside, grid, "periodic"))
+    off = (*fields.shape[2:], *grid) != (16, 16, 16, 16)
+    assert ("X-Warning" in answer.headers) == off
+    after = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    assert after - before == off
 
 
 def test_front_ends_agree_on_models_and_counters(service: Service) -> None:

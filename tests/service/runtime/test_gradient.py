@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from models.checkpoint import load_model
+from models.config import FNOArchitecture
 from models.fno import FNO
 from service.errors import NotDifferentiable
 from service.pipeline.vjp import VjpShapes, join, part
@@ -34,6 +36,14 @@ DEVICES = ["cpu", pytest.param("cuda:0", marks=gpu)]
 @pytest.fixture
 def rng() -> random.Random:
     return random.Random(torch.initial_seed())
+
+
+def draw_smooth(rng: random.Random, n_dim: int) -> FNOArchitecture:
+    """Without relu, whose kinks rounding can meet on either side."""
+    arch = draw_architecture(rng, n_dim)
+    while "relu" in arch.model_dump_json():
+        arch = draw_architecture(rng, n_dim)
+    return arch
 
 
 def inputs(module: FNO, n: int, size: tuple[int, ...]) -> tuple[Array, Array]:
@@ -73,7 +83,7 @@ def served(
 @pytest.mark.parametrize("n_dim", [1, 2])
 def test_gradients_equal_autograd_in_float64(rng: random.Random, n_dim: int, device: str) -> None:
     for _ in range(4):
-        arch = draw_architecture(rng, n_dim).model_copy(update={"activation": "gelu"})
+        arch = draw_smooth(rng, n_dim)
         module = network(arch, draw_normalization(rng, arch))
         size = tuple(max(8, least) + rng.randint(0, 9) for least in arch.smallest_grid)
         x, v = inputs(module, 3, size)
@@ -85,13 +95,13 @@ def test_gradients_equal_autograd_in_float64(rng: random.Random, n_dim: int, dev
         assert {block.precision for block in module.blocks} <= {"fp32", "bf16"}
 
 
-def test_the_shipped_network_has_float32_errors_only() -> None:
-    from models.checkpoint import load_model
-
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_shipped_network_has_float32_errors_only(device: str) -> None:
+    """TF32 in any product would show."""
     module = load_model(Path(__file__).parents[3] / "models/zoo/darcy-2d").module
     x, v = inputs(module, 2, (47, 51))
     truth = in_float64(module, x, v)
-    gradient, output = served(module, x, v, "cpu")
+    gradient, output = served(module, x, v, device, "bf16")
     assert relative(gradient, truth[0]) < 1e-5
     assert relative(output, truth[1]) < 1e-5
 
@@ -110,17 +120,14 @@ def test_networks_of_other_libraries_have_gradients_or_say_why_not(rng: random.R
         gradient, output = served(module, np.repeat(x, 2, 0), np.repeat(v, 2, 0), "cpu")
         truth = in_float64(module, x, v)
         assert relative(output[:1], truth[1]) < 1e-3, arch
-        # An activation with a kink may fall on its other side.
         assert np.isfinite(gradient).all()
-        smooth = not {arch.activation, arch.lifting_activation, arch.projection_activation} & {
-            "relu"
-        }
-        if smooth and arch.norm == "none":
+        # A kink may be met on its other side.
+        if "relu" not in arch.model_dump_json() and arch.norm == "none":
             assert relative(gradient[:1], truth[0]) < 1e-3, arch
 
 
 def test_a_batch_gives_each_field_what_it_gets_alone(rng: random.Random) -> None:
-    module = network(draw_architecture(rng, 2))
+    module = network(draw_smooth(rng, 2))
     size = tuple(max(8, least) for least in module.arch.smallest_grid)
     x, v = inputs(module, 4, size)
     together, _ = served(module, x, v, "cpu")
@@ -198,10 +205,10 @@ def test_memory_is_flat_over_a_hundred_gradients(device: str) -> None:
     place = torch.device(device)
     module = tiny().to(place)
     forward = Forward("m", module, place, precision="fp32", max_batch=4)
-    x, v = inputs(module, 1, (2**14,))
+    x, v = inputs(module, 1, (2**13,))
     rows, shapes = join(x, v)
-    kept = measure(module, torch.from_numpy(x).to(place)).bytes(2**14)
-    assert kept > 2**19
+    kept = measure(module, torch.from_numpy(x).to(place)).bytes(2**13)
+    assert kept > 2**18
     pipeline = open_pipeline(place)
 
     def run(times: int) -> int:
@@ -214,7 +221,7 @@ def test_memory_is_flat_over_a_hundred_gradients(device: str) -> None:
 
     before = run(20)
     # One that stayed behind each time would make it a hundred.
-    assert run(100) - before < 30 * kept
+    assert run(100) - before < 40 * kept
 
 
 def test_finite_differences_agree(rng: random.Random) -> None:
