@@ -25,7 +25,8 @@ def at_points(fields: Fields, size: Sequence[int], boundary: Boundary) -> Fields
         boundary: as `GridSpec` has it.
 
     Returns:
-        float32 [n, channels, *size]; the fields themselves if that is their grid.
+        float32 [n, channels, *size]; the fields themselves if that is their grid. Infinite where a Fourier series
+        through values near the largest float32 passes it.
     """
     return _each(fields, size, boundary, aliasing=True)
 
@@ -53,7 +54,8 @@ def _each(fields: Fields, size: Sequence[int], boundary: Boundary, *, aliasing: 
                 values = _linear(values, axis, points)
             else:
                 values = _fourier(values, axis, points, aliasing=aliasing)
-        result[...] = values
+        with np.errstate(over="ignore"):
+            result[...] = values
     return answer
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from models.regrid import at_points, band_limited
 from service.codec.fields import MAX_RANK, check_grid
 from service.errors import BadRequest, InvalidField
@@ -48,30 +50,49 @@ def parse_output_grid(text: str, config: ModelConfig) -> Grid:
 
 
 def to_network(fields: Fields, config: ModelConfig) -> Fields:
-    """Checked fields, brought to the grid that the model was trained on."""
-    return band_limited(fields, config.grid.training, config.grid.boundary)
+    """Checked fields, brought to the grid that the model was trained on. Raises InvalidField as `_finite`."""
+    return _finite(band_limited(fields, config.grid.training, config.grid.boundary), "input")
 
 
 def from_network(fields: Fields, grid: Grid, config: ModelConfig) -> Fields:
-    """The model's answer, at the points of another grid."""
-    return at_points(fields, grid, config.grid.boundary)
+    """The model's answer, at the points of another grid. Raises InvalidField as `_finite`."""
+    return _finite(at_points(fields, grid, config.grid.boundary), "answer")
+
+
+def _finite(fields: Fields, what: str) -> Fields:
+    """Raises InvalidField where values so large that they are of no use anyway passed float32 between their points."""
+    if not np.isfinite(fields).all():
+        raise InvalidField(
+            f"the {what} has values so large that it passes float32 between its grid points: scale it, "
+            f"or leave {OUTPUT_GRID} out"
+        )
+    return fields
 
 
 def grid_warnings(
     config: ModelConfig, input_grid: Grid, output_grid: Grid | None
 ) -> tuple[str, ...]:
     """In words, which of a request's grids lie outside those that the model was trained or evaluated on."""
-    grids = [config.grid.training, *(metric.grid for metric in config.evaluation)]
-    lowest, highest = (tuple(map(end, *grids, grids[0])) for end in (min, max))
-    known = _joined(lowest) if lowest == highest else f"{_joined(lowest)} to {_joined(highest)}"
-    return tuple(
-        f"the {what} grid {_joined(grid)} is outside of those that model {config.name} was evaluated on ({known}): "
-        "its error there is not known"
+    training = config.grid.training
+    if input_grid == training and output_grid in (None, training):
+        return ()
+    evaluated = (metric.grid for metric in config.evaluation)
+    sizes = list(
+        zip(*(grid for grid in (training, *evaluated) if len(grid) == len(training)), strict=True)
+    )
+    outside = [
+        (what, grid)
         for what, grid in (("input", input_grid), ("output", output_grid))
-        if grid is not None
-        and any(
-            not low <= size <= high for size, low, high in zip(grid, lowest, highest, strict=True)
-        )
+        if grid
+        and any(not min(known) <= n <= max(known) for n, known in zip(grid, sizes, strict=True))
+    ]
+    if not outside:
+        return ()
+    ends = dict.fromkeys(_joined(tuple(map(end, sizes))) for end in (min, max))
+    return tuple(
+        f"the {what} grid {_joined(grid)} is outside of those that model {config.name} was evaluated on "
+        f"({' to '.join(ends)}): its error there is not known"
+        for what, grid in outside
     )
 
 

@@ -120,6 +120,20 @@ def test_infer_output_grid_of_another_type_is_refused(asked: Any) -> None:
     assert "output_grid" in response.json()["error"]
 
 
+@pytest.mark.parametrize(("given", "asked"), [(15, 16), (16, 33)])
+def test_values_that_pass_float32_between_points_are_refused(given: int, asked: int) -> None:
+    # Steps of half the largest float32: a Fourier series through them overshoots.
+    fields = np.full((1, 1, given), 0.499 * np.finfo("f4").max, "f4")
+    fields[..., : given // 2] *= -1 if given == 16 else -2
+    response, _ = post(
+        PREDICT.format("tiny-1d") + f"?output_grid={asked}",
+        content=written(NPY, fields),
+        headers={"Content-Type": NPY},
+    )
+    assert response.status_code == 422
+    assert "passes float32" in problem(response)["detail"]
+
+
 def changed(**parts: Any) -> ModelConfig:
     return tiny_config().model_copy(update=parts)
 
@@ -190,9 +204,9 @@ def test_unevaluated_grids_are_told_in_every_form_and_counted() -> None:
 def test_grid_warnings_know_training_and_evaluated_grids_axis_by_axis() -> None:
     config = tiny_config(n_dim=2)
     metric = {"name": "one call", "value": 0.1, "n_samples": 1}
-    config = ModelConfig.model_validate(
-        config.model_dump() | {"evaluation": [metric | {"grid": (32, 24)}]}
-    )
+    # The last one is of no use, and does no harm.
+    evaluation = [metric | {"grid": grid} for grid in ((32, 24), (99,))]
+    config = ModelConfig.model_validate(config.model_dump() | {"evaluation": evaluation})
     assert grid_warnings(config, (16, 16), (32, 24)) == ()
     assert grid_warnings(config, (20, 20), None) == ()
     (text,) = grid_warnings(config, (20, 25), None)
