@@ -130,7 +130,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where NAME is (default: from {env_name('model_repository')})",
     )
     verify.add_argument(
-        "--device", dest="setting_device", help=f"auto, cpu, cuda, cuda:1 ({env_name('device')})"
+        "--device",
+        dest="setting_device",
+        metavar="DEVICE",
+        help=f"auto, cpu, cuda, cuda:1 ({env_name('device')})",
     )
     verify.set_defaults(command=_verify)
 

@@ -50,8 +50,14 @@ def band_limited(field: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     return torch.fft.irfftn(target, s=size, dim=axes, norm="forward")
 
 
-def _periodic_begin(task: Task, n: int) -> torch.Tensor:
-    return band_limited(task.inputs, (n,) * (task.inputs.ndim - 1))
+def _begin_burgers(task: Task, n: int) -> torch.Tensor:
+    samples = range(len(task.inputs))
+    field = burgers.sample_inputs(samples, seed=task.seed, device=task.inputs.device)
+    return band_limited(field, (n,))
+
+
+def _begin_navier_stokes(task: Task, n: int) -> torch.Tensor:
+    return band_limited(task.inputs, (n, n))
 
 
 def _solve_burgers(inputs: torch.Tensor, task: Task, steps: float) -> torch.Tensor:
@@ -82,7 +88,7 @@ COARSE_SOLVERS = {
         knob="steps",
         grids=(16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
         efforts=_STEPS,
-        begin=_periodic_begin,
+        begin=_begin_burgers,
         solve=_solve_burgers,
         reference="pseudo-spectral, ETDRK4, 1024 points or more, 256 steps, float64",
     ),
@@ -98,7 +104,7 @@ COARSE_SOLVERS = {
         knob="steps a unit of time",
         grids=(12, 16, 20, 24, 32, 40, 48, 64),
         efforts=_STEPS[:11],
-        begin=_periodic_begin,
+        begin=_begin_navier_stokes,
         solve=_solve_navier_stokes,
         reference="pseudo-spectral, integrating-factor RK4, 64 x 64 points or more, 50 steps a unit "
         "of time, float32",

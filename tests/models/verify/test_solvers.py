@@ -82,3 +82,12 @@ def test_finer_is_closer_to_the_reference(
         assert answer.shape == task.truth.shape
         errors.append(relative_l2(answer, task.truth).item())
     assert errors[1] < bound < errors[0]
+
+
+@pytest.mark.parametrize("n", [32, 64])
+def test_the_solver_has_the_function_and_not_what_a_coarse_grid_makes_of_it(n: int) -> None:
+    seed = random.randint(3, 4095)
+    burgers, solver = PROBLEMS["burgers"], COARSE_SOLVERS["burgers"]
+    (task,) = tasks_of(burgers, burgers.simulate(range(4), seed=seed, n=n), seed=seed)
+    answer = solver.solve(solver.begin(task, 64), task, 96)
+    assert relative_l2(answer, task.truth).max() < 1e-4
