@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from matplotlib.figure import Figure
+    from matplotlib.figure import FigureBase
     from numpy.typing import NDArray
 
     Field = NDArray[np.float32]
@@ -81,6 +81,8 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
         "",
         "![input, truth, prediction and error of the held-out sample of median error](card.png)",
         "",
+        f"On fresh inputs, and in time against the solver: `turbofno verify {config.name}` (docs/verify.md).",
+        "",
         "## Shape",
         "",
         f"- Input `[batch, {arch.in_channels}, *grid]`, output `[batch, {arch.out_channels}, *grid]`, "
@@ -125,6 +127,14 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
 def _draw(file: Path, config: ModelConfig, example: CardExample) -> None:
     from matplotlib.figure import Figure
 
+    size = (12, 3.3) if example.truth.ndim == 1 else (14, 3.5)
+    figure = Figure(figsize=size, layout="constrained")
+    draw_sample(figure, config, example)
+    figure.savefig(file, dpi=100)
+
+
+def draw_sample(figure: FigureBase, config: ModelConfig, example: CardExample) -> None:
+    """Input, truth, prediction and error of a sample in a row: lines in one dimension, heat maps in two."""
     fields = [t.cpu().numpy() for t in (example.input, example.truth, example.prediction)]
     error = fields[2] - fields[1]
     start, end = ("", "") if example.times is None else (f", t = {t:g}" for t in example.times)
@@ -134,17 +144,18 @@ def _draw(file: Path, config: ModelConfig, example: CardExample) -> None:
         f"prediction{end}",
         f"prediction - truth{end}",
     )
-    if error.ndim == 1:
-        figure = Figure(figsize=(12, 3.3), layout="constrained")
-        _lines(figure, titles, (*fields, error), config)
-    else:
-        figure = Figure(figsize=(14, 3.5), layout="constrained")
-        _maps(figure, titles, (*fields, error), config)
-    figure.savefig(file, dpi=100)
+    draw = _lines if error.ndim == 1 else _maps
+    draw(figure, titles, (*fields, error), config)
+
+
+def _quantities(config: ModelConfig) -> tuple[str, str, str, str]:
+    """What the values of input, truth, prediction and error are, with units."""
+    given, answer = config.inputs[0].quantity, config.outputs[0].quantity
+    return given, answer, answer, answer
 
 
 def _lines(
-    figure: Figure, titles: Sequence[str], fields: Sequence[Field], config: ModelConfig
+    figure: FigureBase, titles: Sequence[str], fields: Sequence[Field], config: ModelConfig
 ) -> None:
     points = len(fields[0])
     x = np.linspace(0, config.grid.extent[0], points, endpoint=config.grid.boundary == "nodes")
@@ -157,12 +168,14 @@ def _lines(
     after.legend(fontsize="small")
     difference.plot(x, fields[3], color="C3")
     difference.set_title(titles[3])
-    for axis in (before, after, difference):
+    given, answer, *_ = _quantities(config)
+    for axis, quantity in ((before, given), (after, answer), (difference, answer)):
         axis.set_xlabel("x")
+        axis.set_ylabel(quantity)
 
 
 def _maps(
-    figure: Figure, titles: Sequence[str], fields: Sequence[Field], config: ModelConfig
+    figure: FigureBase, titles: Sequence[str], fields: Sequence[Field], config: ModelConfig
 ) -> None:
     low, high = float(fields[1].min()), float(fields[1].max())
     largest = float(np.abs(fields[3]).max())
@@ -174,7 +187,8 @@ def _maps(
     )
     width, height = config.grid.extent
     axes = figure.subplots(1, 4)
-    for axis, title, field, (colours, least, most) in zip(axes, titles, fields, looks, strict=True):
+    panels = zip(axes, titles, fields, looks, _quantities(config), strict=True)
+    for axis, title, field, (colours, least, most), quantity in panels:
         image = axis.imshow(
             field.T,  # the first grid axis is x, to the right
             origin="lower",
@@ -186,4 +200,4 @@ def _maps(
         axis.set_title(title)
         axis.set_xlabel("x")
         axis.set_ylabel("y")
-        figure.colorbar(image, ax=axis, fraction=0.046, pad=0.03)
+        figure.colorbar(image, ax=axis, fraction=0.046, pad=0.03, label=quantity)

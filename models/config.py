@@ -213,6 +213,11 @@ class Channel(_Strict):
     units: str = "1"
     description: str = ""
 
+    @property
+    def quantity(self) -> str:
+        """Name and units, for an axis or a colour bar."""
+        return self.name if self.units == "1" else f"{self.name} [{self.units}]"
+
 
 class GridSpec(_Strict):
     """Where the fields live. Shapes are in points, extents in `units`."""

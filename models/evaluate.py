@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,9 @@ class Evaluation:
 
 
 @torch.inference_mode()
-def rollout(module: torch.nn.Module, field: torch.Tensor, steps: int) -> torch.Tensor:
+def rollout(
+    module: Callable[[torch.Tensor], torch.Tensor], field: torch.Tensor, steps: int
+) -> torch.Tensor:
     """Feed the model its own output: [batch, channels, *grid] -> [batch, steps, channels, *grid]."""
     frames = []
     for _ in range(steps):
@@ -52,13 +54,15 @@ def rollout(module: torch.nn.Module, field: torch.Tensor, steps: int) -> torch.T
     return torch.stack(frames, dim=1)
 
 
-def held_out_frames(problem: Problem, samples: int, *, n: int, device: str) -> torch.Tensor:
+def held_out_frames(
+    problem: Problem, samples: int, *, n: int, device: str, seed: int = HELD_OUT_SEED
+) -> torch.Tensor:
     """Held-out data [samples, frames, *grid] on grids of n points an axis; no training sample is in it."""
     return torch.cat(
         [
             problem.simulate(
                 range(begin, min(begin + _AT_ONCE, samples)),
-                seed=HELD_OUT_SEED,
+                seed=seed,
                 n=n,
                 device=device,
             )

@@ -1,4 +1,4 @@
-"""The command line: serve, predict, import, models, config; user errors are one line on stderr."""
+"""The command line: serve, predict, import, verify, models, config; user errors are one line on stderr."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import httpx
 import numpy as np
 from pydantic import ValidationError
 
+from models import import_arguments
 from models.config import Channel, GridSpec
-from models.import_arguments import add_arguments
+from models.registry import CONFIG_FILE
+from models.verify import arguments as verify_arguments
 from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
@@ -105,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Turn a checkpoint of another library into a native one. Nothing in the file is "
         "executed. Formats, settings and what is tested: docs/checkpoints-import.md.",
     )
-    add_arguments(imports)
+    import_arguments.add_arguments(imports)
     imports.add_argument(
         "--repository",
         metavar="DIR",
@@ -113,6 +115,27 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where the model goes (default: from {env_name('model_repository')})",
     )
     imports.set_defaults(command=_import)
+
+    verify = commands.add_parser(
+        "verify",
+        help="compare a model with the solver of its PDE",
+        description="Run solver and model on fresh inputs: errors, speed-up at equal error, pictures. "
+        "Ends with 1 where the model is clearly worse than its card states. How: docs/verify.md.",
+    )
+    verify_arguments.add_arguments(verify)
+    verify.add_argument(
+        "--repository",
+        metavar="DIR",
+        type=Path,
+        help=f"where NAME is (default: from {env_name('model_repository')})",
+    )
+    verify.add_argument(
+        "--device",
+        dest="setting_device",
+        metavar="DEVICE",
+        help=f"auto, cpu, cuda, cuda:1 ({env_name('device')})",
+    )
+    verify.set_defaults(command=_verify)
 
     models = commands.add_parser("models", help="list what a server has")
     _add_url(models)
@@ -232,6 +255,23 @@ def _import(arguments: argparse.Namespace) -> int:
     return run(arguments, repository)
 
 
+def _verify(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    if arguments.out is not None:
+        _require_matplotlib("--out")
+    # Slow to import, and needed by this command alone.
+    from models.verify.command import run
+    from service.local import load_as_served, located
+
+    name = arguments.model
+    folder = Path(name)
+    if not (folder / CONFIG_FILE).is_file():
+        if len(folder.parts) > 1:
+            raise _UsageError(f"{folder} is not the folder of a checkpoint: no {CONFIG_FILE} there")
+        folder = located(arguments.repository or settings.model_repository, name)
+    return run(arguments, load_as_served(folder, settings, max_batch=arguments.n))
+
+
 def _models(arguments: argparse.Namespace) -> int:
     with Client(_url(arguments), retries=0, headers=_authorization()) as client:
         listing = client.models()
@@ -252,7 +292,7 @@ def _models(arguments: argparse.Namespace) -> int:
 
 def _predict(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
-        _require_matplotlib()
+        _require_matplotlib("--plot")
     fields = _read_array(arguments.input)
     grid: tuple[int, ...] | None = arguments.output_grid
     if arguments.local:
@@ -310,11 +350,11 @@ def _read_array(path: Path) -> NDArray[np.floating[Any]]:
     return array if array.dtype.kind == "f" else array.astype(np.float32)
 
 
-def _require_matplotlib() -> None:
+def _require_matplotlib(option: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise _UsageError("--plot needs matplotlib: pip install matplotlib") from None
+        raise _UsageError(f"{option} needs matplotlib: pip install matplotlib") from None
 
 
 def _plot(

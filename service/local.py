@@ -1,4 +1,4 @@
-"""One prediction straight from a checkpoint, without a server, with the checks the server makes."""
+"""A checkpoint run as the server would, without one: one prediction with its checks, or the function alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 
 from models.checkpoint import load_model
 from models.registry import discover
+from models.verify.command import Verifiable
 from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
 from service.codec.grids import from_network, grid_warnings, parse_output_grid, to_network
 from service.errors import NotFound, Unavailable
 from service.pipeline.batch import out_of_memory
 from service.runtime.device import resolve_device
+from service.runtime.forward import Forward
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from models.config import ModelConfig
+    from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,20 @@ class LocalPrediction:
     fields: NDArray[np.float32]
     config: ModelConfig
     warnings: tuple[str, ...] = ()
+
+
+def located(root: Path, name: str, version: str | None = None) -> Path:
+    """The folder of a version, the newest if None, of the model `name` in the repository `root`.
+
+    Raises NotFound if there is no such one, NotADirectoryError if there is no such repository.
+    """
+    known = discover(root)
+    candidates = [one for one in known if one.name == name and version in (None, one.version)]
+    if not candidates:
+        have = ", ".join(f"{one.name} (version {one.version})" for one in known) or "none"
+        wanted = name if version is None else f"{name} version {version}"
+        raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
+    return candidates[-1].path
 
 
 def predict_local(
@@ -56,14 +73,9 @@ def predict_local(
         BadRequest, InvalidField: the model cannot take this array, or has no answer on that grid.
         Unavailable: memory ran out.
     """
-    known = discover(root)
-    candidates = [one for one in known if one.name == name and version in (None, one.version)]
-    if not candidates:
-        have = ", ".join(f"{one.name} (version {one.version})" for one in known) or "none"
-        wanted = name if version is None else f"{name} version {version}"
-        raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
+    folder = located(root, name, version)
     target = resolve_device(device)
-    model = load_model(candidates[-1].path, device=target)
+    model = load_model(folder, device=target)
     config = model.config
     grid = None if output_grid is None else parse_output_grid(output_grid, config)
     fields, form = fields_from_arrays({INPUT: array}, config, max_fields=max(1, array.size))
@@ -84,3 +96,18 @@ def predict_local(
         answer = from_network(answer, grid, config)
     (values,) = arrays_from_fields(answer, config, form).values()
     return LocalPrediction(values, config, warnings)
+
+
+def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verifiable:
+    """The checkpoint in `folder` on the device and in the precision of the settings, as the server runs it.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+        ValueError: the device is not there.
+    """
+    device = resolve_device(settings.device)
+    loaded = load_model(folder, device=device)
+    config, wanted = loaded.config, settings.precision
+    precision = config.precision if wanted == "model" else wanted
+    forward = Forward(config.name, loaded.module, device, precision=precision, max_batch=max_batch)
+    return Verifiable(config, forward, lambda: forward.ran, device)

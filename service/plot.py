@@ -69,7 +69,6 @@ def _draw(
     channel: Channel,
     grid: GridSpec,
 ) -> None:
-    quantity = channel.name if channel.units == "1" else f"{channel.name} [{channel.units}]"
     names = [name if grid.units == "1" else f"{name} [{grid.units}]" for name in _AXIS_NAMES]
     where = ""
     if values.ndim == 3:
@@ -80,7 +79,7 @@ def _draw(
     if values.ndim == 1:
         points, periodic = values.shape[0], grid.boundary == "periodic"
         axes.plot(np.linspace(0.0, grid.extent[0], points, endpoint=not periodic), values)
-        axes.set_ylabel(quantity)
+        axes.set_ylabel(channel.quantity)
         axes.grid(visible=True, alpha=0.3)
         return
     # Array axis 0 is x: transposed, so that x runs to the right and y upwards.
@@ -92,4 +91,4 @@ def _draw(
         interpolation="nearest",
     )
     axes.set_ylabel(names[1])
-    figure.colorbar(image, ax=axes, label=quantity)
+    figure.colorbar(image, ax=axes, label=channel.quantity)

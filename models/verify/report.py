@@ -1,0 +1,192 @@
+"""What `turbofno verify` found, as numbers for a file and as text for people; and whether the card is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from models.config import ModelConfig
+from models.verify.equal_error import EqualError, Race, Trial
+from models.verify.solvers import CoarseSolver
+from models.verify.tasks import Outcome, Task
+
+_QUANTILES = {"min": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "max": 1.0}
+_CLEARLY, _FAR = 1.5, 5.0
+_STANDARD_ERRORS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The mean error against what is allowed; `stated` is None where nothing states any."""
+
+    stated: float | None
+    by: str
+    kept: bool
+
+    def __str__(self) -> str:
+        if self.stated is None and not self.kept:
+            return "answers that are not finite keep no bound"
+        if self.stated is None:
+            return f"{self.by} states no error of this on this grid, so there is nothing to keep"
+        clearly = "is kept" if self.kept else "IS NOT KEPT: the model is clearly worse"
+        return f"{self.by} states {_percent(self.stated)}: that {clearly}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One task: the surrogate's errors, the verdict, the solver at equal error."""
+
+    task: Task
+    outcome: Outcome
+    verdict: Verdict
+    equal_error: EqualError
+
+    @property
+    def mean(self) -> float:
+        return self.outcome.errors.mean().item()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole verification; `conditions` is what it was measured on, in words and numbers."""
+
+    config: ModelConfig
+    solver: CoarseSolver
+    command: str
+    conditions: dict[str, Any]
+    findings: tuple[Finding, ...]
+
+    @property
+    def kept(self) -> bool:
+        return all(finding.verdict.kept for finding in self.findings)
+
+
+def judge(task: Task, errors: torch.Tensor, config: ModelConfig, at_most: float | None) -> Verdict:
+    """Whether the mean error is not clearly above the bound asked for, or else the card's for that grid.
+
+    The card's is clearly passed at 1.5 times its value, if by three standard errors of these samples too,
+    and at 5 times its value in any case; a bound that was asked for is passed as soon as the mean is
+    above it. What is not finite passes any.
+    """
+    mean = errors.mean().item()
+    if not math.isfinite(mean):
+        return Verdict(None, "any bound", kept=False)
+    if at_most is not None:
+        return Verdict(at_most, "--at-most", kept=mean <= at_most)
+    grid = tuple(task.truth.shape[2:])
+    for metric in config.evaluation:
+        if metric.name == task.name and metric.grid == grid:
+            least = mean - _STANDARD_ERRORS * _standard_error(errors)
+            worse = mean > _CLEARLY * metric.value and least > metric.value
+            worse |= mean > _FAR * metric.value
+            return Verdict(metric.value, "the card", kept=not worse)
+    return Verdict(None, "the card", kept=True)
+
+
+def _standard_error(errors: torch.Tensor) -> float:
+    return (errors.std() / math.sqrt(len(errors))).item()
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report for a file: errors are relative L2, seconds are for one field. No number is rounded."""
+    return {
+        "model": report.config.name,
+        "version": report.config.version,
+        "sha256": report.config.sha256,
+        "command": report.command,
+        **report.conditions,
+        "reference": report.solver.reference,
+        "kept": report.kept,
+        "tasks": [_finding_as_json(finding, report.solver) for finding in report.findings],
+    }
+
+
+def _finding_as_json(finding: Finding, solver: CoarseSolver) -> dict[str, Any]:
+    errors = finding.outcome.errors
+    found: dict[str, Any] = {
+        "name": finding.task.name,
+        "mean": _finite(finding.mean),
+        "standard_error": _finite(_standard_error(errors)),
+        "quantiles": {name: _finite(value) for name, value in _quantiles(errors).items()},
+        "errors": [_finite(value) for value in errors.tolist()],
+        "verdict": asdict(finding.verdict) | {"words": str(finding.verdict)},
+    }
+    if finding.task.steps > 1:
+        began = finding.task.began[0] if finding.task.began else 0.0
+        found["error_against_time"] = {
+            "times": [began + time for time in finding.task.times],
+            "median": [_finite(x) for x in finding.outcome.by_step.median(dim=0).values.tolist()],
+        }
+    found["solver_at_equal_error"] = [
+        asdict(race) | {"speed_up": race.speed_up} for race in finding.equal_error.races
+    ]
+    found["solver_tried"] = [
+        {"grid": t.grid, solver.knob: t.effort, "error": _finite(t.error), "seconds": _finite(t.seconds)}
+        for t in finding.equal_error.tried
+    ]  # fmt: skip
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _quantiles(errors: torch.Tensor) -> dict[str, float]:
+    return {name: errors.quantile(share).item() for name, share in _QUANTILES.items()}
+
+
+def as_text(report: Report) -> str:
+    """The report in Markdown, which reads well on a terminal too."""
+    about = report.conditions
+    lines = [
+        f"# {report.config.name} against the solver",
+        "",
+        f"`{report.command}`: {about['samples']} fresh samples (seed {about['seed']}), grid "
+        f"{' x '.join(map(str, about['grid']))}.",
+        f"On {about['device']}, threads: {about['threads']}, load average {about['load']}, torch {about['torch']}; the model runs as "
+        f"{about['backend']} in {about['precision']}.",
+        f"Reference: {report.solver.reference}.",
+        "",
+        f"| relative L2 | mean | {' | '.join(_QUANTILES)} |",
+        "|---|" + "---|" * (len(_QUANTILES) + 1),
+    ]
+    for finding in report.findings:
+        values = [finding.mean, *_quantiles(finding.outcome.errors).values()]
+        lines.append(f"| {finding.task.name} | {' | '.join(map(_percent, values))} |")
+    lines.append("")
+    lines += [f"- {finding.task.name}: {finding.verdict}" for finding in report.findings]
+    lines += ["", f"At equal error, {about['clock']} for one sample:", ""]
+    lines += ["| | surrogate | solver | speed-up | the solver then |", "|---|---|---|---|---|"]
+    for finding in report.findings:
+        races = finding.equal_error.races
+        lines += [_race_as_text(finding.task.name, race, report.solver.knob) for race in races]
+        if not math.isfinite(finding.mean):
+            lines.append(
+                f"| {finding.task.name} | | | | not looked for: the answers are not finite |"
+            )
+        elif not races:
+            lines.append(f"| {finding.task.name} | | | | no setting of the solver is as accurate |")
+    return "\n".join(lines) + "\n"
+
+
+def _race_as_text(name: str, race: Race, knob: str) -> str:
+    return (
+        f"| {name}, {race.batch} at a time | {_milliseconds(race.surrogate_seconds)} | "
+        f"{_milliseconds(race.solver_seconds)} | {race.speed_up:.2g} | "
+        f"{_trial_as_text(race.trial, knob)} |"
+    )
+
+
+def _trial_as_text(trial: Trial, knob: str) -> str:
+    return f"{trial.grid} points an axis, {knob} {trial.effort:g}, error {_percent(trial.error)}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.3%}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

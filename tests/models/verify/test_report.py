@@ -1,0 +1,64 @@
+"""When a model is clearly worse than its card, and what is said where there is nothing to compare with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.checkpoint import load_model
+from models.config import Metric
+from models.evaluate import ZOO
+from models.problems import BURGERS, PROBLEMS
+from models.verify.report import judge
+from models.verify.tasks import Task, tasks_of
+
+CARD = 0.01
+
+
+def task_on(n: int = 1024) -> Task:
+    return tasks_of(BURGERS, torch.randn(3, 2, n), seed=5)[0]
+
+
+def verdict_of(errors: list[float], *, at_most: float | None = None, n: int = 1024) -> bool:
+    metric = Metric(name="one call", value=CARD, n_samples=200, grid=(1024,))
+    config = load_model(ZOO / BURGERS.name).config.model_copy(update={"evaluation": (metric,)})
+    return judge(task_on(n), torch.tensor(errors), config, at_most).kept
+
+
+@pytest.mark.parametrize(
+    ("errors", "kept"),
+    [
+        ([0.009, 0.010, 0.011], True),
+        ([0.013, 0.014, 0.015], True),  # worse, not clearly
+        ([0.019, 0.020, 0.021], False),
+        ([0.001, 0.002, 0.100], True),  # one outlier of three tells little
+        ([0.001, 0.002, 0.200], False),  # unless it is one like this
+        ([0.01] * 30 + [0.3, 0.2], True),
+        ([0.02] * 31 + [0.03], False),
+        ([0.01, float("nan"), 0.01], False),
+        ([0.01, float("inf"), 0.01], False),
+    ],
+)
+def test_worse_by_a_clear_margin(errors: list[float], kept: bool) -> None:
+    assert verdict_of(errors) is kept
+
+
+def test_a_bound_that_is_asked_for_is_kept_to_the_letter() -> None:
+    assert verdict_of([0.02, 0.02, 0.02], at_most=0.0201)
+    assert not verdict_of([0.02, 0.02, 0.02], at_most=0.0199)
+    assert not verdict_of([float("nan")] * 3, at_most=1.0)
+
+
+def test_another_grid_has_nothing_to_keep_but_must_be_finite() -> None:
+    assert verdict_of([9.0, 9.0, 9.0], n=512)
+    assert not verdict_of([9.0, float("nan"), 9.0], n=512)
+
+
+@pytest.mark.parametrize("key", sorted(PROBLEMS))
+def test_every_task_on_the_training_grid_is_on_the_card(key: str) -> None:
+    problem = PROBLEMS[key]
+    config = load_model(ZOO / problem.name).config
+    frames = torch.randn(3, 2 if problem.time_step is None else 51, *problem.grid.training)
+    for task in tasks_of(problem, frames, seed=5):
+        verdict = judge(task, torch.full((3,), 1e-9), config, None)
+        assert verdict.stated is not None, task.name
