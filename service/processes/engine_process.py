@@ -42,7 +42,7 @@ from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from models.config import ModelConfig
     from service.pipeline.engine import ModelStatus
@@ -59,8 +59,10 @@ _REMEMBERED = 256
 class EngineServer:
     """Answers every Predict, Begin and Ask of every front end exactly once, as long as that front end lives."""
 
-    def __init__(self, engine: LocalEngine, slots: QueueSlots) -> None:
+    def __init__(self, engine: LocalEngine, slots: QueueSlots, on_call: Callable[[], None]) -> None:
+        """`on_call` is called when a model was loaded or unloaded, before whoever asked for it is told."""
         self._engine = engine
+        self._on_call = on_call
         self._slots = slots
         self._memories: dict[bytes, LentMemory] = {}
         self._work: dict[tuple[bytes, int], asyncio.Task[Predicted | Told]] = {}
@@ -89,12 +91,6 @@ class EngineServer:
         for (sender, _), work in self._work.items():
             if sender == front_end:
                 work.cancel()
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that can serve now."""
-        ready = (status for status in self._engine.statuses() if status.state == "READY")
-        return tuple(dict.fromkeys(status.name for status in ready))
 
     def close(self) -> None:
         """Send what is ready to be sent, and listen no more."""
@@ -205,7 +201,10 @@ class EngineServer:
 
     async def _call(self, message: Ask) -> Told:
         method = getattr(self._engine, message.method)
-        value = await method(*message.arguments)
+        try:
+            value = await method(*message.arguments)
+        finally:
+            self._on_call()
         # So that who asked for a change sees it when it has been told that it is done.
         self._publish()
         return Told(message.id, None if value is None else dataclasses.asdict(value))
@@ -253,9 +252,9 @@ async def run(launch: Launch) -> int:
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     slots = QueueSlots(launch.settings, metrics)
-    engine = LocalEngine(launch.settings, metrics, slots)
+    engine = LocalEngine(launch.settings, metrics, slots, launch.remembered)
     engine.start()
-    server = EngineServer(engine, slots)
+    server = EngineServer(engine, slots, on_call=lambda: line.beat())
 
     def tell(message: Message) -> None:
         if isinstance(message, Gone):
@@ -264,7 +263,7 @@ async def run(launch: Launch) -> int:
     line = Lifeline(
         launch,
         metrics.registry,
-        beat=lambda: Beat(engine.ready, server.endpoint, server.models),
+        sign=lambda: Beat(server.endpoint, engine.remembered()),
         receive=tell,
     )
     stop = asyncio.Event()

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from service.pipeline.engine import ModelStatus
+from service.pipeline.remembered import Remembered
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -140,13 +141,12 @@ class Queue(_Message, frozen=True):
 
 
 class Beat(_Message, frozen=True):
-    """Any process to its supervisor, at regular intervals: I am alive, and if so, I can be used."""
+    """Any process to its supervisor, at regular intervals: I am alive, and can be used."""
 
-    ready: bool
     endpoint: str = ""
     """Where an engine listens for front ends."""
-    models: tuple[str, ...] = ()
-    """What an engine serves; its successor is to serve the same."""
+    models: tuple[Remembered, ...] = ()
+    """What the successor of an engine should know."""
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):

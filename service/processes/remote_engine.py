@@ -60,8 +60,12 @@ class RemoteEngine:
     All methods are for the event loop. `meet` tells it which engines live.
     """
 
-    def __init__(self, identity: bytes, memory: SlotMemory, queue: EngineQueue) -> None:
+    def __init__(
+        self, identity: bytes, memory: SlotMemory, queue: EngineQueue, *, engines: int
+    ) -> None:
+        """`engines` is how many there are when all live."""
         self._identity = identity
+        self._engines = engines
         self._memory = memory
         self._queue = queue
         self._links: dict[Peer, EngineLink] = {}
@@ -194,10 +198,10 @@ class RemoteEngine:
                 yield frame
 
     async def load(self, model: str) -> None:
-        await _ask(list(self._links.values()), "load", model)
+        await _ask(self._all_links(), "load", model)
 
     async def unload(self, model: str) -> None:
-        await _ask(list(self._links.values()), "unload", model)
+        await _ask(self._all_links(), "unload", model)
 
     @property
     def ready(self) -> bool:
@@ -208,6 +212,12 @@ class RemoteEngine:
     def failure(self) -> str:
         """Never: an engine that fails is started again."""
         return ""
+
+    def _all_links(self) -> list[EngineLink]:
+        """To change what they serve: an engine that is being started would miss it, and differ from the others."""
+        if len(self._links) < self._engines:
+            raise _no_engine()
+        return list(self._links.values())
 
     async def _placed(self, fields: Fields) -> Fields:
         """The same fields in shared memory; those that were parsed or converted do not lie there yet."""
@@ -260,6 +270,9 @@ def _values(request: PredictRequest) -> dict[str, Any]:
 
 
 def _awaited(status: ModelStatus) -> ModelStatus:
+    if status.state == "UNAVAILABLE":
+        # It will be no other with the next engine.
+        return status
     return ModelStatus(status.name, status.version, "LOADING", "the engine is being started again")
 
 
@@ -293,5 +306,5 @@ async def _ask(links: Sequence[EngineLink], method: str, *arguments: str) -> lis
 
 def _no_engine() -> Unavailable:
     return Unavailable(
-        "the engine is being started (again); retry after the time in Retry-After", retry_after=1.0
+        "an engine is being started (again); retry after the time in Retry-After", retry_after=1.0
     )

@@ -128,7 +128,7 @@ async def until(met: Any) -> None:
 def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent() -> None:
     async def main() -> None:
         settings, engine = Settings(), Engine()
-        server = EngineServer(engine, QueueSlots(settings, Metrics()))  # type: ignore[arg-type]
+        server = EngineServer(engine, QueueSlots(settings, Metrics()), lambda: None)  # type: ignore[arg-type]
         server._configs["digest"] = rollable_config()
         memory = SlotMemory(2**20)
         link = EngineLink(
