@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from service.pipeline.shares import Shares
 from service.pipeline.ticket import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from service.pipeline.shares import Flow
     from service.pipeline.ticket import Bucket, Ticket
@@ -24,13 +24,24 @@ class Policy:
     max_fields: int
     max_bytes: int
     max_delay: float = 0.0
+    max_fields_of: Mapping[str, int] = field(default_factory=dict)
+    """Models for which it is fewer."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The policy that the settings ask for."""
         return cls(
-            settings.max_batch_size, settings.max_batch_bytes, settings.max_queue_delay_seconds
+            settings.max_batch_size,
+            settings.max_batch_bytes,
+            settings.max_queue_delay_seconds,
+            {name: limits.batch for name, limits in settings.model_limits.items() if limits.batch},
         )
+
+    def for_model(self, name: str) -> Policy:
+        """The same, for batches of one model."""
+        if name not in self.max_fields_of:
+            return self
+        return replace(self, max_fields=min(self.max_fields, self.max_fields_of[name]))
 
     def limit(self, field_bytes: int) -> int:
         """Most fields of that size in a batch. One always fits."""
@@ -69,13 +80,13 @@ class Batcher:
         """Put a ticket at the end of its bucket's lane."""
         queue = self._queues.get(ticket.bucket)
         if queue is None:
-            queue = self._queues[ticket.bucket] = _Queue(self._policy.limit(ticket.field_bytes))
+            queue = self._queues[ticket.bucket] = _Queue(self._policy_limit(ticket))
             queue.limit = self.limit(ticket)
         queue.add(ticket)
 
     def limit(self, ticket: Ticket) -> int:
         """Most fields in a batch of such tickets."""
-        limit = self._policy.limit(ticket.field_bytes)
+        limit = self._policy_limit(ticket)
         return min(limit, self._learnt.get(ticket.bucket, limit))
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
@@ -129,6 +140,9 @@ class Batcher:
                 self._shares.serve(flow)
                 return Decision(tuple(batch), tuple(expired))
         return Decision((), tuple(expired), wake_at)
+
+    def _policy_limit(self, ticket: Ticket) -> int:
+        return self._policy.for_model(ticket.runnable.name).limit(ticket.field_bytes)
 
     def _turns(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""
