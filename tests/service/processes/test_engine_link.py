@@ -89,6 +89,31 @@ def test_every_error_arrives_as_it_was_raised() -> None:
     asyncio.run(main())
 
 
+def test_what_an_engine_that_closed_its_end_would_get_is_dropped_and_refused() -> None:
+    async def main() -> None:
+        failures: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        server, memory = server_of(Engine()), SlotMemory(2**20)
+        link = EngineLink(
+            server.endpoint, b"front", memory.attachment(),
+            on_state=lambda: None, on_queue=lambda: None,
+        )  # fmt: skip
+        with pytest.raises(InferenceFailed):
+            await link.ask("nothing", ())
+        server.close()
+        await asyncio.sleep(0.2)
+        asked = [asyncio.create_task(link.ask("load", ("m",))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert not failures
+        assert not any(one.done() for one in asked)
+        link.close("it is dead")
+        for one in asked:
+            with pytest.raises(Unavailable, match="dead"):
+                await one
+
+    asyncio.run(main())
+
+
 def test_models_change_on_all_engines_or_are_not_changed() -> None:
     async def main() -> None:
         server = server_of(Engine())
