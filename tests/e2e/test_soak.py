@@ -101,7 +101,7 @@ def _held(server: ServerProcess) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("growth", "options"),
     [
-        # Ten times, and three times, what was seen. Keeping the bodies, some 2 kB a request, would show.
+        # Above what settles within thousands of requests. Keeping the bodies, some 2 kB each, would show.
         (2 * MIB, ()),
         (4 * MIB, ("--frontends", "2", "--devices", "cpu")),
     ],
