@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
@@ -24,6 +25,8 @@ class Policy:
     max_fields: int
     max_bytes: int
     max_delay: float = 0.0
+    max_gradient_bytes: int = sys.maxsize
+    """Most memory that a batch of gradients takes beside its fields."""
     max_fields_of: Mapping[str, int] = field(default_factory=dict)
     """Models for which it is fewer."""
 
@@ -34,6 +37,7 @@ class Policy:
             settings.max_batch_size,
             settings.max_batch_bytes,
             settings.max_queue_delay_seconds,
+            settings.max_gradient_bytes,
             {name: limits.batch for name, limits in settings.model_limits.items() if limits.batch},
         )
 
@@ -43,9 +47,12 @@ class Policy:
             return self
         return replace(self, max_fields=min(self.max_fields, self.max_fields_of[name]))
 
-    def limit(self, field_bytes: int) -> int:
-        """Most fields of that size in a batch. One always fits."""
-        return max(1, min(self.max_fields, self.max_bytes // max(1, field_bytes)))
+    def limit(self, field_bytes: int, kept_bytes: int = 0) -> int:
+        """Most fields in a batch that have that size, and take so much memory for their gradient. One always fits."""
+        room = min(
+            self.max_bytes // max(1, field_bytes), self.max_gradient_bytes // max(1, kept_bytes)
+        )
+        return max(1, min(self.max_fields, room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,8 @@ class Batcher:
         return Decision((), tuple(expired), wake_at)
 
     def _policy_limit(self, ticket: Ticket) -> int:
-        return self._policy.for_model(ticket.runnable.name).limit(ticket.field_bytes)
+        policy = self._policy.for_model(ticket.runnable.name)
+        return policy.limit(ticket.field_bytes, ticket.kept_bytes)
 
     def _turns(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""

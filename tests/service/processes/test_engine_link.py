@@ -59,7 +59,7 @@ def test_every_error_arrives_as_it_was_raised() -> None:
         async def raised() -> ServiceError:
             fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
             spans = memory.span(fields), memory.span(answer)
-            values = {"model": "m", "version": None, "request_id": "id"}
+            values = {"model": "m", "version": None, "request_id": "id", "vjp": None}
             try:
                 await link.predict(fields, answer, lambda n: Predict(n, *spans, "digest", values))
             except ServiceError as error:
