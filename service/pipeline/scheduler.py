@@ -264,9 +264,9 @@ class Scheduler:
                     precision=ticket.precision,
                 )
             )
-            self._metrics.fields.labels(
-                model=ticket.runnable.name, version=ticket.runnable.version
-            ).inc(ticket.size)
+            self._metrics.fields.labels(ticket.runnable.name, ticket.runnable.version).inc(
+                ticket.size
+            )
 
     def _record(self, report: BatchReport) -> None:
         runnable = report.runnable
