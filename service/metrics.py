@@ -93,6 +93,12 @@ class Metrics:
         self.queue = self._seconds("turbofno_queue_seconds", "Waiting for the device.")
         self.compute = self._seconds("turbofno_compute_seconds", "The batches a request ran in.")
         self.encode = self._seconds("turbofno_encode_seconds", "Fields to response bytes.")
+        self.steps = {
+            "decode": self.decode,
+            "queue": self.queue,
+            "compute": self.compute,
+            "encode": self.encode,
+        }
         batch = (*MODEL, "backend")
         self.batch_size = self._histogram(
             "turbofno_batch_size", "Fields in a device batch.", batch, COUNTS

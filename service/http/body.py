@@ -15,13 +15,17 @@ from service.pipeline.engine import heap_buffer
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
 
     from fastapi import Request
 
+    from service.context import AppContext
     from service.pipeline.admission import Room
 
     _Chunks = list[bytes | bytearray]
+
+WHOLE_BODY = "turbofno.whole_body"
+"""In a request's scope: all of its body has come, so that reading it takes no time."""
 
 _SMALL_CHUNK = 4096
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
@@ -68,19 +72,14 @@ async def read_body(
     if declared is not None and declared > limit:
         raise _too_large(request, f"the body has {declared} bytes", limit, setting)
     context = context_of(request)
-    seconds = context.settings.body_timeout_seconds
-    try:
-        async with asyncio.timeout(seconds) as patience:
-            with context.admission.reading(patience):
-                if coding is None and declared is not None:
-                    chunks = await _read_declared(request, room, declared)
-                else:
-                    chunks = await _read_unknown(request, room, limit, setting)
-    except TimeoutError:
-        context.admission.refuse_if_ended()
-        raise RequestTimeout(
-            f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
-        ) from None
+    if coding is None and declared is not None:
+        reading = _read_declared(request, room, declared)
+    else:
+        reading = _read_unknown(request, room, limit, setting)
+    if request.scope.get(WHOLE_BODY):
+        chunks = await reading
+    else:
+        chunks = await _in_time(context, reading)
     size = sum(map(len, chunks))
     # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
     if aligned_at is None or coding is not None:
@@ -97,6 +96,19 @@ async def read_body(
         raise _too_large(request, "the decompressed body is longer", limit, setting)
     room.hold(len(decoded))
     return decoded
+
+
+async def _in_time(context: AppContext, reading: Coroutine[None, None, _Chunks]) -> _Chunks:
+    seconds = context.settings.body_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds) as patience:
+            with context.admission.reading(patience):
+                return await reading
+    except TimeoutError:
+        context.admission.refuse_if_ended()
+        raise RequestTimeout(
+            f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
+        ) from None
 
 
 def _coding(request: Request) -> str | None:

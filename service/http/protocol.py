@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service.http.body import WHOLE_BODY
 from service.http.early_refusal import SEAT, SMALL_BODY, EarlyRefusal, Seat
 from service.settings import env_name
 
@@ -123,6 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().on_message_complete()
             self.cycle.more_body = False
+            cast("dict[str, Any]", self.cycle.scope)[WHOLE_BODY] = True
 
     def on_response_complete(self) -> None:
         self._leave()
