@@ -32,6 +32,11 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
 
 
+def header_values(request: Request, name: bytes) -> list[str]:
+    """What a header says, each time it is given; `name` in lower case. Half the price of Starlette's."""
+    return [value.decode("latin-1") for key, value in request.scope["headers"] if key == name]
+
+
 def declared_size(request: Request) -> int | None:
     """Decoded body bytes as the headers state them; None if they cannot know (chunked, compressed).
 
@@ -112,7 +117,8 @@ async def _in_time(context: AppContext, reading: Coroutine[None, None, _Chunks])
 
 
 def _coding(request: Request) -> str | None:
-    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    given = header_values(request, b"content-encoding")
+    coding = ", ".join(given).strip().lower() if given else ""
     if coding in ("", "identity"):
         return None
     if coding in ("gzip", "x-gzip"):
@@ -125,7 +131,7 @@ def _coding(request: Request) -> str | None:
 
 
 def _content_length(request: Request) -> int | None:
-    text = request.headers.get("content-length")
+    text = next(iter(header_values(request, b"content-length")), None)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
