@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WATCHED_AFTER_SECONDS = 0.05
+WATCHED_AFTER_SECONDS = 0.2
 """From when on work is cancelled if its client leaves."""
 
 
