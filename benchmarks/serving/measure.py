@@ -87,10 +87,10 @@ def rows(
                 yield {**label, **form, **row}
 
 
-def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int]) -> float:
-    """Median milliseconds of the module alone, in a process of its own on these cores."""
+def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *options: str) -> float:
+    """Median milliseconds of the network alone, in a process of its own on these cores; options as `forward` takes."""
     command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
-    command += [str(side), str(batch)]
+    command += [str(side), str(batch), *options]
     with running(command, environment={"OMP_NUM_THREADS": "1"}, cores=cores, cwd=ROOT) as process:
         while not process.exited:
             time.sleep(0.05)
