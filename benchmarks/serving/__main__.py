@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     names = [server.name for server in SERVERS]
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {names}; nothing is saved")
-    parser.add_argument("--seconds", type=float, default=1.3, help="a phase, default %(default)s")
+    parser.add_argument("--seconds", type=float, default=1.2, help="a phase, default %(default)s")
     arguments = parser.parse_args()
     chosen = [s for s in SERVERS if arguments.only is None or s.name in arguments.only]
     for server in chosen:
