@@ -1,4 +1,4 @@
-"""Where the CPU time of a small binary prediction goes, without sockets: `python -m benchmarks.serving.budget [CONNECTIONS]`.
+"""Where the CPU time of a small binary prediction goes, without sockets: `python -m benchmarks.serving.budget`.
 
 Connections of the server's own protocol class get whole requests as bytes, one after another, and their answers are
 thrown away. CPU seconds of threads bear other work on the machine better than wall time does, but not well: compare
@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 from benchmarks.serving.checkpoint import LIGHT, write_light
 from benchmarks.serving.forms import TURBOFNO
 from benchmarks.serving.servers import MAX_BATCH, MAX_WAITING
-from benchmarks.timing import print_table
+from benchmarks.timing import print_table, save
 from service import logs
 from service.app import create_app
 from service.pipeline.worker import THREAD_NAME
@@ -109,8 +109,8 @@ class Load:
         await self._done.wait()
 
 
-async def measure(repository: Path, connections: int) -> None:
-    """Print CPU microseconds of the threads, then calls and shares of the event loop's."""
+async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
+    """CPU microseconds of the threads first, then calls and shares of the event loop's parts."""
     settings = Settings(
         model_repository=repository, models=(LIGHT,), device="cpu", torch_threads=1, port=8080,
         max_batch_size=MAX_BATCH, max_queued_fields_per_model=MAX_WAITING, max_fields_per_request=MAX_BATCH, log_level="warning",
@@ -139,15 +139,20 @@ async def measure(repository: Path, connections: int) -> None:
         profile.enable()
         await load.run(_REQUESTS)
         profile.disable()
-    fields = counters.inference_count / counters.execution_count
-    print(
-        f"{connections} connections: event loop {loop:.0f}, device thread {device:.0f} us of CPU a request (best of "
-        f"{_ROUNDS}), {fields:.1f} fields a batch"
-    )
-    _print_parts(profile)
+    whole = {
+        "connections": connections,
+        "event loop us": loop,
+        "device thread us": device,
+        "fields a batch": counters.inference_count / counters.execution_count,
+    }
+    parts = _parts(profile)
+    whole["calls"] = sum(part["calls"] for part in parts)
+    print_table("CPU of a request (best round), calls of the event loop", [whole])
+    print_table("The event loop by parts", parts)
+    return [whole, *({"connections": connections, **part} for part in parts)]
 
 
-def _print_parts(profile: cProfile.Profile) -> None:
+def _parts(profile: cProfile.Profile) -> list[dict[str, Any]]:
     calls: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     stats: dict[tuple[str, int, str], Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
@@ -155,21 +160,19 @@ def _print_parts(profile: cProfile.Profile) -> None:
         if file != "~":
             calls[_part(file)] += count
             seconds[_part(file)] += own
-            continue
-        if "SimpleQueue" in name:
-            continue  # the device thread takes the interpreter's lock there: waiting, not work
-        for (caller, _, _), (_, times, own_for, _) in callers.items():
-            calls[_part(caller)] += times
-            seconds[_part(caller)] += own_for
-    rows = [
+        elif "SimpleQueue" not in name:
+            # there the device thread takes the interpreter's lock: waiting, not work
+            for (caller, _, _), (_, times, own_for, _) in callers.items():
+                calls[_part(caller)] += times
+                seconds[_part(caller)] += own_for
+    return [
         {
             "part": part,
-            "calls a request": calls[part] / _REQUESTS,
-            "share of the profile, %": 100 * seconds[part] / seconds.total(),
+            "calls": calls[part] / _REQUESTS,
+            "profile %": 100 * seconds[part] / seconds.total(),
         }
         for part in (*_PARTS, "other")
     ]
-    print_table(f"{calls.total() / _REQUESTS:.0f} calls a request on the event loop", rows)
 
 
 def _part(file: str) -> str:
@@ -177,13 +180,15 @@ def _part(file: str) -> str:
 
 
 def main() -> None:
-    """Measure at 1 and 32 connections, or at the number given."""
+    """Measure, print, save results/serving_budget.jsonl."""
     sys.setswitchinterval(SWITCH_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         write_light(Path(folder))
-        for connections in map(int, sys.argv[1:] or ("1", "32")):
+        found = []
+        for connections in (1, 32):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(measure(Path(folder), connections))
+                found += runner.run(measure(Path(folder), connections))
+    print(f"\nwritten to {save('serving_budget', found)}")
 
 
 if __name__ == "__main__":
