@@ -9,6 +9,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from service.errors import InferenceFailed, ServiceError, Unavailable
@@ -16,6 +17,7 @@ from service.metrics import Metrics
 from service.pipeline.engine import PredictRequest
 from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
+from service.pipeline.vjp import VjpShapes
 from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import Lifeline
 from service.processes.memory import HEAVY_BYTES, LentMemory
@@ -137,8 +139,9 @@ class EngineServer:
                 f"model {message.request['model']!r} was replaced while this request was read; send it again",
                 retry_after=1.0,
             )
+        vjp = msgspec.convert(message.request["vjp"], VjpShapes | None)
         request = PredictRequest(
-            fields=memory.array(message.fields), config=config, **message.request
+            **message.request | {"vjp": vjp}, fields=memory.array(message.fields), config=config
         )
         key = (sender, message.id)
         work = self._work[key] = asyncio.create_task(self._engine.predict(request))
