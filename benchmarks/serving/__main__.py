@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.serving.checkpoint import HEAVY, LIGHT, write_light
+from benchmarks.serving.forward import TORCH_FFT
 from benchmarks.serving.measure import (
     Pace,
     Plan,
@@ -47,19 +48,21 @@ def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Ro
 
 
 def forward_rows(light: Path, cores: set[int]) -> list[Row]:
-    """The module alone, what every server would take if serving cost nothing."""
+    """The network alone, what every server would take if serving cost nothing; also as its library would run it."""
     return [
         {
             "server": "bare forward",
             "model": checkpoint.name,
             "side": side,
             "load": f"batch {batch}",
+            "network": network,
             "fields/s": batch / taken * 1e3,
             "p50 ms": taken,
         }
         for checkpoint, side in ((light, 64), (light, 128), (ROOT / "models/zoo" / HEAVY, 64))
         for batch in (1, 16)
-        for taken in [forward_ms(checkpoint, side, batch, cores)]
+        for network, options in (("ours", ()), (TORCH_FFT, (TORCH_FFT,)))
+        for taken in [forward_ms(checkpoint, side, batch, cores, *options)]
     ]
 
 
@@ -78,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     names = [server.name for server in SERVERS]
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {names}; nothing is saved")
-    parser.add_argument("--seconds", type=float, default=1.3, help="a phase, default %(default)s")
+    parser.add_argument("--seconds", type=float, default=1.2, help="a phase, default %(default)s")
     arguments = parser.parse_args()
     chosen = [s for s in SERVERS if arguments.only is None or s.name in arguments.only]
     for server in chosen:

@@ -44,7 +44,7 @@ class Plan:
 class Pace:
     """Seconds of a phase that count, and of a closed loop's warm-up before them."""
 
-    measured: float = 1.3
+    measured: float = 1.2
     warm_up: float = 0.4
 
 
@@ -81,16 +81,16 @@ def rows(
             form = {"body": plan.body, "side": plan.side}
             try:
                 _wait_until_right(target, process, seconds=0.1 if number else _SETTLE_SECONDS)
+                for row in _plan_rows(target, plan, process, pace):
+                    yield {**label, **form, **row}
             except ServerFailed as error:
                 raise ServerFailed(f"{server.name}: {error}\n{process.log_tail()}") from None
-            for row in _plan_rows(target, plan, process, pace):
-                yield {**label, **form, **row}
 
 
-def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int]) -> float:
-    """Median milliseconds of the module alone, in a process of its own on these cores."""
+def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *options: str) -> float:
+    """Median milliseconds of the network alone, in a process of its own on these cores; options as `forward` takes."""
     command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
-    command += [str(side), str(batch)]
+    command += [str(side), str(batch), *options]
     with running(command, environment={"OMP_NUM_THREADS": "1"}, cores=cores, cwd=ROOT) as process:
         while not process.exited:
             time.sleep(0.05)
@@ -158,6 +158,10 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
         load, cpu = _with_cpu(loop, process)
         best = max(best, load.rate)
         yield {"load": f"closed, {connections}", "offered/s": None, **_figures(load, cpu)}
+    if plan.open_shares and not best:
+        raise ServerFailed(
+            f"no right answer in a closed loop of {pace.measured:g} s ({plan.body}, {plan.side}x{plan.side})"
+        )
     for share in plan.open_shares:
         rate = share * best
         _wait_until_right(target, process)

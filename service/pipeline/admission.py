@@ -77,6 +77,7 @@ class Admission:
         self._reading: set[asyncio.Timeout] = set()
         self._ended = False
         self.draining = False
+        metrics.inflight_bytes.set_function(lambda: self._bytes)
 
     @contextmanager
     def admit(
@@ -206,4 +207,3 @@ class Admission:
         self._bytes += size
         self._bytes_of["caller", caller.name] += size
         self._bytes_of["model", model] += size
-        self._metrics.inflight_bytes.inc(size)

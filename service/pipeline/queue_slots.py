@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from service.metrics import Metrics
+    from service.model_limits import ModelLimits
     from service.pipeline.engine import PredictRequest
     from service.pipeline.ticket import Ticket
     from service.settings import Settings
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""
+_UNCOUNTED = nullcontext()
 _MARGIN = 1.1
 """Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
 
@@ -71,16 +73,20 @@ class QueueSlots:
         """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
         self._check(model, version, coming + 1)
 
-    @contextmanager
-    def in_work(self, request: PredictRequest) -> Iterator[None]:
+    def in_work(self, request: PredictRequest) -> AbstractContextManager[None]:
         """Count a request's fields to its model and its caller, from the queue to the answer, if those have limits.
 
         Raises:
             PayloadTooLarge: they are more than either may have in work at all.
             QueueFull: they are too many beside what it has in work now.
         """
-        fields = len(request.fields)
         limits = self._settings.model_limits.get(request.model, UNLIMITED)
+        limited = limits.fields or request.client_max_fields
+        return self._counted(request, limits) if limited else _UNCOUNTED
+
+    @contextmanager
+    def _counted(self, request: PredictRequest, limits: ModelLimits) -> Iterator[None]:
+        fields = len(request.fields)
         counted = []
         if limits.fields:
             counted.append(("model", request.model))

@@ -128,3 +128,29 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(tmp_path: Path) -> Non
     where = {"processor": "p", "torch": "t", "commit": "c", "at": "2026-11-21T00:00"}
     page = "\n".join(serving([where, {"client cores": 1, "server cores": 1}, *found]))
     assert "### light-2d, JSON, 48x48" in page
+
+
+def test_the_page_has_both_networks_and_what_ours_takes_above_its_own() -> None:
+    forward = {"server": "bare forward", "model": LIGHT, "side": 64, "load": "batch 1"}
+    rows: list[dict[str, object]] = [
+        {"processor": "p", "torch": "t", "commit": "c", "at": "2026-11-21T00:00"},
+        {"client cores": 1, "server cores": 1},
+        {**forward, "network": "ours", "p50 ms": 0.25, "fields/s": 4000.0},
+        {**forward, "network": "torch.fft", "p50 ms": 0.5, "fields/s": 2000.0},
+        {
+            "server": "turbofno",
+            "model": LIGHT,
+            "body": "binary",
+            "side": 64,
+            "load": "closed, 1",
+            "fields/s": 1000.0,
+            "p50 ms": 1.0,
+            "p99 ms": 2.0,
+            "CPU ms/field": 1.0,
+        },
+    ]
+    lines = [line for line in serving(rows) if line.startswith("| light-2d | 64")]
+    assert [[cell.strip() for cell in line.split("|")][4:8] for line in lines] == [
+        ["ours", "0.25", "4000", "0.75"],
+        ["torch.fft", "0.5", "2000", ""],
+    ]

@@ -95,3 +95,13 @@ def test_several_applications_live_in_one_process(number: int) -> None:
         for one in metrics
     ]
     assert values == [1, *[None] * (number - 1)]
+
+
+def test_a_removed_child_is_not_remembered() -> None:
+    gauge = Metrics().queue_depth
+    gauge.labels("a", "1").set(3)
+    assert gauge.labels("a", "1") is gauge.labels(model="a", version="1")
+    gauge.remove("a", "1")
+    assert not gauge.collect()[0].samples
+    gauge.labels("a", "1").set(4)
+    assert [sample.value for sample in gauge.collect()[0].samples] == [4]

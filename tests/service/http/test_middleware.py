@@ -17,6 +17,7 @@ from service.http import problems
 from service.http.middleware import RequestMiddleware
 from service.logs import ConsoleFormatter, JsonFormatter
 from service.metrics import Metrics
+from tests.service.http.serving import application
 
 
 def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
@@ -110,3 +111,24 @@ def test_console_line_cannot_be_forged_by_a_path() -> None:
 
 def test_health_polls_are_not_logged_at_info() -> None:
     assert access_lines(ConsoleFormatter(), "/healthz") == []
+
+
+def test_ours_is_the_outermost_layer_and_answers_what_nobody_foresaw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> httpx.Response:
+        app, _ = application()
+        assert isinstance(app.build_middleware_stack(), RequestMiddleware)
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("inside")
+
+        monkeypatch.setattr(app, "router", fail)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/v2", headers={"X-Request-Id": "mine"})
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 500
+    assert "mine" in answer.json()["error"]
+    assert "inside" not in answer.text

@@ -1,0 +1,195 @@
+"""Where the CPU time of a small binary prediction goes, without sockets: `python -m benchmarks.serving.budget`.
+
+Connections of the server's own protocol class get whole requests as bytes, one after another, and their answers are
+thrown away. CPU seconds of threads bear other work on the machine better than wall time does, but not well: compare
+two commits in turn, and the numbers of calls, which are exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import pstats
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from uvicorn.server import ServerState
+
+from benchmarks.serving.checkpoint import LIGHT, write_light
+from benchmarks.serving.forms import TURBOFNO
+from benchmarks.serving.servers import MAX_BATCH, MAX_WAITING
+from benchmarks.timing import print_table, save
+from service import logs
+from service.app import create_app
+from service.pipeline.worker import THREAD_NAME
+from service.server import SWITCH_SECONDS, keep_imports, server_config
+from service.settings import Settings
+
+_REQUESTS = 1500
+_ROUNDS = 7
+_PARTS = {
+    "HTTP: parse, write (uvicorn, httptools)": ("uvicorn/", "httptools", "http/protocol.py"),
+    "refuse early, seats": ("http/early_refusal.py",),
+    "layers, routing, record (Starlette)": ("http/middleware", "direct.py", "lean_api.py", "starlette/", "context.py", "logs.py"),
+    "read the body": ("http/body.py", "pipeline/engine.py", "pipeline/admission.py"),
+    "decode, check, encode": ("codec/", "http/oip.py", "http/offload.py", "numpy/"),
+    "queue, batch, hand out": ("service/pipeline/", "http/inference.py", "runtime/"),
+    "metrics": ("prometheus_client/", "service/metrics.py"),
+    "asyncio, contextlib": ("asyncio/", "contextlib.py", "_weakrefset.py"),
+}  # fmt: skip
+"""What a function belongs to: the first part that its file's path contains."""
+
+
+class Wire:
+    """A transport that is always ready, and forgets what is written."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: bytes) -> None:
+        """Away with it."""
+
+    def close(self) -> None:
+        raise RuntimeError("the server gave the connection up")
+
+    abort = pause_reading = resume_reading = close
+
+
+class Load:
+    """Connections that send their next request on the answer to their last."""
+
+    def __init__(self, app: Any, settings: Settings, connections: int) -> None:
+        config = server_config(app, settings)
+        config.load()
+        field = np.random.default_rng().standard_normal((1, 1, 64, 64), np.float32)
+        self._request = TURBOFNO["binary"].request(field, model=LIGHT, port=settings.port)
+        self._left = self._active = 0
+        self._done = asyncio.Event()
+        loop, answered = asyncio.get_running_loop(), self._send
+        protocol: Any = config.http_protocol_class
+
+        class Answered(protocol):  # type: ignore[misc]
+            def on_response_complete(self) -> None:
+                super().on_response_complete()
+                loop.call_soon(answered, self)
+
+        state = ServerState()
+        self._connections = [Answered(config, state, {}) for _ in range(connections)]
+        for connection in self._connections:
+            connection.connection_made(Wire())
+
+    def _send(self, connection: Any) -> None:
+        if self._left:
+            self._left -= 1
+            connection.data_received(self._request)
+            return
+        self._active -= 1
+        if not self._active:
+            self._done.set()
+
+    async def run(self, requests: int) -> None:
+        """Return when so many requests have been answered."""
+        self._left, self._active = requests, len(self._connections)
+        self._done.clear()
+        for connection in self._connections:
+            self._send(connection)
+        await self._done.wait()
+
+
+async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
+    """CPU microseconds of the threads first, then calls and shares of the event loop's parts."""
+    settings = Settings(
+        model_repository=repository, models=(LIGHT,), device="cpu", torch_threads=1, port=8080,
+        max_batch_size=MAX_BATCH, max_queued_fields_per_model=MAX_WAITING, max_fields_per_request=MAX_BATCH, log_level="warning",
+    )  # fmt: skip
+    logs.configure(settings)
+    app = create_app(settings)
+    async with app.router.lifespan_context(app):
+        engine = app.state.context.engine
+        while not engine.ready:  # noqa: ASYNC110 - told by state only
+            await asyncio.sleep(0.02)
+        keep_imports()
+        load = Load(app, settings, connections)
+        await load.run(_REQUESTS)
+        idents = [t.ident for t in threading.enumerate() if t.name.startswith(THREAD_NAME)]
+        clocks = [time.pthread_getcpuclockid(ident) for ident in idents if ident is not None]
+        rounds = []
+        for _ in range(_ROUNDS):
+            loop, device = time.thread_time(), sum(map(time.clock_gettime, clocks))
+            await load.run(_REQUESTS)
+            rounds.append(
+                (time.thread_time() - loop, sum(map(time.clock_gettime, clocks)) - device)
+            )
+        loop, device = (min(column) / _REQUESTS * 1e6 for column in zip(*rounds, strict=True))
+        counters = await engine.counters(LIGHT, "1")
+        profile = cProfile.Profile()
+        profile.enable()
+        await load.run(_REQUESTS)
+        profile.disable()
+    whole = {
+        "connections": connections,
+        "event loop us": loop,
+        "device thread us": device,
+        "fields a batch": counters.inference_count / counters.execution_count,
+    }
+    parts = _parts(profile)
+    whole["calls"] = sum(part["calls"] for part in parts)
+    print_table("CPU of a request (best round), calls of the event loop", [whole])
+    print_table("The event loop by parts", parts)
+    return [whole, *({"connections": connections, **part} for part in parts)]
+
+
+def _parts(profile: cProfile.Profile) -> list[dict[str, Any]]:
+    calls: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    stats: dict[tuple[str, int, str], Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    for (file, _, name), (_, count, own, _, callers) in stats.items():
+        if file != "~":
+            calls[_part(file)] += count
+            seconds[_part(file)] += own
+        elif "SimpleQueue" not in name:
+            # there the device thread takes the interpreter's lock: waiting, not work
+            for (caller, _, _), (_, times, own_for, _) in callers.items():
+                calls[_part(caller)] += times
+                seconds[_part(caller)] += own_for
+    return [
+        {
+            "part": part,
+            "calls": calls[part] / _REQUESTS,
+            "profile %": 100 * seconds[part] / seconds.total(),
+        }
+        for part in (*_PARTS, "other")
+    ]
+
+
+def _part(file: str) -> str:
+    return next((part for part, names in _PARTS.items() if any(n in file for n in names)), "other")
+
+
+def main() -> None:
+    """Measure, print, save results/serving_budget.jsonl."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with tempfile.TemporaryDirectory() as folder:
+        write_light(Path(folder))
+        found = []
+        for connections in (1, 32):
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                found += runner.run(measure(Path(folder), connections))
+    print(f"\nwritten to {save('serving_budget', found)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Work whose client may leave: short work is not watched, long work is cancelled, cancellation from outside stays one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from service.http import inference
+from service.http.inference import unless_disconnected
+
+
+@pytest.fixture(autouse=True)
+def _watched_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "WATCHED_AFTER_SECONDS", 0.02)
+
+
+class Client:
+    """Leaves when told to."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.asked = 0
+
+    async def receive(self) -> dict[str, Any]:
+        self.asked += 1
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+class Work:
+    """Takes so long; knows whether it was cancelled."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.cancelled = False
+
+    async def run(self) -> str:
+        try:
+            await asyncio.sleep(self._seconds)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return "answer"
+
+
+async def outcome(client: Client, work: Work) -> str:
+    return await unless_disconnected(SimpleNamespace(receive=client.receive), work.run())  # type: ignore[arg-type]
+
+
+def test_short_work_is_not_watched() -> None:
+    async def main() -> tuple[str, int, int]:
+        client = Client()
+        answer = await outcome(client, Work(0.0))
+        await asyncio.sleep(0.05)
+        return answer, client.asked, len(asyncio.all_tasks())
+
+    assert asyncio.run(main()) == ("answer", 0, 1)
+
+
+def test_work_goes_on_while_the_client_waits() -> None:
+    async def main() -> tuple[str, int, int]:
+        client = Client()
+        answer = await outcome(client, Work(0.1))
+        await asyncio.sleep(0)
+        return answer, client.asked, len(asyncio.all_tasks())
+
+    assert asyncio.run(main()) == ("answer", 1, 1)
+
+
+@pytest.mark.parametrize("leaves_after", [0.0, 0.05])
+def test_a_client_that_leaves_cancels_the_work(leaves_after: float) -> None:
+    async def main() -> tuple[Work, int]:
+        client, work = Client(), Work(5.0)
+        asyncio.get_running_loop().call_later(leaves_after, client.left.set)
+        with pytest.raises(ClientDisconnect):
+            await asyncio.wait_for(outcome(client, work), 2)
+        task = asyncio.current_task()
+        assert task is not None
+        return work, task.cancelling()
+
+    work, cancelling = asyncio.run(main())
+    assert work.cancelled
+    assert not cancelling
+
+
+def test_cancellation_from_outside_is_no_disconnect() -> None:
+    async def main() -> Work:
+        work = Work(5.0)
+        task = asyncio.create_task(outcome(Client(), work))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return work
+
+    assert asyncio.run(main()).cancelled
+
+
+def test_an_error_of_the_work_comes_through() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0.05)
+        raise ValueError("its own")
+
+    async def main() -> None:
+        request: Any = SimpleNamespace(receive=Client().receive)
+        with pytest.raises(ValueError, match="its own"):
+            await unless_disconnected(request, fail())
+
+    asyncio.run(main())
