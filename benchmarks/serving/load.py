@@ -11,7 +11,7 @@ import contextlib
 import random
 import re
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -64,12 +64,30 @@ class Load:
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3
 
 
+class Answers:
+    """Bodies, equal ones to the same question kept once: else a fast server fills the memory within seconds."""
+
+    def __init__(self) -> None:
+        self._kept: defaultdict[int, list[bytes]] = defaultdict(list)
+
+    def keep(self, question: int, body: memoryview) -> bytes:
+        kept = self._kept[question]
+        for one in kept:
+            if one == body:
+                return one
+        kept.append(bytes(body))
+        return kept[-1]
+
+
 class Connection(asyncio.Protocol):
     """One kept HTTP/1.1 connection with at most one request under way."""
 
-    def __init__(self, idle: Callable[[Connection], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, idle: Callable[[Connection], None], lost: Callable[[], None], answers: Answers
+    ) -> None:
         self._idle = idle
         self._lost = lost
+        self._answers = answers
         self._transport: asyncio.Transport | None = None
         self._outcome: Outcome | None = None
         self._received = bytearray()
@@ -108,7 +126,8 @@ class Connection(asyncio.Protocol):
         if outcome is not None:
             outcome.done = time.perf_counter()
             outcome.status = int(received[9:12])
-            outcome.body = bytes(memoryview(received)[self._head : self._expected])
+            body = memoryview(received)[self._head : self._expected]
+            outcome.body = self._answers.keep(outcome.question, body)
         self._received = bytearray()
         self._expected = 0
         self._idle(self)
@@ -140,6 +159,7 @@ class Pool:
     def __init__(self, target: Target, idle: Callable[[Connection], None]) -> None:
         self._target = target
         self._idle = idle
+        self._answers = Answers()
         self._connections: list[Connection] = []
         self._reopening: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -147,7 +167,9 @@ class Pool:
     async def open(self, count: int) -> None:
         for _ in range(count):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._idle, self._lost), self._target.host, self._target.port
+                lambda: Connection(self._idle, self._lost, self._answers),
+                self._target.host,
+                self._target.port,
             )
             self._connections.append(connection)
             self._idle(connection)
