@@ -52,7 +52,6 @@ _ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     422: problem(
         "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
     ),
-    501: problem("This server runs as several processes, which do not run rollouts yet."),
 }
 
 # The coarsest grid that the zoo's autoregressive model takes.

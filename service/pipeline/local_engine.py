@@ -24,7 +24,7 @@ from service.runtime.model_slot import ModelSlot
 from service.runtime.repository import Repository
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from models.config import ModelConfig
     from service.metrics import Metrics
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         RolloutRequest,
     )
     from service.pipeline.queue_slots import QueueSlots
+    from service.pipeline.remembered import Remembered
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,17 @@ logger = logging.getLogger(__name__)
 class LocalEngine:
     """Implements service.pipeline.engine.Engine. `start` before use, `close` after."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, slots: QueueSlots) -> None:
-        """Find device and models. Raises ValueError on a wrong repository, model name or device."""
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        slots: QueueSlots,
+        remembered: Sequence[Remembered] = (),
+    ) -> None:
+        """Find device and models, those of a predecessor if there was one.
+
+        Raises ValueError on a wrong repository, model name or device.
+        """
         device = self._device = prepare_device(settings)
         pipeline = open_pipeline(device)
         self._scheduler = Scheduler(
@@ -66,7 +76,7 @@ class LocalEngine:
             pipeline=pipeline,
             run_on_device=self._scheduler.run_on_device,
         )
-        self._locations = self._repository.find()
+        self._locations = self._repository.find(remembered)
         if isinstance(pipeline, DevicePipeline):
             metrics.device_memory.watch(
                 device,
@@ -94,6 +104,10 @@ class LocalEngine:
             self._loading = None
             await self._scheduler.close(within=within)
             self._repository.close()
+
+    def remembered(self) -> tuple[Remembered, ...]:
+        """What a successor should know, should this process die now."""
+        return self._repository.remembered()
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         return self._repository.slot(model, version).config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from service import errors
@@ -12,24 +13,28 @@ from service.processes.channel import Channel
 from service.processes.messages import (
     Ask,
     Attach,
+    Begin,
     Cancel,
+    Framed,
     Message,
     Predict,
     Predicted,
     Queue,
     Refused,
     State,
+    Taken,
     Told,
 )
+from service.processes.rollout_ring import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
-    from service.pipeline.engine import Fields
+    from service.pipeline.engine import Fields, Frame
 
 
 class EngineLink:
-    """Every prediction and call ends in exactly one way: the engine's answer, or `close` because it is dead."""
+    """Every prediction, rollout and call ends in exactly one way: the engine's answer, or `close` because it is dead."""
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class EngineLink:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._lent: dict[int, tuple[Fields, Fields]] = {}
         """The slots that the engine may read and write: kept until it answers, even if nobody waits any more."""
+        self._readers: dict[int, Reader] = {}
         self._channel = Channel.connect(endpoint, identity, self._receive)
         self._channel.send(attachment)
         self.state = State(ready=False, failure="", models=())
@@ -58,9 +64,7 @@ class EngineLink:
     ) -> Predicted:
         """Have the engine fill `answer`. Cancelling drops work not yet started. Raises as Engine.predict."""
         number = next(self._numbers)
-        future = self._expect(number)
-        self._lent[number] = (fields, answer)
-        self.fields_under_way += len(fields)
+        future = self._lend(number, fields, answer)
         self._channel.send(message(number))
         try:
             predicted: Predicted = await future
@@ -72,6 +76,30 @@ class EngineLink:
             del future
         return predicted
 
+    async def rollout(
+        self, fields: Fields, ring: Fields, message: Callable[[int], Begin]
+    ) -> AsyncGenerator[Frame]:
+        """Have the engine send frames through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
+        number = next(self._numbers)
+        end = self._lend(number, fields, ring)
+        reader = self._readers[number] = Reader(ring)
+        self._channel.send(message(number))
+        try:
+            async with aclosing(reader.frames()) as frames:
+                async for frame in frames:
+                    self._channel.send(Taken(number))
+                    yield frame
+            end.result()
+        finally:
+            del self._readers[number]
+            if end.cancel():
+                self._channel.send(Cancel(number))
+            else:
+                # Looked at, else asyncio complains of an error that nobody saw.
+                end.exception()
+            # As in predict.
+            del end
+
     async def ask(self, method: str, arguments: tuple[str, ...]) -> Any:
         """Call `load`, `unload` or `counters` of the engine."""
         number = next(self._numbers)
@@ -80,17 +108,16 @@ class EngineLink:
         told: Told = await future
         return told.value
 
-    def close(self) -> None:
-        """The engine is dead, and will answer nothing more."""
+    def close(self, why: str) -> None:
+        """The engine will answer nothing more: refuse what waits for it."""
         self._channel.close()
         for number in list(self._waiting):
-            self._settle(
-                number,
-                Unavailable(
-                    "the engine that had this request ended and is started again; retry",
-                    retry_after=1.0,
-                ),
-            )
+            self._settle(number, Unavailable(why, retry_after=1.0))
+
+    def _lend(self, number: int, fields: Fields, answer: Fields) -> asyncio.Future[Any]:
+        self._lent[number] = (fields, answer)
+        self.fields_under_way += len(fields)
+        return self._expect(number)
 
     def _expect(self, number: int) -> asyncio.Future[Any]:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -100,6 +127,8 @@ class EngineLink:
         match message:
             case Predicted() | Told():
                 self._settle(message.id, message)
+            case Framed() if reader := self._readers.get(message.id):
+                reader.arrived(message)
             case Refused():
                 self._settle(message.id, _error(message))
             case State():
@@ -121,6 +150,8 @@ class EngineLink:
             self.fields_under_way -= len(lent[0])
         if future.done():
             return
+        if reader := self._readers.get(number):
+            reader.ended()
         if isinstance(outcome, ServiceError):
             future.set_exception(outcome)
         else:
@@ -130,5 +161,5 @@ class EngineLink:
 def _error(refused: Refused) -> ServiceError:
     """The error that the engine raised."""
     kind = getattr(errors, refused.error, InferenceFailed)
-    error: ServiceError = kind(refused.message, retry_after=refused.retry_after)
+    error: ServiceError = kind(**refused.values)
     return error

@@ -7,23 +7,25 @@ import dataclasses
 import hashlib
 import logging
 import signal
-from typing import TYPE_CHECKING
-
-import numpy as np
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from service.errors import InferenceFailed, ServiceError, Unavailable
 from service.metrics import Metrics
-from service.pipeline.engine import PredictRequest
+from service.pipeline.engine import PredictRequest, RolloutRequest
 from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import Lifeline
-from service.processes.memory import HEAVY_BYTES, LentMemory
+from service.processes.memory import LentMemory
 from service.processes.messages import (
     Ask,
     Attach,
     Beat,
+    Begin,
     Cancel,
+    Framed,
     Gone,
     Message,
     ModelState,
@@ -32,14 +34,18 @@ from service.processes.messages import (
     Queue,
     Refused,
     State,
+    Taken,
     Told,
 )
+from service.processes.rollout_ring import Writer, copy_whole
 from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from models.config import ModelConfig
-    from service.pipeline.engine import ModelStatus, PredictResult
+    from service.pipeline.engine import ModelStatus
     from service.processes.lifeline import Launch
 
 logger = logging.getLogger(__name__)
@@ -51,15 +57,19 @@ _REMEMBERED = 256
 
 
 class EngineServer:
-    """Answers every Predict and Ask of every front end exactly once, as long as that front end lives."""
+    """Answers every Predict, Begin and Ask of every front end exactly once, as long as that front end lives."""
 
-    def __init__(self, engine: LocalEngine, slots: QueueSlots) -> None:
+    def __init__(self, engine: LocalEngine, slots: QueueSlots, on_call: Callable[[], None]) -> None:
+        """`on_call` is called when a model was loaded or unloaded, before whoever asked for it is told."""
         self._engine = engine
+        self._on_call = on_call
         self._slots = slots
         self._memories: dict[bytes, LentMemory] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._work: dict[tuple[bytes, int], asyncio.Task[PredictResult]] = {}
+        self._work: dict[tuple[bytes, int], asyncio.Task[Predicted | Told]] = {}
         """Of each front end by number: what it may cancel."""
+        self._calls: dict[tuple[bytes, int], asyncio.Task[Predicted | Told]] = {}
+        """The same, carried through whatever becomes of the front end."""
+        self._writers: dict[tuple[bytes, int], Writer] = {}
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
         """(model, version) -> its configuration, the digest and JSON of that."""
@@ -82,12 +92,6 @@ class EngineServer:
             if sender == front_end:
                 work.cancel()
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that can serve now."""
-        ready = (status for status in self._engine.statuses() if status.state == "READY")
-        return tuple(dict.fromkeys(status.name for status in ready))
-
     def close(self) -> None:
         """Send what is ready to be sent, and listen no more."""
         self._channel.flush()
@@ -102,60 +106,74 @@ class EngineServer:
                     logger.warning("the memory of %s is gone: %s", sender.decode(), error)
                 self._channel.send(self._state, sender)
                 self._channel.send(self._queue, sender)
-            case Predict() | Ask():
-                task = asyncio.create_task(self._answer(sender, message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            case Predict() | Begin() | Ask():
+                self._work_on(sender, message)
+            case Taken() if writer := self._writers.get((sender, message.id)):
+                writer.taken()
             case Cancel() if work := self._work.get((sender, message.id)):
                 work.cancel()
 
-    async def _answer(self, sender: bytes, message: Predict | Ask) -> None:
-        answer: Predicted | Told | Refused
-        try:
-            if isinstance(message, Predict):
-                answer = await self._predict(sender, message)
-            else:
-                answer = await self._call(message)
-        except asyncio.CancelledError:
-            answer = Refused(message.id, Unavailable.__name__, "cancelled", None)
-        except ServiceError as error:
-            answer = Refused(message.id, type(error).__name__, error.message, error.retry_after)
-        except Exception:
-            logger.exception("unexpected failure of request %d of %s", message.id, sender.decode())
-            answer = Refused(
-                message.id, InferenceFailed.__name__, "the engine failed on this request", None
+    def _work_on(self, sender: bytes, message: Predict | Begin | Ask) -> None:
+        """Begin, and see to it that it is answered: also what is cancelled before its task ran at all."""
+        key = (sender, message.id)
+        tasks = self._calls if isinstance(message, Ask) else self._work
+        tasks[key] = task = asyncio.create_task(self._work_of(sender, message))
+        task.add_done_callback(partial(self._answer, key))
+
+    def _work_of(
+        self, sender: bytes, message: Predict | Begin | Ask
+    ) -> Coroutine[Any, Any, Predicted | Told]:
+        match message:
+            case Predict():
+                return self._predict(sender, message)
+            case Begin():
+                return self._rollout(sender, message)
+            case Ask():
+                return self._call(message)
+
+    def _answer(self, key: tuple[bytes, int], task: asyncio.Task[Predicted | Told]) -> None:
+        self._calls.pop(key, None)
+        self._work.pop(key, None)
+        sender, number = key
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            error = Unavailable("cancelled")
+        elif error is not None and not isinstance(error, ServiceError):
+            logger.error(
+                "unexpected failure of request %d of %s", number, sender.decode(), exc_info=error
             )
+            error = InferenceFailed(
+                "the engine failed on this request; the server's log has the cause"
+            )
+        answer = (
+            task.result() if error is None else Refused(number, type(error).__name__, vars(error))
+        )
         self._channel.send(answer, sender)
 
-    async def _predict(self, sender: bytes, message: Predict) -> Predicted:
-        memory = self._memories.get(sender)
-        if memory is None:
-            raise Unavailable("the front end that asked is gone")
+    def _request(self, sender: bytes, message: Predict | Begin) -> PredictRequest:
         config = self._configs.get(message.digest)
         if config is None:
             raise Unavailable(
                 f"model {message.request['model']!r} was replaced while this request was read; send it again",
                 retry_after=1.0,
             )
-        request = PredictRequest(
-            fields=memory.array(message.fields), config=config, **message.request
-        )
-        key = (sender, message.id)
-        work = self._work[key] = asyncio.create_task(self._engine.predict(request))
-        try:
-            result = await work
-        finally:
-            del self._work[key]
-        answer = memory.array(message.answer)
+        fields = self._memory_of(sender).array(message.fields)
+        return PredictRequest(fields=fields, config=config, **message.request)
+
+    def _memory_of(self, sender: bytes) -> LentMemory:
+        memory = self._memories.get(sender)
+        if memory is None:
+            raise Unavailable("the front end that asked is gone")
+        return memory
+
+    async def _predict(self, sender: bytes, message: Predict) -> Predicted:
+        answer = self._memory_of(sender).array(message.answer)
+        result = await self._engine.predict(self._request(sender, message))
         if answer.shape != result.fields.shape:
             raise InferenceFailed(
                 f"the model gave shape {result.fields.shape}, expected {answer.shape}"
             )
-        # Once begun it is carried through: the slot is the front end's again when it is told so, not earlier.
-        if answer.nbytes > HEAVY_BYTES:
-            await asyncio.to_thread(np.copyto, answer, result.fields)
-        else:
-            np.copyto(answer, result.fields)
+        await copy_whole(answer, result.fields)
         return Predicted(
             message.id,
             result.version,
@@ -166,9 +184,27 @@ class EngineServer:
             result.precision,
         )
 
+    async def _rollout(self, sender: bytes, message: Begin) -> Told:
+        request = RolloutRequest(self._request(sender, message), **message.rollout)
+        key = (sender, message.id)
+        writer = self._writers[key] = Writer(self._memory_of(sender).array(message.ring))
+        try:
+            async with aclosing(self._engine.rollout(request)) as frames:
+                async for frame in frames:
+                    await writer.put(frame)
+                    self._channel.send(
+                        Framed(message.id, frame.step, frame.fields is not None), sender
+                    )
+        finally:
+            del self._writers[key]
+        return Told(message.id, None)
+
     async def _call(self, message: Ask) -> Told:
         method = getattr(self._engine, message.method)
-        value = await method(*message.arguments)
+        try:
+            value = await method(*message.arguments)
+        finally:
+            self._on_call()
         # So that who asked for a change sees it when it has been told that it is done.
         self._publish()
         return Told(message.id, None if value is None else dataclasses.asdict(value))
@@ -216,9 +252,9 @@ async def run(launch: Launch) -> int:
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     slots = QueueSlots(launch.settings, metrics)
-    engine = LocalEngine(launch.settings, metrics, slots)
+    engine = LocalEngine(launch.settings, metrics, slots, launch.remembered)
     engine.start()
-    server = EngineServer(engine, slots)
+    server = EngineServer(engine, slots, on_call=lambda: line.beat())
 
     def tell(message: Message) -> None:
         if isinstance(message, Gone):
@@ -227,7 +263,7 @@ async def run(launch: Launch) -> int:
     line = Lifeline(
         launch,
         metrics.registry,
-        beat=lambda: Beat(engine.ready, server.endpoint, server.models),
+        sign=lambda: Beat(server.endpoint, engine.remembered()),
         receive=tell,
     )
     stop = asyncio.Event()

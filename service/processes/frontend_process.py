@@ -26,13 +26,15 @@ async def run(launch: Launch) -> int:
     queue = EngineQueue(settings, metrics)
     memory = SlotMemory(settings.shared_memory_bytes)
     metrics.shared_memory.set_function(lambda: memory.used_bytes)
-    engine = RemoteEngine(launch.identity, memory, queue)
+    engine = RemoteEngine(
+        launch.identity, memory, queue, engines=len(settings.devices or (settings.device,))
+    )
 
     def tell(message: Message) -> None:
         if isinstance(message, Engines):
             engine.meet(message.peers)
 
-    line = Lifeline(launch, metrics.registry, beat=lambda: Beat(server.started), receive=tell)
+    line = Lifeline(launch, metrics.registry, sign=Beat, receive=tell)
     app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=line.scrape)
     config = server_config(app, settings)
     server = DrainingServer(config, app.state.context, greet if launch.greet else None)

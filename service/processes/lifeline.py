@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from prometheus_client import CollectorRegistry, generate_latest
 
 from service.errors import Unavailable
+from service.pipeline.remembered import Remembered
 from service.processes.channel import Channel
 from service.processes.messages import Beat, Message, Scrape, Scraped
 from service.settings import Settings
@@ -41,6 +42,8 @@ class Launch:
     endpoint: str
     """Where it listens."""
     settings: Settings
+    remembered: tuple[Remembered, ...] = ()
+    """The models of the engine that died in this place."""
     greet: bool = False
     """Whether to tell a person how to call the models, once they are ready."""
 
@@ -61,7 +64,9 @@ class Launch:
     @classmethod
     def load(cls, data: bytes) -> Self:
         values = json.loads(data)
-        return cls(**values | {"settings": Settings(**values["settings"])})
+        values["settings"] = Settings(**values["settings"])
+        values["remembered"] = tuple(Remembered(*one) for one in values["remembered"])
+        return cls(**values)
 
 
 def die_with(supervisor: int) -> None:
@@ -79,15 +84,16 @@ class Lifeline:
         launch: Launch,
         registry: CollectorRegistry,
         *,
-        beat: Callable[[], Beat],
+        sign: Callable[[], Beat],
         receive: Callable[[Message], None],
     ) -> None:
         self._registry = registry
+        self._sign = sign
         self._receive = receive
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
         self._channel = Channel.connect(launch.endpoint, launch.identity, self._on_message)
-        self._beating = asyncio.create_task(self._beat(beat))
+        self._beating = asyncio.create_task(self._keep_beating())
 
     async def scrape(self) -> bytes:
         """The metrics of all processes together. Raises Unavailable if the supervisor does not give them."""
@@ -102,13 +108,18 @@ class Lifeline:
         finally:
             del self._scrapes[number]
 
+    def beat(self) -> None:
+        """Give a sign of life at once."""
+        self._channel.send(self._sign())
+        self._channel.flush()
+
     def close(self) -> None:
         self._beating.cancel()
         self._channel.close()
 
-    async def _beat(self, beat: Callable[[], Beat]) -> None:
+    async def _keep_beating(self) -> None:
         while True:
-            self._channel.send(beat())
+            self.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
     def _on_message(self, _: bytes, message: Message) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from service.pipeline.engine import ModelStatus
+from service.pipeline.remembered import Remembered
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -42,8 +43,40 @@ class Predict(_Message, frozen=True):
     """Everything else that a PredictRequest says."""
 
 
+class Begin(_Message, frozen=True):
+    """Front end to engine: a rollout. It is answered with Framed any number of times, then with Told or Refused.
+
+    Until that end has come, both arrays are the engine's.
+    """
+
+    id: int
+    fields: Span
+    ring: Span
+    """[places, *shape of the fields]: frames go into one place after the other, round and round."""
+    digest: str
+    """Of the configuration that the fields were checked against."""
+    request: dict[str, Any]
+    """Everything else that its PredictRequest says."""
+    rollout: dict[str, int]
+    """Everything else that the RolloutRequest says."""
+
+
+class Framed(_Message, frozen=True):
+    """Engine to front end: how far the rollout is, in the next place of the ring; its fields stand there if they are wanted."""
+
+    id: int
+    step: int
+    wanted: bool
+
+
+class Taken(_Message, frozen=True):
+    """Front end to engine: the oldest frame that was not taken yet is; its place in the ring is free."""
+
+    id: int
+
+
 class Cancel(_Message, frozen=True):
-    """Front end to engine: nobody waits for this prediction any more. It is answered nevertheless."""
+    """Front end to engine: nobody waits for this prediction or rollout any more. It is answered nevertheless."""
 
     id: int
 
@@ -69,19 +102,19 @@ class Predicted(_Message, frozen=True):
 
 
 class Told(_Message, frozen=True):
-    """Engine to front end: the call returned this."""
+    """Engine to front end: the call returned this; the rollout ended well."""
 
     id: int
     value: Any
 
 
 class Refused(_Message, frozen=True):
-    """Engine to front end: the prediction or call raised this error of service/errors.py."""
+    """Engine to front end: the prediction, rollout or call raised this error of service/errors.py."""
 
     id: int
     error: str
-    message: str
-    retry_after: float | None
+    values: dict[str, Any]
+    """Its attributes, which are the arguments that it is made of."""
 
 
 class ModelState(msgspec.Struct, frozen=True, array_like=True):
@@ -108,13 +141,12 @@ class Queue(_Message, frozen=True):
 
 
 class Beat(_Message, frozen=True):
-    """Any process to its supervisor, at regular intervals: I am alive, and if so, I can be used."""
+    """Any process to its supervisor, at regular intervals: I am alive, and can be used."""
 
-    ready: bool
     endpoint: str = ""
     """Where an engine listens for front ends."""
-    models: tuple[str, ...] = ()
-    """What an engine serves; its successor is to serve the same."""
+    models: tuple[Remembered, ...] = ()
+    """What the successor of an engine should know."""
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
@@ -150,6 +182,6 @@ class Scraped(_Message, frozen=True):
 
 
 Message: TypeAlias = (
-    Attach | Predict | Cancel | Ask | Predicted | Told | Refused | State | Queue
+    Attach | Predict | Begin | Framed | Taken | Cancel | Ask | Predicted | Told | Refused | State | Queue
     | Beat | Engines | Gone | Scrape | Scraped
 )  # fmt: skip

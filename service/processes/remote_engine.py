@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from models.config import ModelConfig
-from service.errors import NotFound, Unavailable, Unsupported
+from service.errors import NotFound, Unavailable
 from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest, PredictResult
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.engine_link import EngineLink
-from service.processes.memory import HEAVY_BYTES
-from service.processes.messages import Predict, Queue
-from service.settings import env_name
+from service.processes.messages import Begin, Predict, Queue
+from service.processes.rollout_ring import copy_whole, places
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -62,8 +60,12 @@ class RemoteEngine:
     All methods are for the event loop. `meet` tells it which engines live.
     """
 
-    def __init__(self, identity: bytes, memory: SlotMemory, queue: EngineQueue) -> None:
+    def __init__(
+        self, identity: bytes, memory: SlotMemory, queue: EngineQueue, *, engines: int
+    ) -> None:
+        """`engines` is how many there are when all live."""
         self._identity = identity
+        self._engines = engines
         self._memory = memory
         self._queue = queue
         self._links: dict[Peer, EngineLink] = {}
@@ -76,7 +78,9 @@ class RemoteEngine:
     def meet(self, peers: Sequence[Peer]) -> None:
         """Talk to these engines from now on. What was at others is refused: they are dead."""
         for peer in set(self._links) - set(peers):
-            self._links.pop(peer).close()
+            self._links.pop(peer).close(
+                "the engine that had this request ended and is started again; retry"
+            )
         for peer in peers:
             if peer not in self._links:
                 self._links[peer] = EngineLink(
@@ -96,9 +100,13 @@ class RemoteEngine:
         self._draining = True
 
     async def close(self, *, within: float) -> None:
-        # The engines go on until no front end is left.
+        # The engines go on until no front end is left; who waits for this has waited for what could still be finished.
         del within
-        self.meet(())
+        for link in self._links.values():
+            link.close(
+                "the service stopped before this request was done; retry, another may answer"
+            )
+        self._links = {}
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
         return self._memory.buffer(size, aligned_at)
@@ -144,7 +152,6 @@ class RemoteEngine:
         )
         fields = await self._placed(request.fields)
         link = self._choose(config)
-        values = {name: getattr(request, name) for name in _BY_VALUE}
         predicted = await link.predict(
             fields,
             answer,
@@ -153,7 +160,7 @@ class RemoteEngine:
                 self._memory.span(fields),
                 self._memory.span(answer),
                 self._digests.get(id(config), ""),
-                values,
+                _values(request),
             ),
         )
         return PredictResult(
@@ -168,18 +175,33 @@ class RemoteEngine:
         )
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
-        del request
-        raise Unsupported(
-            "this server does not run rollouts yet, because it runs as several processes "
-            f"({env_name('frontends')}); a server with {env_name('frontends')}=0 does"
+        initial = request.initial
+        config = initial.config or self.config(initial.model, initial.version)
+        shape, steps = initial.fields.shape, request.last - request.start
+        ring = self._memory.array((places(initial.fields.nbytes, steps), *shape))
+        fields = await self._placed(initial.fields)
+        link = self._choose(config)
+        sent = link.rollout(
+            fields,
+            ring,
+            lambda number: Begin(
+                number,
+                self._memory.span(fields),
+                self._memory.span(ring),
+                self._digests.get(id(config), ""),
+                _values(initial),
+                {"last": request.last, "start": request.start, "every": request.every},
+            ),
         )
-        yield
+        async with aclosing(sent) as frames:
+            async for frame in frames:
+                yield frame
 
     async def load(self, model: str) -> None:
-        await _ask(list(self._links.values()), "load", model)
+        await _ask(self._all_links(), "load", model)
 
     async def unload(self, model: str) -> None:
-        await _ask(list(self._links.values()), "unload", model)
+        await _ask(self._all_links(), "unload", model)
 
     @property
     def ready(self) -> bool:
@@ -191,15 +213,18 @@ class RemoteEngine:
         """Never: an engine that fails is started again."""
         return ""
 
+    def _all_links(self) -> list[EngineLink]:
+        """To change what they serve: an engine that is being started would miss it, and differ from the others."""
+        if len(self._links) < self._engines:
+            raise _no_engine()
+        return list(self._links.values())
+
     async def _placed(self, fields: Fields) -> Fields:
         """The same fields in shared memory; those that were parsed or converted do not lie there yet."""
         if self._memory.holds(fields):
             return fields
         placed = self._memory.array(fields.shape)
-        if placed.nbytes > HEAVY_BYTES:
-            await asyncio.to_thread(np.copyto, placed, fields)
-        else:
-            np.copyto(placed, fields)
+        await copy_whole(placed, fields)
         return placed
 
     def _choose(self, config: ModelConfig) -> EngineLink:
@@ -240,7 +265,14 @@ class RemoteEngine:
         self._queue.tell([link.queue for link in self._links.values()])
 
 
+def _values(request: PredictRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in _BY_VALUE}
+
+
 def _awaited(status: ModelStatus) -> ModelStatus:
+    if status.state == "UNAVAILABLE":
+        # It will be no other with the next engine.
+        return status
     return ModelStatus(status.name, status.version, "LOADING", "the engine is being started again")
 
 
@@ -274,5 +306,5 @@ async def _ask(links: Sequence[EngineLink], method: str, *arguments: str) -> lis
 
 def _no_engine() -> Unavailable:
     return Unavailable(
-        "the engine is being started (again); retry after the time in Retry-After", retry_after=1.0
+        "an engine is being started (again); retry after the time in Retry-After", retry_after=1.0
     )

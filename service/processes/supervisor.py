@@ -19,6 +19,7 @@ from service.processes.messages import Beat, Engines, Gone, Message, Peer, Scrap
 from service.processes.metrics_sum import MetricsSum
 
 if TYPE_CHECKING:
+    from service.pipeline.remembered import Remembered
     from service.settings import Settings
 
     Role = Literal["engine", "frontend"]
@@ -54,8 +55,8 @@ class _Seat:
     running: _Running | None = None
     generation: int = 0
     ever_up: bool = False
-    models: tuple[str, ...] = ()
-    """What the engine here served when it was last ready: its successor is to serve the same."""
+    models: tuple[Remembered, ...] = ()
+    """What the engine here told of its models last: its successor is to serve the same, and no other."""
 
     @property
     def name(self) -> str:
@@ -124,16 +125,14 @@ class Supervisor:
     async def _live(self, seat: _Seat) -> int:
         """One process from start to end; its exit status."""
         seat.generation += 1
-        settings = seat.settings
-        if seat.models:
-            settings = settings.model_copy(update={"models": seat.models})
         launch = Launch(
             seat.role,
             seat.index,
             seat.generation,
             os.getpid(),
             self._endpoint,
-            settings,
+            seat.settings,
+            seat.models,
             greet=self._greet and (seat.name, seat.generation) == ("frontend-0", 1),
         )
         # A process group of its own: Ctrl-C is for the supervisor, which ends the others in order.
@@ -241,8 +240,7 @@ class Supervisor:
             first = running.beat is None
             running.beat, running.last_sign = beat, time.monotonic()
             seat.ever_up = True
-            if beat.ready:
-                seat.models = beat.models
+            seat.models = beat.models
             if first and seat.role == "engine":
                 self._introduce_engines(self._running("frontend", up=True))
             elif first:

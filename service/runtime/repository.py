@@ -16,12 +16,13 @@ from models.registry import discover
 from service.errors import NotFound, ServiceError, Unavailable
 from service.pipeline.batcher import Policy
 from service.pipeline.engine import ModelStatus
+from service.pipeline.remembered import Remembered
 from service.runtime.forward import Forward
 from service.runtime.model_slot import ModelSlot
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import torch
 
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+_UNLOADED = "unloaded"
+_VANISHED = "the model repository holds it no more"
+_INTERRUPTED = (
+    "the engine ended while it loaded this model, and was started again without it; load it again"
+)
+"""What may have ended the engine is not tried again unasked."""
 
 
 @dataclass(slots=True)
@@ -73,13 +81,16 @@ class Repository:
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="turbofno-loader")
         self._required: set[tuple[str, str]] = set()
 
-    def find(self) -> list[ModelLocation]:
-        """The models to load at start, all LOADING from now on.
+    def find(self, remembered: Sequence[Remembered] = ()) -> list[ModelLocation]:
+        """The models to load at start, all LOADING from now on: those that the settings name, or a predecessor had.
 
         Raises:
-            ValueError: the repository is no folder, holds no model, or lacks one that the settings name.
+            ValueError: the repository is no folder; without a predecessor also if it holds no model, or lacks one
+                that the settings name.
         """
         locations = self._discover()
+        if remembered:
+            return self._find_again(locations, remembered)
         wanted = self._settings.models
         names = {location.name for location in locations}
         if missing := sorted(set(wanted or ()) - names):
@@ -97,6 +108,16 @@ class Repository:
             self._entries[location.name, location.version] = _Entry()
         self._required = set(self._entries)
         return chosen
+
+    def remembered(self) -> tuple[Remembered, ...]:
+        """What a successor should know, should this process die now: what serves or must, and what does not and why."""
+
+        def reason(key: tuple[str, str], entry: _Entry) -> str:
+            if entry.slot is not None or key in self._required:
+                return ""
+            return _INTERRUPTED if entry.state == "LOADING" else entry.reason
+
+        return tuple(Remembered(*key, reason(key, entry)) for key, entry in self._entries.items())
 
     async def load_all(self, locations: list[ModelLocation]) -> None:
         """Load one after another; a broken one becomes UNAVAILABLE with its reason."""
@@ -134,13 +155,13 @@ class Repository:
             for entry in found:
                 slot = entry.slot
                 if slot is not None:
-                    entry.state, entry.slot = "UNLOADING", None
+                    entry.state, entry.reason, entry.slot = "UNLOADING", _UNLOADED, None
                     await self._until_unused(slot)
                     self._metrics.model_loaded.remove(
                         slot.name, slot.version, slot.backend, slot.precision
                     )
                     logger.info("unloaded model %s version %s", slot.name, slot.version)
-                entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+                entry.state, entry.reason = "UNAVAILABLE", _UNLOADED
 
     def slot(self, name: str, version: str | None) -> ModelSlot:
         """The model that serves (newest version that is ready if None). Raises NotFound, Unavailable."""
@@ -192,6 +213,16 @@ class Repository:
     def close(self) -> None:
         """End the loader thread once it is done."""
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _find_again(
+        self, locations: list[ModelLocation], remembered: Sequence[Remembered]
+    ) -> list[ModelLocation]:
+        found = {(location.name, location.version): location for location in locations}
+        for name, version, reason in remembered:
+            why = reason or ("" if (name, version) in found else _VANISHED)
+            self._entries[name, version] = _Entry("UNAVAILABLE", why) if why else _Entry()
+        self._required = {key for key, entry in self._entries.items() if not entry.reason}
+        return [location for key, location in found.items() if key in self._required]
 
     def _discover(self) -> list[ModelLocation]:
         root = self._settings.model_repository

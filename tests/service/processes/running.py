@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import socket
@@ -12,12 +13,15 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,6 +102,24 @@ def until(
     while not met():
         assert time.monotonic() < end, f"not within {seconds} s: {what()}"
         time.sleep(0.05)
+
+
+def as_npy(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def everything_is_given_back(service: Service) -> None:
+    def given_back() -> bool:
+        return (
+            service.total("turbofno_shared_memory_bytes")
+            == service.total("turbofno_inflight_bytes")
+            == service.total("turbofno_queue_depth")
+            == 0
+        )
+
+    until(given_back, 10, what=lambda: service.get("/metrics").text)
 
 
 @contextmanager

@@ -1,20 +1,257 @@
-"""Rollouts are not offered yet where the engine is another process, and say so."""
+"""Rollouts over several real processes: a plain loop's frames, to whoever still listens, whichever process is killed."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import signal
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
-from service.errors import Unsupported
-from service.pipeline.engine import PredictRequest, RolloutRequest
-from service.processes.remote_engine import RemoteEngine
+from models.checkpoint import save_model
+from service.client import AsyncClient, BlowUp, Client, ConnectionFailed, ServerError
+from tests.service.processes.running import (
+    Service,
+    as_npy,
+    everything_is_given_back,
+    running,
+    until,
+)
+from tests.service.tiny import rollable_config, rollable_module, save_rollable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from models.fno import FNO
+
+pytestmark = pytest.mark.timeout(120)
+
+PATH = "/v1/models/tiny-flow:rollout"
+NPY = {"Content-Type": "application/x-npy"}
+ENDLESS = 2_000_000_000
+HANG_SECONDS = 2.5
+REACH = 100.0
+"""Of the values that the bursting model was trained on, so its configuration says."""
 
 
-def test_a_front_end_refuses_with_the_setting_to_change() -> None:
-    initial = PredictRequest("tiny-flow", None, np.zeros((1, 1, 8), np.float32), "id")
-    # without an engine, whose parts it does not look at
-    frames = RemoteEngine.__new__(RemoteEngine).rollout(RolloutRequest(initial, last=3))
-    with pytest.raises(Unsupported, match="TURBOFNO_FRONTENDS=0"):
-        asyncio.run(anext(frames))  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def module() -> FNO:
+    return rollable_module()
+
+
+@pytest.fixture(scope="module")
+def bursting() -> FNO:
+    return rollable_module(gain=2.0)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, module: FNO, bursting: FNO) -> Path:
+    root = tmp_path_factory.mktemp("flows")
+    save_rollable(root, module)
+    config = rollable_config(REACH).model_copy(update={"name": "burst"})
+    save_model(root / "burst", config, bursting)
+    return root
+
+
+@pytest.fixture(scope="module")
+def shared(repository: Path) -> Iterator[Service]:
+    options = {"max_rollout_steps": ENDLESS, "hang_seconds": HANG_SECONDS}
+    options |= {"max_body_bytes": 2**21, "max_json_bytes": 2**20, "shared_memory_bytes": 2**23}
+    options |= {"max_fields_per_request": 8192}
+    with running(repository, **options) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared: Service) -> Service:
+    shared.until_ready()
+    return shared
+
+
+def loop(module: FNO, fields: np.ndarray[Any, Any], steps: int) -> list[np.ndarray[Any, Any]]:
+    x, frames = torch.tensor(fields), []
+    with torch.inference_mode():
+        for _ in range(steps):
+            x = module(x)
+            frames.append(x.numpy())
+    return frames
+
+
+def noise(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+def close(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -> bool:
+    # a step rounds by 1e-7 or so, and what it rounds is carried on
+    return bool(np.linalg.norm(found - truth) <= 1e-4 * np.linalg.norm(truth))
+
+
+def ended(service: Service, outcome: str) -> float:
+    return service.total("turbofno_rollouts_ended_total", outcome=outcome)
+
+
+def test_rollouts_of_both_front_ends_are_loops_over_the_module(
+    service: Service, module: FNO
+) -> None:
+    # Also one whose frames are over 1 MiB, and one with more frames than its ring has places.
+    jobs = [(1, 24, 40, 1), (3, 64, 7, 3), (2, 16, 600, 1), (6000, 64, 3, 1), (1, 8, 50, 0)]
+    jobs += [(int(n), 16, 30, 4) for n in np.random.default_rng().integers(1, 20, 6)]
+
+    async def run(n: int, grid: int, steps: int, every: int) -> None:
+        fields = noise(n, 1, grid)
+        # A client of its own has a connection of its own, so either front end has some of them.
+        async with AsyncClient(service.url) as client:
+            wanted: Any = every or "last"
+            found = [
+                frame async for frame in client.rollout("tiny-flow", fields, steps, frames=wanted)
+            ]
+        expected = loop(module, fields, steps)
+        given = [s for s in range(1, steps + 1) if s == steps or (every and s % every == 0)]
+        assert [frame.step for frame in found] == given
+        assert all(close(frame.fields, expected[frame.step - 1]) for frame in found)
+
+    async def main() -> None:
+        await asyncio.gather(*(run(*job) for job in jobs))
+
+    asyncio.run(main())
+    everything_is_given_back(service)
+
+
+def test_whole_answers_hold_all_frames_though_the_ring_has_room_for_few(
+    service: Service, module: FNO
+) -> None:
+    fields = noise(2000, 1, 64)
+    with service.client() as client:
+        answer = client.post(PATH + "?steps=12", content=as_npy(fields), headers=NPY)
+    frames = np.load(io.BytesIO(answer.content))
+    assert frames.shape == (12, 2000, 1, 64)
+    for frame, truth in zip(frames, loop(module, fields, 12), strict=True):
+        assert close(frame, truth)
+    everything_is_given_back(service)
+
+
+def test_who_leaves_ends_the_rollout_and_gives_its_slots_back(service: Service) -> None:
+    before = ended(service, "left")
+    with Client(service.url) as client:
+        for frames in (1, 100):
+            stream = client.rollout("tiny-flow", noise(1, 1, 24), ENDLESS, frames=frames)
+            next(stream)
+            stream.close()
+    body = as_npy(noise(1, 1, 24))
+    # The first has been told nothing but progress, the second waits for its whole answer.
+    for accept in ("application/vnd.turbofno.frames", "application/x-npy"):
+        with service.connect() as connection:
+            head = (
+                f"POST {PATH}?steps={ENDLESS}&frames=last HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n"
+                f"Content-Type: application/x-npy\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            connection.sendall(head.encode() + body)
+            time.sleep(0.2)
+    until(lambda: ended(service, "left") == before + 4, 10)
+    everything_is_given_back(service)
+
+
+def test_who_does_not_read_makes_the_engine_wait(service: Service) -> None:
+    def steps() -> float:
+        return service.total("turbofno_rollout_steps_total")
+
+    with Client(service.url) as client:
+        stream = client.rollout("tiny-flow", noise(64, 1, 64), ENDLESS)
+        next(stream)
+
+        def stands_still() -> bool:
+            before = steps()
+            time.sleep(0.5)
+            return steps() == before
+
+        until(stands_still, 20)
+        # The others go on meanwhile.
+        other = list(client.rollout("tiny-flow", noise(1, 1, 24), 20))
+        assert len(other) == 20
+        stopped = steps()
+        for _ in range(2000):
+            next(stream)
+        assert steps() > stopped
+        stream.close()
+    everything_is_given_back(service)
+
+
+def test_a_blow_up_keeps_its_step_and_reason(service: Service, bursting: FNO) -> None:
+    fields = noise(1, 1, 24)
+    energies = [float(np.mean(one.astype("f8") ** 2)) for one in loop(bursting, fields, 40)]
+    expected = next(step for step, energy in enumerate(energies, 1) if energy > REACH**2)
+    with Client(service.url) as client:
+        steps = []
+        with pytest.raises(BlowUp) as caught:  # noqa: PT012 - the frames before count
+            for frame in client.rollout("burst", fields, 40):
+                steps.append(frame.step)
+    assert (caught.value.step, caught.value.reason) == (expected, "energy")
+    assert steps == list(range(1, expected))
+    everything_is_given_back(service)
+
+
+def test_a_killed_engine_ends_streams_with_a_reason_to_retry_and_they_can_be_resumed(
+    service: Service, module: FNO
+) -> None:
+    fields = noise(1, 1, 24)
+    with Client(service.url) as client:
+        stream = client.rollout("tiny-flow", fields, ENDLESS)
+        last = next(stream)
+        os.kill(service.pids()["engine-0"], signal.SIGKILL)
+        with pytest.raises(ServerError, match=r"started again; retry"):  # noqa: PT012 - as above
+            for frame in stream:
+                last = frame
+        service.until_ready()
+        rest = list(
+            client.rollout("tiny-flow", last.fields, last.step + 9, start=last.step, frames="last")
+        )
+        assert [frame.step for frame in rest] == [last.step + 9]
+        assert close(rest[0].fields, loop(module, last.fields, 9)[-1])
+    everything_is_given_back(service)
+
+
+def test_a_killed_front_end_ends_its_rollouts_in_the_engine(service: Service) -> None:
+    before = ended(service, "left")
+    with ExitStack() as clients:
+        streams = []
+        for _ in range(6):
+            client = clients.enter_context(Client(service.url))
+            streams.append(client.rollout("tiny-flow", noise(1, 1, 24), ENDLESS, frames=1000))
+            next(streams[-1])
+        pids = [pid for name, pid in service.pids().items() if name.startswith("frontend")]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(ConnectionFailed):
+                list(stream)
+    service.until_ready()
+    until(lambda: ended(service, "left") == before + 6, 10)
+    everything_is_given_back(service)
+
+
+def test_an_unload_waits_for_its_rollouts(service: Service) -> None:
+    with Client(service.url) as client:
+        stream = client.rollout("tiny-flow", noise(1, 1, 24), 400)
+        next(stream)
+        assert service.post("/v2/repository/models/tiny-flow/unload").status_code == 200
+        assert len(list(stream)) == 399
+    assert service.post("/v2/repository/models/tiny-flow/load").status_code == 200
+
+
+def test_a_drain_that_ends_tells_the_stream(repository: Path) -> None:
+    with running(repository, drain_seconds=1, max_rollout_steps=ENDLESS) as service:
+        service.until_ready()
+        with Client(service.url) as client:
+            stream = client.rollout("tiny-flow", noise(1, 1, 24), ENDLESS, frames=1000)
+            next(stream)
+            service.process.terminate()
+            with pytest.raises(ServerError, match="stopped"):
+                list(stream)
+        assert service.process.wait(20) == 0

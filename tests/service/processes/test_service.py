@@ -21,7 +21,13 @@ import pytest
 import safetensors.numpy
 import torch
 
-from tests.service.processes.running import Service, running, until
+from tests.service.processes.running import (
+    Service,
+    as_npy,
+    everything_is_given_back,
+    running,
+    until,
+)
 from tests.service.tiny import save_tiny
 
 if TYPE_CHECKING:
@@ -77,12 +83,6 @@ def random_fields(model: str, n: int | None = None) -> Array:
     return np.random.default_rng().standard_normal(
         (n or random.randint(1, 6), 1, *grid), np.float32
     )
-
-
-def as_npy(array: Array) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 def by_npy(client: httpx.Client, model: str, fields: Array) -> tuple[httpx.Response, Any]:
@@ -201,18 +201,6 @@ class Load:
             else:
                 time.sleep(0.1)
         client.close()
-
-
-def everything_is_given_back(service: Service) -> None:
-    def given_back() -> bool:
-        return (
-            service.total("turbofno_shared_memory_bytes")
-            == service.total("turbofno_inflight_bytes")
-            == service.total("turbofno_queue_depth")
-            == 0
-        )
-
-    until(given_back, 10, what=lambda: service.get("/metrics").text)
 
 
 def descriptors(service: Service) -> dict[str, int]:

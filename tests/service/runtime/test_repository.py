@@ -333,3 +333,35 @@ def test_empty_repository_fails_the_start(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="no model in"):
         asyncio.run(main())
+
+
+def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        for name in ("kept", "dropped", "broken", "other"):
+            save_tiny(tmp_path, name)
+        async with running(tmp_path, models="kept,dropped") as (first, _):
+            await first.unload("dropped")
+            (tmp_path / "broken" / "model.safetensors").write_bytes(b"")
+            with pytest.raises(Unavailable):
+                await first.load("broken")
+            told = first.remembered()
+        assert [one for one in told if not one.reason] == [("kept", "1", "")]
+        save_tiny(tmp_path, "broken")
+        metrics, settings = Metrics(), Settings(model_repository=tmp_path, device="cpu")
+        second = LocalEngine(settings, metrics, QueueSlots(settings, metrics), told)
+        second.start()
+        while not second.ready:  # noqa: ASYNC110 - told by state only
+            await asyncio.sleep(0.01)
+        assert states(second) == [
+            ("broken", "1", "UNAVAILABLE"), ("dropped", "1", "UNAVAILABLE"), ("kept", "1", "READY"),
+        ]  # fmt: skip
+        # A failed load is not tried again unasked, an asked one is.
+        await second.load("broken")
+        assert {one.name: one.reason for one in second.remembered()} == {
+            "kept": "", "dropped": "unloaded", "broken": "",
+        }  # fmt: skip
+        await second.close(within=5)
+
+    asyncio.run(main())

@@ -1,0 +1,80 @@
+"""What was loaded and unloaded survives the engine that was told so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.service.processes.running import Service, running, until
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(120)
+
+BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
+
+
+def kill_engine(service: Service) -> None:
+    pid = service.pids()["engine-0"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: service.pids().get("engine-0", pid) != pid, 10)
+
+
+def statuses(service: Service) -> dict[str, int]:
+    """Of a prediction with each model that is known."""
+    names = [model["name"] for model in service.get("/v1/models").json()["models"]]
+    return {name: service.post(f"/v1/models/{name}:predict", BODY).status_code for name in names}
+
+
+def control(service: Service, action: str, name: str) -> None:
+    answer = service.post(f"/v2/repository/models/{name}/{action}")
+    assert answer.status_code == 200, answer.text
+
+
+def test_an_engine_has_the_models_that_its_killed_predecessor_had(tmp_path: Path) -> None:
+    for name in ("kept", "unloaded", "later", "removed", "never"):
+        save_tiny(tmp_path, name)
+    with running(tmp_path, models="kept,unloaded,removed") as service:
+        service.until_ready()
+        control(service, "load", "later")
+        control(service, "unload", "unloaded")
+        # At once: nothing else may have been needed for it to be known.
+        kill_engine(service)
+        refused = service.post("/v1/models/unloaded:predict", BODY)
+        assert (refused.status_code, "unloaded" in refused.text) == (503, True)
+        assert "Retry-After" not in refused.headers, "it will not come back by itself"
+        service.until_ready()
+        expected = {"kept": 200, "later": 200, "removed": 200, "unloaded": 503}
+        assert statuses(service) == expected
+        assert service.post("/v1/models/never:predict", BODY).status_code == 404
+
+        # What cannot be loaded any more keeps neither the rest from coming back nor the service from being ready.
+        shutil.rmtree(tmp_path / "removed")
+        control(service, "unload", "later")
+        control(service, "load", "unloaded")
+        kill_engine(service)
+        service.until_ready()
+        expected = {"kept": 200, "later": 503, "removed": 503, "unloaded": 200}
+        assert statuses(service) == expected
+        assert "holds it no more" in service.get("/v2/models/removed").text
+
+        # Nothing loaded is a state like any other.
+        control(service, "unload", "kept")
+        control(service, "unload", "unloaded")
+        kill_engine(service)
+        until(lambda: len(service.pids()) == 3 and answers_itself(service), 30)
+        assert statuses(service) == dict.fromkeys(expected, 503)
+        control(service, "load", "kept")
+        assert statuses(service)["kept"] == 200
+
+
+def answers_itself(service: Service) -> bool:
+    """Whether an engine is there to be asked: a load of nothing is refused by it, not for want of it."""
+    return service.post("/v2/repository/models/nothing/load").status_code == 404

@@ -1,0 +1,171 @@
+"""The ring between an engine and a front end: order, back-pressure, and who may write when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from service.errors import BlowUp
+from service.metrics import Metrics
+from service.pipeline.engine import Frame
+from service.pipeline.queue_slots import QueueSlots
+from service.processes import rollout_ring
+from service.processes.engine_link import EngineLink
+from service.processes.engine_process import EngineServer
+from service.processes.memory import SlotMemory
+from service.processes.messages import Begin, Framed
+from service.processes.rollout_ring import Reader, Writer, copy_whole, places
+from service.settings import Settings
+from tests.service.tiny import rollable_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from service.pipeline.engine import RolloutRequest
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def test_a_ring_has_few_places_and_at_least_one() -> None:
+    assert places(2**30, 100) == 1
+    assert places(64, 3) == 3
+    assert places(64, 10**9) == 256
+    assert places(2**18, 10**9) == 4
+
+
+def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> None:
+    async def main() -> None:
+        ring = np.zeros((3, 2, 5), np.float32)
+        writer, reader = Writer(ring), Reader(ring)
+        written = []
+
+        async def write() -> None:
+            for step in range(1, 41):
+                fields = np.full((2, 5), step, np.float32) if step % 4 else None
+                await writer.put(Frame(step, fields))
+                written.append(step)
+                reader.arrived(Framed(0, step, fields is not None))
+            reader.ended()
+
+        writing = asyncio.create_task(write())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert written == [1, 2, 3]
+        found = []
+        async for frame in reader.frames():
+            writer.taken()
+            found.append(frame)
+            await asyncio.sleep(0)
+        await writing
+        assert [frame.step for frame in found] == list(range(1, 41))
+        for frame in found:
+            if frame.step % 4:
+                assert frame.fields is not None
+                assert (frame.fields == frame.step).all()
+            else:
+                assert frame.fields is None
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_has_begun_is_over_when_its_cancelled_caller_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = []
+
+    def slow_copy(to: Any, source: Any) -> None:
+        time.sleep(0.2)
+        over.append(True)
+
+    async def main() -> None:
+        array = np.zeros(2**19, np.float32)
+        monkeypatch.setattr(rollout_ring.np, "copyto", slow_copy)
+        copying = asyncio.create_task(copy_whole(array, array))
+        await asyncio.sleep(0.05)
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert over
+
+    asyncio.run(main())
+
+
+class Engine:
+    """What an engine process has of a LocalEngine, as far as it is looked at: endless rollouts that blow up at 50."""
+
+    ready, failure = True, ""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    def statuses(self) -> list[Any]:
+        return []
+
+    async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
+        self.running += 1
+        try:
+            step = 0
+            while True:
+                step += 1
+                if step == 50:
+                    raise BlowUp("it blew up", step=50, reason="energy")
+                yield Frame(step, request.initial.fields + np.float32(step))
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+
+
+async def until(met: Any) -> None:
+    while not met():  # noqa: ASYNC110 - told by state only
+        await asyncio.sleep(0.001)
+
+
+def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent() -> None:
+    async def main() -> None:
+        settings, engine = Settings(), Engine()
+        server = EngineServer(engine, QueueSlots(settings, Metrics()), lambda: None)  # type: ignore[arg-type]
+        server._configs["digest"] = rollable_config()
+        memory = SlotMemory(2**20)
+        link = EngineLink(
+            server.endpoint, b"front", memory.attachment(),
+            on_state=lambda: None, on_queue=lambda: None,
+        )  # fmt: skip
+        values = {"model": "m", "version": None, "request_id": "id"}
+
+        def rollout() -> AsyncGenerator[Frame]:
+            fields, ring = memory.array((2, 1, 8)), memory.array((3, 2, 1, 8))
+            fields[:] = 0.5
+            spans = memory.span(fields), memory.span(ring)
+            return link.rollout(
+                fields, ring,
+                lambda number: Begin(number, *spans, "digest", values, {"last": 99}),
+            )  # fmt: skip
+
+        given = []
+        with pytest.raises(BlowUp) as caught:  # noqa: PT012 - the frames before count
+            async for frame in rollout():
+                assert frame.fields is not None
+                given.append((frame.step, float(frame.fields.min())))
+        assert given == [(step, step + 0.5) for step in range(1, 50)]
+        assert (caught.value.step, caught.value.reason, str(caught.value)) == (
+            50, "energy", "it blew up",
+        )  # fmt: skip
+        # Left at once: begin and cancel reach the engine in one message.
+        leaving = asyncio.create_task(anext(rollout()))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        leaving.cancel()
+        # Left in the middle.
+        async with aclosing(rollout()) as frames:
+            await anext(frames)
+        del caught, frames, leaving
+        await until(lambda: not (link._lent or server._work or server._writers or engine.running))
+        assert (memory.used_bytes, link.fields_under_way, link._readers) == (0, 0, {})
+        link.close("over")
+        server.close()
+
+    asyncio.run(main())
