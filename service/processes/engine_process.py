@@ -37,7 +37,7 @@ from service.processes.messages import (
     Taken,
     Told,
 )
-from service.processes.rollout_ring import Writer, copy_whole
+from service.processes.rollout_ring import Writer
 from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from models.config import ModelConfig
-    from service.pipeline.engine import ModelStatus
+    from service.pipeline.engine import Fields, ModelStatus
     from service.processes.lifeline import Launch
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,9 @@ class EngineServer:
         )
         self._channel.send(answer, sender)
 
-    def _request(self, sender: bytes, message: Predict | Begin) -> PredictRequest:
+    def _request(
+        self, sender: bytes, message: Predict | Begin, answer: Fields | None = None
+    ) -> PredictRequest:
         config = self._configs.get(message.digest)
         if config is None:
             raise Unavailable(
@@ -158,7 +160,7 @@ class EngineServer:
                 retry_after=1.0,
             )
         fields = self._memory_of(sender).array(message.fields)
-        return PredictRequest(fields=fields, config=config, **message.request)
+        return PredictRequest(fields=fields, config=config, answer=answer, **message.request)
 
     def _memory_of(self, sender: bytes) -> LentMemory:
         memory = self._memories.get(sender)
@@ -168,12 +170,8 @@ class EngineServer:
 
     async def _predict(self, sender: bytes, message: Predict) -> Predicted:
         answer = self._memory_of(sender).array(message.answer)
-        result = await self._engine.predict(self._request(sender, message))
-        if answer.shape != result.fields.shape:
-            raise InferenceFailed(
-                f"the model gave shape {result.fields.shape}, expected {answer.shape}"
-            )
-        await copy_whole(answer, result.fields)
+        # Until this ends, in whichever way, batches may write into the answer.
+        result = await self._engine.predict(self._request(sender, message, answer))
         return Predicted(
             message.id,
             result.version,

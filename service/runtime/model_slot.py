@@ -77,6 +77,8 @@ class ModelSlot:
                 precision=ran.precision,
                 gather_seconds=answer.gather_seconds,
                 compute_seconds=answer.compute_seconds,
+                total=answer.total,
+                release=answer.release,
             )
 
         return output
@@ -124,6 +126,8 @@ class ModelSlot:
                 )
                 return
             self.backend, self.precision = output.backend, output.precision
+            if output.release is not None:
+                output.release()
 
     def _checked_forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self._forward(x)

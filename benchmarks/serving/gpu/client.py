@@ -52,7 +52,7 @@ def _measured(phase: dict[str, Any], at: Target) -> tuple[Load, float]:
         )
         return run(loop)
     closed = closed_loop(
-        at, connections=phase["connections"], seconds=phase["seconds"], warm_up=phase["warm_up"]
+        at, connections=phase["connections"], seconds=phase["seconds"], warm_up=0.0
     )
     return run(closed), 0.0
 

@@ -37,7 +37,7 @@ async def _fed(
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def receive(_: bytes, message: Message) -> None:
-        if isinstance(message, Beat) and message.ready and not ready.done():
+        if isinstance(message, Beat) and message.endpoint and not ready.done():
             ready.set_result(message.endpoint)
 
     supervisor = Channel.listen(endpoint := new_endpoint(), receive)

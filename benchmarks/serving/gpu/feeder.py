@@ -28,7 +28,7 @@ async def main() -> None:
     endpoint, name, model, side, under_way, seconds = sys.argv[1:]
     settings, n = Settings(), int(side)
     memory = SlotMemory(settings.shared_memory_bytes)
-    engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()))
+    engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
     engine.meet([Peer(b"engine", endpoint)])
     while not engine.ready:
         await asyncio.sleep(0.02)

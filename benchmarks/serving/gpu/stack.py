@@ -68,16 +68,13 @@ class Stack:
             "fields": phase.fields,
             "connections": max(1, phase.connections // share),
             "seconds": phase.seconds,
-            "warm_up": WARM_UP_SECONDS,
             "rate": None if phase.rate is None else phase.rate / share,
         }
+        if phase.rate is None:
+            self._ask(order | {"seconds": WARM_UP_SECONDS})
         cpu, batches = cpu_by_role(self.server), self._batches()
         began = time.perf_counter()
-        for client in self.clients:
-            assert client.stdin is not None
-            client.stdin.write(json.dumps(order) + "\n")
-            client.stdin.flush()
-        told = [_told(client) for client in self.clients]
+        told = self._ask(order)
         spent = cpu_by_role(self.server)
         spent.subtract(cpu)
         after = self._batches()
@@ -99,6 +96,14 @@ class Stack:
             "wall s": time.perf_counter() - began,
             **_in_batches(batches, after),
         }
+
+    def _ask(self, order: Row) -> list[Row]:
+        """What each client tells of the phase."""
+        for client in self.clients:
+            assert client.stdin is not None
+            client.stdin.write(json.dumps(order) + "\n")
+            client.stdin.flush()
+        return [_told(client) for client in self.clients]
 
     def _batches(self) -> dict[int, tuple[int, int]]:
         """Batch size -> how many there were, and the device's nanoseconds in them."""
