@@ -80,7 +80,9 @@ def context_of(request: Request) -> AppContext:
 
 def record_of(request: Request) -> RequestRecord:
     """The record of `request`, put into its scope by the middleware (a fresh one where none ran)."""
-    record: RequestRecord = request.scope.setdefault(RECORD_KEY, RequestRecord(request_id=""))
+    record: RequestRecord | None = request.scope.get(RECORD_KEY)
+    if record is None:
+        record = request.scope[RECORD_KEY] = RequestRecord(request_id="")
     return record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,6 +35,40 @@ RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 MODEL = ("model", "version")
 
 
+class _Remembers:
+    """`labels` out of a dictionary: prometheus_client makes strings and takes a lock at each call, ten for a request."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._known: dict[tuple[object, ...], Self] = {}
+        super().__init__(*args, **options)
+
+    def labels(self, *values: object, **named: object) -> Self:
+        """The child with these label values."""
+        found = None if named else self._known.get(values)
+        if found is None:
+            found = super().labels(*values, **named)  # type: ignore[misc]
+            if not named:
+                self._known[values] = found
+        return found
+
+    def remove(self, *values: object) -> None:
+        """Forget that child."""
+        self._known.clear()
+        super().remove(*values)  # type: ignore[misc]
+
+
+class _Counter(_Remembers, Counter):
+    pass
+
+
+class _Gauge(_Remembers, Gauge):
+    pass
+
+
+class _Histogram(_Remembers, Histogram):
+    pass
+
+
 class Metrics:
     """All metrics, registered in `registry` so that several applications can live in one process."""
 
@@ -59,6 +93,12 @@ class Metrics:
         self.queue = self._seconds("turbofno_queue_seconds", "Waiting for the device.")
         self.compute = self._seconds("turbofno_compute_seconds", "The batches a request ran in.")
         self.encode = self._seconds("turbofno_encode_seconds", "Fields to response bytes.")
+        self.steps = {
+            "decode": self.decode,
+            "queue": self.queue,
+            "compute": self.compute,
+            "encode": self.encode,
+        }
         batch = (*MODEL, "backend")
         self.batch_size = self._histogram(
             "turbofno_batch_size", "Fields in a device batch.", batch, COUNTS
@@ -130,15 +170,15 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+        return _Counter(name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Gauge:
-        return Gauge(name, text, labels, registry=self.registry)
+        return _Gauge(name, text, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
     ) -> Histogram:
-        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+        return _Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return self._histogram(name, text, MODEL, SECONDS)

@@ -29,6 +29,7 @@ DATATYPE = "FP32"
 _FLOATS = {"FP16": "<f2", "BF16": BFLOAT16, "FP32": "<f4", "FP64": "<f8"}
 _SIZES = {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 _RESERVED = "triton_"
+_SHAPE = re.compile(rf"[0-9]{{1,18}}(,[0-9]{{1,18}}){{0,{MAX_RANK - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,9 @@ def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> In
     remedy = "?shape=1,1,64,64 (batch, channels, grid)"
     if shape is None:
         raise BadRequest(f"a raw binary request to model '{model}' needs its shape: add {remedy}")
-    parts = shape.split(",")
-    if len(parts) > MAX_RANK or not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+    if not _SHAPE.fullmatch(shape):
         raise BadRequest(f"shape={shape[:80]!r} is not a shape, expected for example {remedy}")
-    dims = [int(part) for part in parts]
+    dims = [int(part) for part in shape.split(",")]
     view = memoryview(body).cast("B")
     if len(view) != math.prod(dims) * _SIZES[DATATYPE]:
         raise BadRequest(

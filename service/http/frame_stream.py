@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
 from contextlib import aclosing
@@ -101,15 +100,12 @@ class FrameStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive
-        work = asyncio.ensure_future(self._send(send))
         try:
-            await unless_disconnected(self._request, work)
+            # What it holds counts as free from here on: the rollout is over then, however it ended.
+            await unless_disconnected(self._request, self._send(send))
         except ClientDisconnect:
             if not self._started:
                 raise
-        finally:
-            # What it holds counts as free from here on, so the rollout must be over.
-            await asyncio.wait({work})
 
     async def _send(self, send: Send) -> None:
         step = self._start["start"]

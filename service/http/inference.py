@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect
 
 from service.context import context_of, record_of
 from service.http.body import declared_size
 from service.http.early_refusal import SEAT
-from service.pipeline.engine import PredictRequest, PredictResult
+from service.pipeline.engine import PredictRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
 
     from fastapi import Request
 
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from service.context import Protocol
     from service.http.early_refusal import Seat
     from service.pipeline.admission import Room
-    from service.pipeline.engine import Fields
+    from service.pipeline.engine import Fields, PredictResult
 
 T = TypeVar("T")
+
+WATCHED_AFTER_SECONDS = 0.05
+"""From when on work is cancelled if its client leaves."""
 
 
 def begin(request: Request, protocol: Protocol, model: str, version: str | None) -> ModelConfig:
@@ -92,7 +95,11 @@ async def infer(
             deadline=time.monotonic() + min(allowed, allowed if seconds is None else seconds),
         )
     )
-    result = await unless_disconnected(request, _start(request, work))
+    seat: Seat | None = request.scope.get(SEAT)
+    if seat is not None:
+        # After the first step of the work, which takes room in the queue.
+        asyncio.get_running_loop().call_soon(seat.leave)
+    result = await unless_disconnected(request, work)
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds
@@ -100,33 +107,37 @@ async def infer(
     return result
 
 
-def _start(
-    request: Request, work: Coroutine[Any, Any, PredictResult]
-) -> asyncio.Future[PredictResult]:
-    task = asyncio.ensure_future(work)
-    seat: Seat | None = request.scope.get(SEAT)
-    if seat is not None:
-        # After the first step of the work, which takes room in the queue.
-        asyncio.get_running_loop().call_soon(seat.leave)
-    return task
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled if the client goes away first. Raises ClientDisconnect then.
 
+    Watching takes a task, which would cost more than all else here: short work goes unwatched.
+    """
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    watch: asyncio.Task[None] | None = None
+    left = False
 
-async def unless_disconnected(request: Request, work: asyncio.Future[T]) -> T:
-    """What `work` gives; it is cancelled if the client goes away first. Raises ClientDisconnect then."""
-    gone = asyncio.ensure_future(_disconnected(request))
-    both: set[asyncio.Future[Any]] = {work, gone}
+    async def until_left() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        waiting.cancel()
+
+    def begin() -> None:
+        nonlocal watch
+        watch = asyncio.ensure_future(until_left())
+
+    timer = asyncio.get_running_loop().call_later(WATCHED_AFTER_SECONDS, begin)
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        return work.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and not waiting.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        gone.cancel()
-        work.cancel()
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
         # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
-        del work, both
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        del work

@@ -22,7 +22,6 @@ POLLED = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/h
 """By machines: logged at DEBUG and not traced, lest they bury the rest."""
 _WAIT_BYTES = 32 * 1024
 """Shorter bodies are within what the server buffers for any connection."""
-_STEPS = ("decode", "queue", "compute", "encode")
 
 
 class RequestMiddleware:
@@ -95,7 +94,7 @@ class RequestMiddleware:
         if record.model:
             metrics.request_duration.labels(*model).observe(seconds)
             for step, taken in steps:
-                getattr(metrics, step).labels(*model).observe(taken)
+                metrics.steps[step].labels(*model).observe(taken)
         level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
         if not access.isEnabledFor(level):
             return
@@ -116,7 +115,12 @@ class RequestMiddleware:
 
 
 def _steps(record: RequestRecord) -> list[tuple[str, float]]:
-    taken = ((step, getattr(record, f"{step}_seconds")) for step in _STEPS)
+    taken = (
+        ("decode", record.decode_seconds),
+        ("queue", record.queue_seconds),
+        ("compute", record.compute_seconds),
+        ("encode", record.encode_seconds),
+    )
     return [(step, seconds) for step, seconds in taken if seconds is not None]
 
 

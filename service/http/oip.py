@@ -14,7 +14,7 @@ from service.codec.fields import fields_from_tensor
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge
 from service.http import inference, oip_extensions, oip_server
-from service.http.body import read_body
+from service.http.body import header_values, read_body
 from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
@@ -33,6 +33,7 @@ router.include_router(oip_server.router)
 router.include_router(oip_extensions.router)
 
 HEADER = "Inference-Header-Content-Length"
+_HEADER_NAME = HEADER.lower().encode()
 _COMPRESS_HEAVY = 16 * 1024
 
 RawShape = Annotated[
@@ -107,7 +108,7 @@ async def infer(
 
 
 def _header_length(request: Request) -> str | None:
-    values = request.headers.getlist(HEADER)
+    values = header_values(request, _HEADER_NAME)
     if len(values) > 1:
         raise BadRequest(f"{HEADER} is given {len(values)} times, expected once")
     return values[0].strip() if values else None
@@ -164,7 +165,7 @@ def _encode(call: InferRequest, result: PredictResult) -> InferAnswer:
 async def _response(request: Request, answer: InferAnswer) -> Response:
     headers: dict[str, str] = {}
     body = answer.body
-    coding = answer_coding(", ".join(request.headers.getlist("accept-encoding")) or None)
+    coding = answer_coding(", ".join(header_values(request, b"accept-encoding")) or None)
     if coding is not None:
         body = await offload(len(body) > _COMPRESS_HEAVY, compress, body, coding)
         headers |= {"Content-Encoding": coding, "Vary": "Accept-Encoding"}

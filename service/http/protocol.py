@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service.http.body import WHOLE_BODY
 from service.http.early_refusal import SEAT, SMALL_BODY, EarlyRefusal, Seat
 from service.settings import env_name
 
@@ -75,12 +76,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._in_header and self._header_timer is None:
-            self._start_header_timer()
         # Counted since the last header's end or body byte, so trailers and chunk extensions too. What
         # came in one piece is bounded by the read size.
         self._header_bytes += len(data)
         super().data_received(data)
+        if self._in_header and self._header_bytes and self._header_timer is None:
+            # Part of a header has come, and not its end.
+            self._start_header_timer()
         if self._refused and self._linger_timer is None:
             self._linger()
         if not self._in_header:
@@ -123,6 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().on_message_complete()
             self.cycle.more_body = False
+            cast("dict[str, Any]", self.cycle.scope)[WHOLE_BODY] = True
 
     def on_response_complete(self) -> None:
         self._leave()

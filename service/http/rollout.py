@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from contextlib import aclosing
@@ -174,8 +173,7 @@ async def _rollout(
         return FrameStream(request, context.engine.rollout(job), streamed, about, headers)
     assert writer is not None
     _hold_all(request, room, job, writer)
-    work = asyncio.ensure_future(_all(context.engine.rollout(job)))
-    stack = await unless_disconnected(request, work)
+    stack = await unless_disconnected(request, _all(context.engine.rollout(job)))
     answer = await offload(
         heavy_to_encode(stack.size, as_json=writer is JSON),
         _encode, stack, writer, config, form, status_of(config, context.engine),

@@ -71,6 +71,7 @@ class Admission:
         self._reading: set[asyncio.Timeout] = set()
         self._ended = False
         self.draining = False
+        metrics.inflight_bytes.set_function(lambda: self._bytes)
 
     @contextmanager
     def admit(
@@ -188,4 +189,3 @@ class Admission:
     def _change(self, caller: Caller, size: int) -> None:
         self._bytes += size
         self._bytes_of[caller.name] += size
-        self._metrics.inflight_bytes.inc(size)

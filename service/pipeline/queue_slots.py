@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""
+_UNCOUNTED = nullcontext()
 _MARGIN = 1.1
 """Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
 
@@ -70,18 +71,18 @@ class QueueSlots:
         """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
         self._check(model, version, coming + 1)
 
-    @contextmanager
-    def in_work(self, request: PredictRequest) -> Iterator[None]:
+    def in_work(self, request: PredictRequest) -> AbstractContextManager[None]:
         """Count a request's fields to its caller, if that has a limit, from the queue to the answer.
 
         Raises:
             PayloadTooLarge: they are more than the caller may have in work at all.
             QueueFull: they are too many beside what it has in work now.
         """
+        return self._counted(request) if request.client_max_fields else _UNCOUNTED
+
+    @contextmanager
+    def _counted(self, request: PredictRequest) -> Iterator[None]:
         fields, most, mine = len(request.fields), request.client_max_fields, request.client
-        if not most:
-            yield
-            return
         if self._in_work[mine] + fields > most:
             message = (
                 f"API key {mine!r} has {self._in_work[mine]} fields in work and asks for {fields} more: "

@@ -241,8 +241,9 @@ class Scheduler:
                     ),
                 )
             return
+        size = result.size
         for index, part in enumerate(slices):
-            self._finish_slice(part, result, result.errors.get(index))
+            self._finish_slice(part, result, size, result.errors.get(index))
         self._record(result)
         if result.splits:
             self._memory_limits.lower(slices[0].ticket.bucket, result)
@@ -250,11 +251,13 @@ class Scheduler:
             if isinstance(error, DeviceLost):
                 self._give_up(error.message)
 
-    def _finish_slice(self, part: Slice, report: BatchReport, error: ServiceError | None) -> None:
+    def _finish_slice(
+        self, part: Slice, report: BatchReport, size: int, error: ServiceError | None
+    ) -> None:
         ticket = part.ticket
         ticket.done += part.stop - part.start
         ticket.compute_seconds += report.compute_seconds
-        ticket.batch_sizes.append(report.size)
+        ticket.batch_sizes.append(size)
         if error is not None:
             self._fail(ticket, error)
         elif ticket.done == ticket.size and not ticket.settled:
@@ -272,9 +275,9 @@ class Scheduler:
                     precision=ticket.precision,
                 )
             )
-            self._metrics.fields.labels(
-                model=ticket.runnable.name, version=ticket.runnable.version
-            ).inc(ticket.size)
+            self._metrics.fields.labels(ticket.runnable.name, ticket.runnable.version).inc(
+                ticket.size
+            )
 
     def _record(self, report: BatchReport) -> None:
         runnable = report.runnable

@@ -165,6 +165,11 @@ class Repository:
 
     def slot(self, name: str, version: str | None) -> ModelSlot:
         """The model that serves (newest version that is ready if None). Raises NotFound, Unavailable."""
+        if version is not None:
+            # Most calls: a request asks again for the version that it has found.
+            entry = self._entries.get((name, version))
+            if entry is not None and entry.slot is not None:
+                return entry.slot
         versions = self._versions(name, version)
         for entry in versions:
             if entry.slot is not None:

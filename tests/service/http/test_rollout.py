@@ -242,7 +242,8 @@ def test_a_client_that_goes_away_ends_the_rollout_and_gives_its_room_back() -> N
         }  # fmt: skip
         await app(scope, receive, send)  # type: ignore[arg-type]
         assert engine.cancelled == 1
-        assert app.state.context.metrics.inflight_bytes._value.get() == 0
+        registry = app.state.context.metrics.registry
+        assert registry.get_sample_value("turbofno_inflight_bytes") == 0
         assert not any(m.get("more_body") is False for m in sent), "not ended as if complete"
 
     asyncio.run(main())
