@@ -29,7 +29,7 @@ _FIELDS = (1, 16)
 _SHOWN = (
     "devices", "frontends", "max batch", "load", "fields a request", "connections", "fields/s",
     "p50 ms", "p99 ms", "mean batch", "device s", "late ms",
-    "engine CPU us/field", "engine loop CPU us/field", "frontend CPU us/field", "client CPU us/field", "errors",
+    "engine CPU us/field", "engine loop CPU us/field", "frontend CPU us/field", "frontend system CPU us/field", "client CPU us/field", "errors",
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--max-batch", type=int, default=64)
     parser.add_argument("--under-way", type=int, default=256, help="fields under way in a closed loop")
     parser.add_argument("--seconds", type=float, default=3.0, help="a phase, default %(default)s")
-    parser.add_argument("--skip-alone", action="store_true", help="only the service; nothing is saved")
+    parser.add_argument("--skip-alone", action="store_true", help="without the model alone; nothing is saved")
     parser.add_argument("--commit", help="to write beside the figures where git does not know it")
     arguments = parser.parse_args()
     on_gpu = arguments.devices != "cpu"
@@ -84,17 +84,16 @@ def main() -> None:
                 truths=np.concatenate([one.truth for one in asked]),
             )
             rows: list[Row] = []
-            if not arguments.skip_alone:
-                if on_gpu:
-                    rows += alone.rows(checkpoint, SIDE, seconds=0.4)
-                    print_table(f"{name} {SIDE}x{SIDE}, fields/s without HTTP", rows)
-                rows.append(
-                    engine.row(
-                        Setup(checkpoint, arguments.devices.split(",")[0], 0, arguments.max_batch, cores, arguments.clients),
-                        side=SIDE, under_way=arguments.under_way, seconds=arguments.seconds,
-                    )
-                )  # fmt: skip
-                print_table("the engine process alone", rows[-1:])
+            if on_gpu and not arguments.skip_alone:
+                rows += alone.rows(checkpoint, SIDE, seconds=0.4)
+                print_table(f"{name} {SIDE}x{SIDE}, fields/s without HTTP", rows)
+            rows.append(
+                engine.row(
+                    Setup(checkpoint, arguments.devices.split(",")[0], 0, arguments.max_batch, cores, arguments.clients),
+                    side=SIDE, under_way=arguments.under_way, seconds=arguments.seconds,
+                )
+            )  # fmt: skip
+            print_table("the engine process alone", rows[-1:])
             for frontends in arguments.frontends:
                 setup = Setup(checkpoint, arguments.devices, frontends, arguments.max_batch, cores, arguments.clients)
                 of = list(served(setup, file, under_way=arguments.under_way, seconds=arguments.seconds))
@@ -105,6 +104,8 @@ def main() -> None:
         where = machine(arguments.commit)
         found += alone.bus_rows()
         print_table("the bus", found[-3:])
+        found.append(alone.loopback_row(SIDE))
+        print_table("sockets", found[-1:])
         print(f"\nwritten to {save('serving_gpu', [asdict(where), *found])}")
 
 

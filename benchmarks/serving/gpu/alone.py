@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from turbofno_ops import CompiledFNO, compile_fno
 Row = dict[str, Any]
 
 BATCHES = (1, 4, 16, 64, 256)
+_EXCHANGES = 4000
 _COPIED = 64 * 2**20
 
 
@@ -61,6 +64,39 @@ def bus_rows() -> Iterator[Row]:
     times = milliseconds([copy_in, copy_out, both], seconds=0.3)
     for what, taken in zip(("in", "out", "each way at once"), times, strict=True):
         yield {"bus": what, "GB/s": _COPIED / taken / 1e6}
+
+
+def loopback_row(side: int) -> Row:
+    """What the kernel takes to bring a field over loopback and one back: bare blocking sockets, both ends together."""
+    size = side * side * 4
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+
+    def exchange(end: socket.socket, *, first: bool) -> None:
+        room = memoryview(bytearray(size))
+        for _ in range(_EXCHANGES):
+            if first:
+                end.sendall(room)
+            got = 0
+            while got < size:
+                got += end.recv_into(room[got:])
+            if not first:
+                end.sendall(room)
+
+    with there, here:
+        other = threading.Thread(target=exchange, args=(here,), kwargs={"first": False})
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        other.start()
+        exchange(there, first=True)
+        other.join()
+        taken, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "loopback": f"{size} bytes each way",
+        "us": taken / _EXCHANGES * 1e6,
+        "system CPU us": (after.ru_stime - before.ru_stime) / _EXCHANGES * 1e6,
+        "user CPU us": (after.ru_utime - before.ru_utime) / _EXCHANGES * 1e6,
+    }
 
 
 def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float:

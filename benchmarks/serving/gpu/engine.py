@@ -59,9 +59,9 @@ async def _fed(
             )
             for i in range(setup.clients)
         ]  # fmt: skip
-        before = cpu_seconds(engine.pid), cpu_seconds(engine.pid, main_thread=True)
+        before = _cpu_seconds(engine.pid)
         told = [json.loads((await one.communicate())[0]) for one in feeders]
-        after = cpu_seconds(engine.pid), cpu_seconds(engine.pid, main_thread=True)
+        after = _cpu_seconds(engine.pid)
     finally:
         supervisor.close()
         engine.kill()
@@ -76,3 +76,8 @@ async def _fed(
         "engine loop CPU us/field": (after[1] - before[1]) / all_fields * 1e6,
         "feeder CPU us/field": sum(one["cpu"] for one in told) / all_fields * 1e6,
     }
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """Of the process, and of its event loop."""
+    return sum(cpu_seconds(pid)), sum(cpu_seconds(pid, main_thread=True))

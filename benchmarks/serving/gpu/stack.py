@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,8 +75,7 @@ class Stack:
         cpu, batches = cpu_by_role(self.server), self._batches()
         began = time.perf_counter()
         told = self._ask(order)
-        spent = cpu_by_role(self.server)
-        spent.subtract(cpu)
+        spent = {role: now - cpu[role] for role, now in cpu_by_role(self.server).items()}
         after = self._batches()
         latencies = np.concatenate([one["latencies"] for one in told])
         done = len(latencies) * phase.fields
@@ -145,27 +144,33 @@ def serve(setup: Setup, questions_file: Path) -> Iterator[Stack]:
                 client.communicate()
 
 
-def cpu_seconds(pid: int, *, main_thread: bool = False) -> float:
-    """User and system time of a process, or of its first thread, so far; 0 if it is gone."""
+def cpu_seconds(pid: int, *, main_thread: bool = False) -> tuple[float, float]:
+    """User and system seconds of a process, or of its first thread, so far; 0 if it is gone."""
     path = Path(f"/proc/{pid}/task/{pid}/stat" if main_thread else f"/proc/{pid}/stat")
     try:
         numbers = path.read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0, 0.0
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(numbers[11]) / tick, int(numbers[12]) / tick
 
 
-def cpu_by_role(server: ServerProcess) -> Counter[str]:
-    """CPU seconds of engines, front ends and the supervisor so far; `engine loop` is the part of the event loop."""
-    spent: Counter[str] = Counter()
+def cpu_by_role(server: ServerProcess) -> dict[str, float]:
+    """CPU seconds of engines, front ends and the supervisor so far.
+
+    Those in the kernel also by themselves (`frontend system`), and those of the engines' event loops (`engine loop`).
+    """
+    spent: defaultdict[str, float] = defaultdict(float)
     for pid in server.pids():
         with contextlib.suppress(OSError):
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             name = arguments[3] if "service.processes" in arguments else "supervisor"
             role = name.rpartition("-")[0] or name
-            spent[role] += cpu_seconds(pid)  # type: ignore[assignment]
+            user, system = cpu_seconds(pid)
+            spent[role] += user + system
+            spent[f"{role} system"] += system
             if role == "engine":
-                spent["engine loop"] += cpu_seconds(pid, main_thread=True)  # type: ignore[assignment]
+                spent["engine loop"] += sum(cpu_seconds(pid, main_thread=True))
     return spent
 
 
