@@ -159,7 +159,8 @@ class DevicePipeline:
         torch.cat([_tensor(part) for part in parts], out=host_in)
         gather_seconds = time.perf_counter() - started
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        arrived = torch.cuda.Event()
+        # waited for asleep: spinning would take a core from the front ends
+        arrived = torch.cuda.Event(blocking=True)
         with torch.inference_mode():
             with torch.cuda.stream(self._copy_in):
                 x = host_in.to(self._device, non_blocking=True)

@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -70,8 +70,14 @@ def main() -> None:
     truth = [
         Question(fields[i : i + 1], kept["truths"][i : i + 1]) for i in range(len(fields))
     ]
+    # buffered whatever the environment says: an unbuffered one may write the half of a long line
+    with open(sys.stdout.fileno(), "w", closefd=False) as out:
+        print("ready", file=out, flush=True)
+        _serve_phases(out, truth, model=model, port=port)
+
+
+def _serve_phases(out: TextIO, truth: list[Question], *, model: str, port: int) -> None:
     targets: dict[int, Target] = {}
-    print("ready", flush=True)
     for phase in _phases():
         size = phase["fields"]
         if size not in targets:
@@ -85,7 +91,7 @@ def main() -> None:
             "late": late,
             "cpu": _cpu_seconds() - before,
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(told), file=out, flush=True)
 
 
 def _cpu_seconds() -> float:
