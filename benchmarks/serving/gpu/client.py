@@ -67,9 +67,7 @@ def main() -> None:
     file, port, model = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     kept = np.load(file)
     fields: Array = kept["fields"]
-    truth = [
-        Question(fields[i : i + 1], kept["truths"][i : i + 1]) for i in range(len(fields))
-    ]
+    truth = [Question(fields[i : i + 1], kept["truths"][i : i + 1]) for i in range(len(fields))]
     # buffered whatever the environment says: an unbuffered one may write the half of a long line
     with open(sys.stdout.fileno(), "w", closefd=False) as out:
         print("ready", file=out, flush=True)

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving import forms
-from benchmarks.serving.measure import free_port, serving
+from benchmarks.serving.measure import serving
 from benchmarks.serving.processes import ServerProcess
 from benchmarks.serving.servers import ROOT, Place, Server
 
@@ -64,7 +64,7 @@ class Stack:
     def measure(self, phase: Phase) -> Row:
         """What the clients got, and what it took. Raises RuntimeError if a client ended."""
         share = len(self.clients)
-        order = {
+        order: Row = {
             "fields": phase.fields,
             "connections": max(1, phase.connections // share),
             "seconds": phase.seconds,

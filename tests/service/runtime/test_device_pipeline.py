@@ -68,7 +68,9 @@ def test_parts_of_any_layout_arrive_in_order(device: str) -> None:
     strided = np.repeat(whole[:4], 2, axis=0)[::2]
     for parts in ([strided, unaligned], [unaligned], [strided]):
         answer = pipeline.start(parts, lambda x: 3 * x)()
-        assert answer.total == pytest.approx(float(answer.fields.astype(np.float64).sum()), abs=1e-3)
+        assert answer.total == pytest.approx(
+            float(answer.fields.astype(np.float64).sum()), abs=1e-3
+        )
         np.testing.assert_array_equal(taken(answer), 3 * np.concatenate(parts))
         assert answer.gather_seconds > 0
         assert answer.compute_seconds > 0
