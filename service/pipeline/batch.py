@@ -240,9 +240,10 @@ def _owned(output: ModelOutput) -> ModelOutput:
     """The same, in memory of its own."""
     if output.release is None:
         return output
-    fields = output.fields.copy()
-    output.release()
-    return output._replace(fields=fields, release=None)
+    try:
+        return output._replace(fields=output.fields.copy(), release=None)
+    finally:
+        output.release()
 
 
 def _given(output: ModelOutput) -> ModelOutput:

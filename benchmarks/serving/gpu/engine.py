@@ -24,7 +24,7 @@ def row(setup: Setup, *, side: int, under_way: int, seconds: float) -> dict[str,
     settings = Settings(
         model_repository=setup.checkpoint.parent,
         models=(setup.checkpoint.name,),
-        device="cpu" if setup.devices == "cpu" else f"cuda:{setup.devices}",
+        device="cpu" if setup.devices == "cpu" else f"cuda:{setup.devices.split(',')[0]}",
         max_batch_size=setup.max_batch,
         log_level="warning",
     )

@@ -125,16 +125,12 @@ def serve(setup: Setup, questions_file: Path) -> Iterator[Stack]:
         command = [sys.executable, "-m", "benchmarks.serving.gpu.client", str(questions_file)]
         command += [str(port), setup.checkpoint.name]
         try:
-            for core in _dealt(setup.cores[1], setup.clients):
-                stack.clients.append(
-                    subprocess.Popen(
-                        ["taskset", "-c", ",".join(map(str, sorted(core))), *command],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        text=True,
-                        cwd=ROOT,
-                    )
+            for cores in _dealt(setup.cores[1], setup.clients):
+                client = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
                 )
+                os.sched_setaffinity(client.pid, cores)
+                stack.clients.append(client)
             for client in stack.clients:
                 assert client.stdout is not None
                 client.stdout.readline()
