@@ -20,11 +20,16 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def medians(
-    candidates: Mapping[str, Callable[[], object]], *, seconds: float, least_rounds: int = 7
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    least_rounds: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each candidate, called in turn so that all see the same machine.
 
-    Runs for about `seconds`, but at least `least_rounds` rounds after two that do not count.
+    Runs for about `seconds`, but at least `least_rounds` rounds after two that do not count. Another `clock` counts
+    something else than time, for example the processor's.
     """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(2):
@@ -33,9 +38,9 @@ def medians(
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(taken.values()))) < least_rounds:
         for name, call in candidates.items():
-            began = time.perf_counter()
+            began = clock()
             call()
-            taken[name].append(time.perf_counter() - began)
+            taken[name].append(clock() - began)
     return {name: median(times) for name, times in taken.items()}
 
 

@@ -19,6 +19,7 @@ from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
 from service.http.rollout import router as rollout_router
+from service.http.vjp import router as vjp_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
@@ -112,6 +113,7 @@ def create_app(
     problems.install(app)
     app.include_router(predict_router)
     app.include_router(rollout_router)
+    app.include_router(vjp_router)
     app.include_router(oip_router)
     app.include_router(admin_router)
     return app

@@ -79,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     predict.add_argument("--version", metavar="V", help="version of the model (default: newest)")
     predict.add_argument(
+        "--output-grid",
+        type=_grid,
+        metavar="N[,N..]",
+        help="points on each axis of the answer (default: the input's); the model then runs on its training grid",
+    )
+    predict.add_argument(
         "--plot",
         metavar="OUT.png",
         type=Path,
@@ -120,6 +126,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(config)
     config.set_defaults(command=_config)
     return parser
+
+
+def _grid(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected points on each axis, for example 128,128, got {text!r}"
+        ) from None
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -239,6 +254,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         _require_matplotlib()
     fields = _read_array(arguments.input)
+    grid: tuple[int, ...] | None = arguments.output_grid
     if arguments.local:
         from service.local import predict_local
 
@@ -249,13 +265,22 @@ def _predict(arguments: argparse.Namespace) -> int:
             fields,
             version=arguments.version,
             device=settings.device,
+            output_grid=",".join(map(str, grid)) if grid else None,
         )
-        answer = local.fields
+        answer, warnings = local.fields, local.warnings
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
     else:
         with Client(_url(arguments), headers=_authorization()) as client:
-            answer = client.predict(arguments.model, fields, version=arguments.version)
+            prediction = client.predict_detailed(
+                arguments.model,
+                fields,
+                version=arguments.version,
+                output_grid=grid,
+            )
+            answer, warnings = prediction.fields, prediction.warnings
             signature = _signature(client.model(arguments.model))
+    for warning in warnings:
+        sys.stderr.write(f"turbofno: warning: {warning}\n")
     with arguments.output.open("wb") as file:
         np.save(file, answer)
     sys.stderr.write(f"turbofno: wrote {arguments.output}: float32 {list(answer.shape)}\n")

@@ -17,7 +17,9 @@ import random
 import re
 import struct
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+import warnings
+import zipfile
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -30,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 Fields = NDArray[np.float32]
 
 _NPY = "application/x-npy"
+_NPZ = "application/x-npz"
 _FRAMES = "application/vnd.turbofno.frames"
 _PREFIX = struct.Struct("<II")
 _TIMING = re.compile(r"([\w-]+)\s*;[^,]*?dur=([0-9]+(?:\.[0-9]*)?)\s*(?=[,;]|$)")
@@ -93,12 +96,31 @@ class BlowUp(TurboFNOError):
         self.reason = reason
 
 
+class PredictionWarning(UserWarning):
+    """The server answered, and says why the answer may be worse than the model's card says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The fields of one step of a rollout: float32, in physical units, in the rank of the input."""
 
     step: int
     fields: Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One vector-Jacobian product: float32, `gradient` in the shape of the input, `output` in that of the cotangent."""
+
+    gradient: Fields
+    output: Fields | None
+    """None if it was not asked for."""
+    version: str | None
+    request_id: str | None
+    timings: dict[str, float]
+    """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+    warnings: tuple[str, ...] = ()
+    """In words, why the gradient may be worse than the model's card says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +132,8 @@ class Prediction:
     request_id: str | None
     timings: dict[str, float]
     """Stage -> seconds, as the server measured them (its Server-Timing header)."""
+    warnings: tuple[str, ...] = ()
+    """In words, why the answer may be worse than the model's card says."""
 
 
 T = TypeVar("T")
@@ -120,8 +144,8 @@ _Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
 _Steps: TypeAlias = Generator[httpx.Request | float, _Outcome, T]
 
 
-class PredictOptions(TypedDict, total=False):
-    """Keywords of `predict` and `predict_detailed`."""
+class VjpOptions(TypedDict, total=False):
+    """Keywords of `vjp` and `vjp_detailed`."""
 
     version: str | int | None
     """Which version of the model; the newest if None or not given."""
@@ -129,6 +153,13 @@ class PredictOptions(TypedDict, total=False):
     """Seconds after which the answer is of no use; the server then drops work not yet begun."""
     priority: int
     """1 is highest, 10 lowest; 0, the default, is in the middle (5)."""
+
+
+class PredictOptions(VjpOptions, total=False):
+    """Keywords of `predict` and `predict_detailed`."""
+
+    output_grid: Sequence[int] | None
+    """Points on each axis of the answer, whatever the input's; the model then runs on its training grid."""
 
 
 class RolloutOptions(TypedDict, total=False):
@@ -182,20 +213,55 @@ class _Calls(Generic[HttpT]):
     def _predict_steps(
         self, model: str, fields: ArrayLike, options: PredictOptions
     ) -> _Steps[Prediction]:
+        params: dict[str, int | str] = {}
+        if options.get("priority"):
+            params["priority"] = options["priority"]
+        if (grid := options.get("output_grid")) is not None:
+            params["output_grid"] = ",".join(map(str, grid))
         response = yield from self._exchange(
             "POST",
             _model_path(model, options.get("version")) + ":predict",
             deadline=options.get("deadline"),
             content=_npy_bytes(fields),
             headers={"Content-Type": _NPY, "Accept": _NPY},
-            params={"priority": options["priority"]} if options.get("priority") else None,
+            params=params or None,
         )
-        timings = _TIMING.findall(response.headers.get("server-timing", ""))
         return Prediction(
             fields=_npy_array(response),
             version=response.headers.get("x-model-version"),
             request_id=response.headers.get("x-request-id"),
-            timings={stage: float(milliseconds) / 1e3 for stage, milliseconds in timings},
+            timings=_timings(response),
+            warnings=_told(response),
+        )
+
+    def _vjp_steps(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        options: VjpOptions,
+        *,
+        output: bool,
+    ) -> _Steps[Gradient]:
+        params = {"output": "true"} if output else {}
+        if options.get("priority"):
+            params["priority"] = str(options["priority"])
+        response = yield from self._exchange(
+            "POST",
+            _model_path(model, options.get("version")) + ":vjp",
+            deadline=options.get("deadline"),
+            content=_npz_bytes(fields, cotangent),
+            headers={"Content-Type": _NPZ, "Accept": _NPZ},
+            params=params,
+        )
+        arrays = _npz_arrays(response, ("gradient", "output") if output else ("gradient",))
+        return Gradient(
+            gradient=arrays["gradient"],
+            output=arrays.get("output"),
+            version=response.headers.get("x-model-version"),
+            request_id=response.headers.get("x-request-id"),
+            timings=_timings(response),
+            warnings=_told(response),
         )
 
     def _rollout_steps(
@@ -282,21 +348,93 @@ class Client(_Calls[httpx.Client]):
         Args:
             model: name of a model the server has.
             fields: any real array, in the model's physical units; sent as float32.
-            **options: version, deadline (seconds), priority; see `PredictOptions`.
+            **options: version, deadline (seconds), priority, output_grid; see `PredictOptions`.
 
         Returns:
             float32, [channels, *grid] for one field and [n, channels, *grid] for a batch.
 
+        Warns:
+            PredictionWarning: the answer came with a warning, for example of a grid that nobody has evaluated.
+
         Raises:
             BadInput, NotFound, Overloaded, DeadlineExceeded, ServerError, ConnectionFailed.
         """
-        return self.predict_detailed(model, fields, **options).fields
+        prediction = self.predict_detailed(model, fields, **options)
+        for warning in prediction.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return prediction.fields
 
     def predict_detailed(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Prediction:
-        """As `predict`, with the version that answered, the request id and the server's timings."""
+        """As `predict`, with version, request id and timings; warnings are told here, not issued."""
         return self._carry_out(self._predict_steps(model, fields, options))
+
+    def vjp(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        **options: Unpack[VjpOptions],
+    ) -> Fields:
+        """The cotangent times the Jacobian of the model at these fields: dL/d(fields), if it is dL/d(output).
+
+        Args:
+            model, fields, **options: as `predict`.
+            cotangent: any real array of the shape that `predict` answers with; sent as float32.
+
+        Returns:
+            float32, of the shape of `fields`.
+
+        Raises:
+            As `predict`; BadInput also if the model has no gradient.
+        """
+        gradient = self.vjp_detailed(model, fields, cotangent, **options)
+        for warning in gradient.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return gradient.gradient
+
+    def vjp_detailed(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        *,
+        output: bool = False,
+        **options: Unpack[VjpOptions],
+    ) -> Gradient:
+        """As `vjp`, with version, request id and timings; with `output` also what `predict` answers.
+
+        Warnings are told here, not issued.
+        """
+        return self._carry_out(self._vjp_steps(model, fields, cotangent, options, output=output))
+
+    def objective(
+        self,
+        model: str,
+        loss: Callable[[Fields], tuple[float, ArrayLike]],
+        shape: Sequence[int],
+        **options: Unpack[VjpOptions],
+    ) -> Callable[[ArrayLike], tuple[float, NDArray[np.float64]]]:
+        """A loss of the model's output as a function of its input, for `scipy.optimize.minimize(..., jac=True)`.
+
+        Args:
+            model, **options: as `vjp`.
+            loss: takes the output, gives a number and its derivative with respect to the output.
+            shape: of the input, [channels, *grid] or [n, channels, *grid].
+
+        Returns:
+            A function of a flat vector that gives the number and its float64 gradient. It asks the server twice, and
+            raises as `predict`.
+        """
+
+        def value_and_gradient(x: ArrayLike) -> tuple[float, NDArray[np.float64]]:
+            fields = np.reshape(x, tuple(shape))
+            value, cotangent = loss(self.predict(model, fields, **options))
+            gradient = self.vjp(model, fields, cotangent, **options)
+            return float(value), gradient.astype(np.float64).ravel()
+
+        return value_and_gradient
 
     def rollout(
         self, model: str, fields: ArrayLike, steps: int, **options: Unpack[RolloutOptions]
@@ -312,6 +450,8 @@ class Client(_Calls[httpx.Client]):
         """
         response = self._carry_out(self._rollout_steps(model, fields, steps, options), stream=True)
         with closing(response):
+            for warning in _told(response):
+                warnings.warn(warning, PredictionWarning, stacklevel=2)
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 for chunk in response.iter_raw():
@@ -366,19 +506,46 @@ class Client(_Calls[httpx.Client]):
 
 
 class AsyncClient(_Calls[httpx.AsyncClient]):
-    """`Client` for asyncio, method for method: `await client.predict(...)`, `async with`."""
+    """`Client` for asyncio, method for method but `objective`: `await client.predict(...)`, `async with`."""
 
     _http_class = httpx.AsyncClient
 
     async def predict(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Fields:
-        return (await self.predict_detailed(model, fields, **options)).fields
+        prediction = await self.predict_detailed(model, fields, **options)
+        for warning in prediction.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return prediction.fields
 
     async def predict_detailed(
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Prediction:
         return await self._carry_out(self._predict_steps(model, fields, options))
+
+    async def vjp(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        **options: Unpack[VjpOptions],
+    ) -> Fields:
+        gradient = await self.vjp_detailed(model, fields, cotangent, **options)
+        for warning in gradient.warnings:
+            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        return gradient.gradient
+
+    async def vjp_detailed(
+        self,
+        model: str,
+        fields: ArrayLike,
+        cotangent: ArrayLike,
+        *,
+        output: bool = False,
+        **options: Unpack[VjpOptions],
+    ) -> Gradient:
+        steps = self._vjp_steps(model, fields, cotangent, options, output=output)
+        return await self._carry_out(steps)
 
     async def rollout(
         self, model: str, fields: ArrayLike, steps: int, **options: Unpack[RolloutOptions]
@@ -387,6 +554,8 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             self._rollout_steps(model, fields, steps, options), stream=True
         )
         try:
+            for warning in _told(response):
+                warnings.warn(warning, PredictionWarning, stacklevel=2)
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 async for chunk in response.aiter_raw():
@@ -499,12 +668,27 @@ def _model_path(name: str, version: str | int | None = None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def _npy_bytes(fields: ArrayLike) -> bytes:
+def _timings(response: httpx.Response) -> dict[str, float]:
+    found = _TIMING.findall(response.headers.get("server-timing", ""))
+    return {stage: float(milliseconds) / 1e3 for stage, milliseconds in found}
+
+
+def _real(fields: ArrayLike, what: str = "fields") -> Fields:
     array = np.asarray(fields)
     if array.dtype.kind not in "fiub":
-        raise BadInput(f"fields must be an array of real numbers, got dtype {array.dtype}")
+        raise BadInput(f"{what} must be an array of real numbers, got dtype {array.dtype}")
+    return np.asarray(array, dtype="<f4", order="C")
+
+
+def _npy_bytes(fields: ArrayLike) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, np.asarray(array, dtype="<f4", order="C"), allow_pickle=False)
+    np.save(buffer, _real(fields), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _npz_bytes(fields: ArrayLike, cotangent: ArrayLike) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, input=_real(fields), cotangent=_real(cotangent, "the cotangent"))
     return buffer.getvalue()
 
 
@@ -517,9 +701,25 @@ def _npy_array(response: httpx.Response) -> Fields:
         raise ServerError(message, response) from None
 
 
+def _npz_arrays(response: httpx.Response, names: Sequence[str]) -> dict[str, Fields]:
+    try:
+        with np.load(io.BytesIO(response.content), allow_pickle=False) as archive:
+            return {name: np.asarray(archive[name], dtype=np.float32) for name in names}
+    except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
+        message = (
+            f"the answer is not an .npz archive of {', '.join(names)}: is this a turbofno server?"
+        )
+        raise ServerError(message, response) from None
+
+
 def _from_service(outcome: _Outcome) -> bool:
     """Whether the service itself answered: its errors are JSON, those of proxies in front of it are not."""
     return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")
+
+
+def _told(response: httpx.Response) -> tuple[str, ...]:
+    """The warnings that an answer came with."""
+    return tuple(filter(None, response.headers.get("x-warning", "").split("; ")))
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from service.pipeline.engine import Engine
     from service.settings import Settings
 
-Protocol = Literal["oip", "predict", "rollout", "admin"]
+Protocol = Literal["oip", "predict", "rollout", "vjp", "admin"]
 
 
 @dataclass(frozen=True, slots=True)

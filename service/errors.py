@@ -4,6 +4,7 @@ ServiceError
  ├─ BadRequest             400  the request cannot be understood (JSON, header, body length, parameter)
  ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN, overflow)
  │   ├─ NotRollable        422  a rollout of a model whose output is not its next input
+ │   ├─ NotDifferentiable  422  a gradient of a model that has none here
  │   └─ BlowUp             422  a rollout left what the model knows, at a named step
  ├─ Unauthorized           401  no API key, or none that is known
  ├─ Forbidden              403  switched off on this server; the message names the setting
@@ -49,6 +50,10 @@ class InvalidField(ServiceError):
 
 class NotRollable(InvalidField):
     title, slug = "Model cannot be rolled out", "not-rollable"
+
+
+class NotDifferentiable(InvalidField):
+    title, slug = "Model has no gradient", "not-differentiable"
 
 
 class BlowUp(InvalidField):

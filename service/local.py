@@ -10,6 +10,7 @@ import torch
 from models.checkpoint import load_model
 from models.registry import discover
 from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
+from service.codec.grids import from_network, grid_warnings, parse_output_grid, to_network
 from service.errors import NotFound, Unavailable
 from service.pipeline.batch import out_of_memory
 from service.runtime.device import resolve_device
@@ -29,10 +30,17 @@ class LocalPrediction:
 
     fields: NDArray[np.float32]
     config: ModelConfig
+    warnings: tuple[str, ...] = ()
 
 
 def predict_local(
-    root: Path, name: str, array: NDArray[Any], *, version: str | None, device: str
+    root: Path,
+    name: str,
+    array: NDArray[Any],
+    *,
+    version: str | None,
+    device: str,
+    output_grid: str | None = None,
 ) -> LocalPrediction:
     """Run the model `name` of the repository `root` on one field or a batch.
 
@@ -40,11 +48,12 @@ def predict_local(
         array: float [channels, *grid] or [n, channels, *grid], physical units.
         version: the newest if None.
         device: "auto" (CUDA when there is any), "cpu", "cuda", "cuda:1", ...
+        output_grid: points on each axis of the answer, as "128,128"; the input's if None.
 
     Raises:
         NotFound: the repository has no such model or version.
         CheckpointError: the checkpoint cannot be loaded.
-        InvalidField: the model cannot take this array.
+        BadRequest, InvalidField: the model cannot take this array, or has no answer on that grid.
         Unavailable: memory ran out.
     """
     known = discover(root)
@@ -55,7 +64,12 @@ def predict_local(
         raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
     target = resolve_device(device)
     model = load_model(candidates[-1].path, device=target)
-    fields, form = fields_from_arrays({INPUT: array}, model.config, max_fields=max(1, array.size))
+    config = model.config
+    grid = None if output_grid is None else parse_output_grid(output_grid, config)
+    fields, form = fields_from_arrays({INPUT: array}, config, max_fields=max(1, array.size))
+    warnings = grid_warnings(config, fields.shape[2:], grid)
+    if grid is not None:
+        fields = to_network(fields, config)
     try:
         with torch.inference_mode():
             answer = model.module(torch.from_numpy(fields).to(target)).cpu().numpy()
@@ -66,5 +80,7 @@ def predict_local(
             f"there is not enough free memory to run model {name!r} on {len(fields)} fields at once; "
             "split them, or use a coarser grid"
         ) from None
-    (values,) = arrays_from_fields(answer, model.config, form).values()
-    return LocalPrediction(values, model.config)
+    if grid is not None:
+        answer = from_network(answer, grid, config)
+    (values,) = arrays_from_fields(answer, config, form).values()
+    return LocalPrediction(values, config, warnings)

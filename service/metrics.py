@@ -78,6 +78,14 @@ class Metrics:
             "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
         )
         self.fields = self._counter("turbofno_fields", "Fields predicted.", MODEL)
+        self.gradients = self._counter(
+            "turbofno_gradients", "Fields whose gradient was given.", MODEL
+        )
+        self.unevaluated_grids = self._counter(
+            "turbofno_unevaluated_grid_requests",
+            "Requests on a grid outside of those that the model was trained or evaluated on.",
+            MODEL,
+        )
         self.rejections = self._counter(
             "turbofno_rejections", "Requests refused or dropped, by reason.", ("reason",)
         )

@@ -179,6 +179,10 @@ class Settings(BaseSettings):
     max_fields_per_request: PositiveInt = Field(
         default=4096, description="most fields that one request may carry"
     )
+    max_gradient_bytes: PositiveInt = Field(
+        default=2048 * MIB,
+        description="most memory that a batch of gradients takes for what the model's layers keep",
+    )
     max_rollout_steps: PositiveInt = Field(
         default=10_000, description="most steps that one rollout may run"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.library import Library
@@ -28,6 +29,9 @@ _library.define(
 )
 _library.define(
     "spectral_conv_backward(Tensor grad, Tensor x, Tensor weight, str backend) -> (Tensor, Tensor)"
+)
+_library.define(
+    "spectral_conv_backward_input(Tensor grad, Tensor weight, SymInt[] size, str backend) -> Tensor"
 )
 _library.define(
     "fourier_layer(Tensor x, Tensor weight, Tensor? skip_weight, Tensor? bias, "
@@ -66,35 +70,60 @@ def _spectral_conv(
 def _spectral_conv_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, backend: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of spectral_conv for x and weight.
+    """Gradients of spectral_conv for x and weight."""
+    if x.shape[0] == 0:
+        return torch.zeros_like(x), weight.new_zeros(weight.shape)
+    modes, size = weight.shape[2:], x.shape[2:]
+    run, g_out = _spectral_gradient(grad, weight, size, backend)
+    z_in = run.analyze(x, modes)
+    batch, c_in, c_out = x.shape[0], *weight.shape[:2]
+    g_weight = torch.bmm(z_in.reshape(-1, batch, c_in).mH, g_out.reshape(-1, batch, c_out))
+    g_weight = g_weight.view(*modes, c_in, c_out).movedim((-2, -1), (0, 1))
+    return _input_gradient(run, g_out, weight, size), g_weight.contiguous()
+
+
+def _spectral_conv_backward_input(
+    grad: torch.Tensor, weight: torch.Tensor, size: Sequence[int], backend: str
+) -> torch.Tensor:
+    """The first of them alone, for a network whose weights are fixed; x has the grid `size`."""
+    if grad.shape[0] == 0:
+        return _fake_spectral_conv_backward_input(grad, weight, size, backend)
+    return _input_gradient(*_spectral_gradient(grad, weight, size, backend), weight, size)
+
+
+def _spectral_gradient(
+    grad: torch.Tensor, weight: torch.Tensor, size: Sequence[int], backend: str
+) -> tuple[ModuleType, torch.Tensor]:
+    """What runs, and the gradient for the output's spectrum, [*modes, batch, c_out].
 
     The adjoint of a synthesis is an analysis, and the other way round, up to the weights of the last
     axis' columns and the 1/N that analyses carry.
     """
-    if x.shape[0] == 0:
-        return torch.zeros_like(x), weight.new_zeros(weight.shape)
-    modes, size, out_size = weight.shape[2:], x.shape[2:], grad.shape[2:]
+    modes, out_size = weight.shape[2:], grad.shape[2:]
     # the CUDA kernels compute no gradients
     requested = "auto" if backend == "cuda" else backend
     choice = choose(modes, size, out_size, requested=requested)
     record(choice)
     run = _IMPLEMENTATIONS[choice.backend]
+    return run, run.analyze(grad, modes) * _column_factors(grad, modes[-1], out_size)
 
-    def weights(of: Sequence[int]) -> torch.Tensor:
-        per_column = column_weights(modes[-1], of[-1], dtype=x.dtype, device=x.device)
-        return (math.prod(of) * per_column)[:, None, None]
 
-    z_in = run.analyze(x, modes)
-    g_out = run.analyze(grad, modes) * weights(out_size)
-    batch, c_in, c_out = x.shape[0], *weight.shape[:2]
-    flat_g = g_out.reshape(-1, batch, c_out)
-    g_weight = torch.bmm(z_in.reshape(-1, batch, c_in).mH, flat_g)
-    g_in = torch.bmm(flat_g, mode_major(weight).reshape(-1, c_in, c_out).mH).view(
-        *modes, batch, c_in
-    )
-    g_x = run.synthesize(g_in / weights(size), size)
-    g_weight = g_weight.view(*modes, c_in, c_out).movedim((-2, -1), (0, 1))
-    return g_x, g_weight.contiguous()
+def _input_gradient(
+    run: ModuleType, g_out: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
+) -> torch.Tensor:
+    modes = weight.shape[2:]
+    batch, c_in, c_out = g_out.shape[-2], *weight.shape[:2]
+    g_in = torch.bmm(
+        g_out.reshape(-1, batch, c_out), mode_major(weight).reshape(-1, c_in, c_out).mH
+    ).view(*modes, batch, c_in)
+    factors = _column_factors(g_out.real, modes[-1], size)
+    g_x: torch.Tensor = run.synthesize(g_in / factors, size)
+    return g_x
+
+
+def _column_factors(like: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
+    per_column = column_weights(count, size[-1], dtype=like.dtype, device=like.device)
+    return (math.prod(size) * per_column)[:, None, None]
 
 
 def _fourier_layer(
@@ -137,6 +166,13 @@ def _fake_spectral_conv_backward(
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
+def _fake_spectral_conv_backward_input(
+    grad: torch.Tensor, weight: torch.Tensor, size: Sequence[int], backend: str
+) -> torch.Tensor:
+    del backend
+    return grad.new_empty((grad.shape[0], weight.shape[0], *size))
+
+
 def _fake_fourier_layer(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -153,6 +189,11 @@ def _fake_fourier_layer(
 for _name, _run, _fake in (
     ("spectral_conv", _spectral_conv, _fake_spectral_conv),
     ("spectral_conv_backward", _spectral_conv_backward, _fake_spectral_conv_backward),
+    (
+        "spectral_conv_backward_input",
+        _spectral_conv_backward_input,
+        _fake_spectral_conv_backward_input,
+    ),
     ("fourier_layer", _fourier_layer, _fake_fourier_layer),
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
@@ -167,10 +208,21 @@ def _save_spectral_conv(ctx, inputs, output) -> None:  # type: ignore[no-untyped
 
 def _differentiate_spectral_conv(ctx, grad):  # type: ignore[no-untyped-def]
     x, weight = ctx.saved_tensors
-    g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(
-        grad.contiguous(), x, weight, ctx.backend
-    )
-    return g_x, g_weight, None, None, None
+    return *_spectral_gradients(ctx, grad.contiguous(), x, weight), None, None, None
+
+
+def _spectral_gradients(
+    ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """For x and weight; that of a weight which is fixed, as in a served network, costs nothing."""
+    g_weight: torch.Tensor | None = None
+    if ctx.needs_input_grad[1]:
+        g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(grad, x, weight, ctx.backend)
+    else:
+        g_x = torch.ops.turbofno.spectral_conv_backward_input(
+            grad, weight, x.shape[2:], ctx.backend
+        )
+    return g_x, g_weight
 
 
 def _activation_gradient(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -200,13 +252,14 @@ def _differentiate_fourier_layer(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.activation != "none":
         before = torch.ops.turbofno.fourier_layer(x, weight, skip_weight, bias, "none", ctx.backend)
         grad = _activation_gradient(ctx.activation, grad, before)
-    g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(grad, x, weight, ctx.backend)
+    g_x, g_weight = _spectral_gradients(ctx, grad, x, weight)
     g_skip = g_bias = None
     flat = grad.flatten(2)
     if skip_weight is not None:
         g_x = g_x + torch.matmul(skip_weight.mT, flat).view_as(x)
-        g_skip = torch.einsum("bon,bin->oi", flat, x.flatten(2))
-    if bias is not None:
+        if ctx.needs_input_grad[2]:
+            g_skip = torch.einsum("bon,bin->oi", flat, x.flatten(2))
+    if bias is not None and ctx.needs_input_grad[3]:
         g_bias = flat.sum((0, 2))
     return g_x, g_weight, g_skip, g_bias, None, None, None
 

@@ -51,6 +51,8 @@ class Answer:
     """Output channel name -> physical units."""
     backend: str
     precision: str
+    warnings: tuple[str, ...] = ()
+    """In words, why the outputs may be worse than the model's card says."""
 
 
 def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -88,7 +90,7 @@ def check_shape(
             f"'{config.name}' expects {channels} ({names}): [batch, {channels}, "
             f"{_grid_axes(config)}]"
         )
-    _check_grid(shape[2:], config, name=name)
+    check_grid(shape[2:], config, name=name)
     if shape[0] < 1:
         raise InvalidField(f"'{name}' has shape {list(shape)}: a batch needs at least one field")
     if shape[0] > max_fields:
@@ -110,7 +112,7 @@ def fields_from_tensor(
         InvalidField: wrong shape or dtype, NaN, infinity, or a value beyond float32.
         PayloadTooLarge: more fields than one request may carry.
     """
-    _check_dtype(array, name=name)
+    check_dtype(array, name=name)
     check_shape(array.shape, config, max_fields=max_fields, name=name)
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
@@ -199,6 +201,15 @@ def check_names(names: Collection[str]) -> None:
         raise BadRequest(f"an array's name has {longest} characters, at most {_MAX_NAME} are read")
 
 
+def check_dtype(array: Array, *, name: str) -> None:
+    """Refuse numbers that are not floats. Raises InvalidField."""
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
+        raise InvalidField(
+            f"'{name}' has dtype {array.dtype}, expected float32 (float16, bfloat16 and float64 "
+            f"are converted): convert it first, for example with array.astype('float32')"
+        )
+
+
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order, None if there is none."""
     finite = np.isfinite(array)
@@ -215,7 +226,7 @@ def _stack_channels(
     first = arrays[channels[0]]
     for name in channels:
         array = arrays[name]
-        _check_dtype(array, name=name)
+        check_dtype(array, name=name)
         if array.ndim not in (n_dim, n_dim + 1):
             raise InvalidField(
                 f"'{name}' has {_rank(array.shape)}, model '{config.name}' expects "
@@ -229,7 +240,7 @@ def _stack_channels(
             )
     batched = first.ndim == n_dim + 1
     shape = first.shape if batched else (1, *first.shape)
-    _check_grid(shape[1:], config, name=channels[0])
+    check_grid(shape[1:], config, name=channels[0])
     full = (shape[0], len(channels), *shape[1:])
     check_shape(full, config, max_fields=max_fields)
     fields = np.empty(full, dtype=np.float32)
@@ -240,7 +251,8 @@ def _stack_channels(
     return fields, Form(by_channel=True, batched=batched)
 
 
-def _check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
+def check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
+    """Raises InvalidField for a grid outside of the model's limits; names every axis that is wrong."""
     lowest, highest = grid_limits(config)
     wrong = [
         f"grid axis {axis} has {size} points, allowed are {low} to {high}"
@@ -248,17 +260,10 @@ def _check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
         if not low <= size <= high
     ]
     if wrong:
+        fixed = "" if config.field_normalization is None else ", its normalisation is a field there"
         raise InvalidField(
             f"'{name}' has grid {list(grid)}, which model '{config.name}' cannot take: "
-            f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)})"
-        )
-
-
-def _check_dtype(array: Array, *, name: str) -> None:
-    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
-        raise InvalidField(
-            f"'{name}' has dtype {array.dtype}, expected float32 (float16, bfloat16 and float64 "
-            f"are converted): convert it first, for example with array.astype('float32')"
+            f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)}{fixed})"
         )
 
 

@@ -121,12 +121,14 @@ def encode(answer: Answer) -> bytes:
     remedy = "ask for a binary form, for example with 'Accept: application/x-npy'"
     for name, array in answer.outputs.items():
         require_encodable(array, name=name, remedy=remedy)
+    warned = {"warnings": answer.warnings} if answer.warnings else {}
     return orjson.dumps(
         {
             "model": answer.model,
             "version": answer.version,
             "backend": answer.backend,
             "precision": answer.precision,
+            **warned,
             "units": answer.units,
             "outputs": {name: np.ascontiguousarray(a) for name, a in answer.outputs.items()},
         },

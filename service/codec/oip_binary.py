@@ -19,6 +19,7 @@ from service.codec.fields import (
     array_from_bytes,
     shaped,
 )
+from service.codec.grids import OUTPUT_GRID
 from service.codec.json import array_from_lists, json_type, parse_object, require_encodable, shown
 from service.errors import BadRequest, InvalidField
 
@@ -50,6 +51,8 @@ class InferRequest:
     priority: int = 0
     """1 is highest, 0 the default."""
     timeout_us: int | None = None
+    output_grid: str | None = None
+    """As "128,128", unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -
         id=request_id,
         priority=priority,
         timeout_us=timeout,
+        output_grid=_text(parameters, OUTPUT_GRID),
     )
 
 
@@ -133,6 +137,7 @@ def encode(
     model: str,
     version: str,
     request_id: str | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> InferAnswer:
     """Write the answer in the requested form: FP32 numbers in the JSON, or raw bytes after it.
 
@@ -141,6 +146,8 @@ def encode(
     """
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
     document |= {"model_name": model, "model_version": version, "outputs": []}
+    if warnings:
+        document["parameters"] = {"warning": "; ".join(warnings)}
     blobs: list[memoryview] = []
     for requested in outputs:
         entry: dict[str, Any] = {
@@ -333,6 +340,13 @@ def _integer(parameters: dict[str, Any], key: str) -> int | None:
         raise BadRequest(
             f"parameter '{key}' is {shown(value)}, expected an integer from 0 to 2^63 - 1"
         )
+    return value
+
+
+def _text(parameters: dict[str, Any], key: str) -> str | None:
+    value = parameters.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"parameter '{key}' is {shown(value)}, expected a string")
     return value
 
 

@@ -146,7 +146,7 @@ async def list_models(request: Request) -> ModelList:
 @router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
 async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
-    if name.endswith(":predict"):
+    if name.endswith((":predict", ":rollout", ":vjp")):
         raise HTTPException(405, headers={"Allow": "POST"})
     engine = context_of(request).engine
     return _description(engine, engine.config(name))

@@ -34,10 +34,11 @@ LONGEST_PAUSE = 1.0
 _LOG_SECONDS = 1.0
 
 _PREDICTION = re.compile(
-    rb"/(v[12])/models/([^/:%?]+)(?:/versions/([^/:%?]+))?(:predict|/infer)(?:\?.*)?"
+    rb"/(v[12])/models/([^/:%?]+)(?:/versions/([^/:%?]+))?(:predict|:vjp|/infer)(?:\?.*)?"
 )
 _PROTOCOLS: dict[tuple[bytes, bytes], Protocol] = {
     (b"v1", b":predict"): "predict",
+    (b"v1", b":vjp"): "vjp",
     (b"v2", b"/infer"): "oip",
 }
 

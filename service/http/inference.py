@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from service.http.early_refusal import Seat
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, PredictResult
+    from service.pipeline.vjp import VjpShapes
 
 T = TypeVar("T")
 
@@ -68,8 +69,10 @@ async def infer(
     config: ModelConfig,
     priority: int,
     seconds: float | None,
+    vjp: VjpShapes | None = None,
 ) -> PredictResult:
-    """Run the fields; dropped if not started within `seconds`, or when the client goes away.
+    """Run the fields (rows for gradients, with `vjp`); dropped if not started within `seconds`, or when the client
+    goes away.
 
     A request's own time limit can shorten the server's, never lengthen it.
 
@@ -89,6 +92,7 @@ async def infer(
             fields=fields,
             request_id=record.request_id,
             trace=record.trace,
+            vjp=vjp,
             priority=priority,
             client=record.caller.name,
             client_max_fields=record.caller.max_fields,

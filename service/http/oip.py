@@ -11,14 +11,16 @@ from pydantic import WithJsonSchema
 from service.codec import oip_binary
 from service.codec.compression import answer_coding, compress
 from service.codec.fields import fields_from_tensor
+from service.codec.grids import parse_output_grid
 from service.context import context_of, record_of
 from service.errors import BadRequest, PayloadTooLarge
-from service.http import inference, oip_extensions, oip_server
+from service.http import oip_extensions, oip_server
 from service.http.body import header_values, read_body
 from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
+from service.http.output_grid import infer_onto, warn_of_grids
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -91,18 +93,22 @@ async def infer(
         max_fields=settings.max_fields_per_request,
     )
     record.decode_seconds = time.perf_counter() - started
-    result = await inference.infer(
+    grid = None if call.output_grid is None else parse_output_grid(call.output_grid, config)
+    result = await infer_onto(
         request,
+        room,
         fields,
         config=config,
+        output_grid=grid,
         priority=call.priority,
         seconds=None if call.timeout_us is None else call.timeout_us / 1e6,
     )
+    warnings = warn_of_grids(request, config, fields.shape[2:], grid)
     started = time.perf_counter()
     as_json = not all(output.binary for output in call.outputs)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    response = await _response(request, await offload(heavy, _encode, call, result))
-    record.encode_seconds = time.perf_counter() - started
+    response = await _response(request, await offload(heavy, _encode, call, result, warnings))
+    record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(response.body))
     return response
 
@@ -152,13 +158,14 @@ def _decode(
     return call, fields_from_tensor(call.tensor, config, max_fields=max_fields)
 
 
-def _encode(call: InferRequest, result: PredictResult) -> InferAnswer:
+def _encode(call: InferRequest, result: PredictResult, warnings: tuple[str, ...]) -> InferAnswer:
     return oip_binary.encode(
         result.fields,
         outputs=call.outputs,
         model=result.model,
         version=result.version,
         request_id=call.id,
+        warnings=warnings,
     )
 
 

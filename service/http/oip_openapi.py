@@ -33,6 +33,12 @@ _PARAMETERS = {
         },
         "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
         "binary_data_output": {"type": "boolean"},
+        "output_grid": {
+            "type": "string",
+            "pattern": "^[0-9]+(,[0-9]+)*$",
+            "description": "points on each axis of the answer, as 128,128: the model then runs on its training grid, "
+            "input and answer are interpolated",
+        },
     },
 }
 _INFER_REQUEST = {
@@ -84,6 +90,15 @@ _INFER_RESPONSE = {
         "id": {"type": "string"},
         "model_name": {"type": "string"},
         "model_version": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "warning": {
+                    "type": "string",
+                    "description": "why the answer may be worse than the model's card says",
+                }
+            },
+        },
         "outputs": {
             "type": "array",
             "items": {

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import WithJsonSchema
 
 from service.codec.fields import Answer, arrays_from_fields, fields_from_arrays
+from service.codec.grids import OUTPUT_GRID, parse_output_grid
 from service.codec.negotiate import CODECS, JSON, NPZ, codec_for_answer, codec_for_body
 from service.context import context_of, record_of
 from service.errors import BadRequest
 from service.http.body import read_body
-from service.http.inference import admit, begin, infer
+from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
+from service.http.output_grid import WARNING, infer_onto, warn_of_grids, warning_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from models.config import ModelConfig
-    from service.codec.fields import Form
+    from service.codec.fields import Array, Form
     from service.codec.negotiate import Codec
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, PredictResult
+
+T = TypeVar("T")
 
 router = APIRouter(tags=["predict"])
 
@@ -62,6 +69,10 @@ REQUEST_BODY: dict[str, Any] = {
         }
     },
 }
+WARNING_HEADER = {
+    "description": "in words, why the answer may be worse than the model's card says; absent if nothing is known",
+    "schema": {"type": "string"},
+}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The output fields, laid out and named as the input was: 'output', or "
@@ -75,6 +86,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                 "description": "decode, queue, compute and encode in milliseconds",
                 "schema": {"type": "string"},
             },
+            WARNING: WARNING_HEADER,
         },
         "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
         | {
@@ -87,6 +99,11 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                         "version": {"type": "string"},
                         "backend": {"type": "string"},
                         "precision": {"type": "string"},
+                        "warnings": {
+                            "type": "array",
+                            "items": {"type": "string"},
+                            "description": "as the header X-Warning; absent if there are none",
+                        },
                         "units": {"type": "object", "additionalProperties": {"type": "string"}},
                         "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
                     },
@@ -123,6 +140,16 @@ Deadline = Annotated[
     # A header is there or not; it is never null, which the generated schema would allow.
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
 ]
+OutputGrid = Annotated[
+    str | None,
+    Query(
+        description="Points on each axis of the answer, for example 128,128: the model then runs on the grid that it "
+        "was trained on, the input is interpolated there and the answer from there, which is as a rule more accurate "
+        "than running it on another grid. Without it the model runs on the input's grid and answers there.",
+        examples=["64"],
+    ),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"}),
+]
 
 
 @router.post(
@@ -133,10 +160,16 @@ Deadline = Annotated[
     response_class=Response,
 )
 async def predict_newest(
-    request: Request, name: ModelName, priority: Priority = 0, deadline_ms: Deadline = None
+    request: Request,
+    name: ModelName,
+    priority: Priority = 0,
+    output_grid: OutputGrid = None,
+    deadline_ms: Deadline = None,
 ) -> Response:
     """Solve the PDE for one field or many, in physical units."""
-    return await predict(request, name, priority=priority, deadline_ms=deadline_ms)
+    return await predict(
+        request, name, priority=priority, output_grid=output_grid, deadline_ms=deadline_ms
+    )
 
 
 @router.post(
@@ -151,10 +184,13 @@ async def predict_version(
     name: ModelName,
     version: ModelVersion,
     priority: Priority = 0,
+    output_grid: OutputGrid = None,
     deadline_ms: Deadline = None,
 ) -> Response:
     """Solve the PDE for one field or many, with a chosen version of the model."""
-    return await predict(request, name, version, priority=priority, deadline_ms=deadline_ms)
+    return await predict(
+        request, name, version, priority=priority, output_grid=output_grid, deadline_ms=deadline_ms
+    )
 
 
 async def predict(
@@ -163,63 +199,96 @@ async def predict(
     version: str | None = None,
     *,
     priority: int = 0,
+    output_grid: str | None = None,
     deadline_ms: float | None = None,
 ) -> Response:
     """Answer with the newest version, or a chosen one. Raises ServiceError, ClientDisconnect."""
     record = record_of(request)
     config = begin(request, "predict", name, version)
     _refuse_unknown_parameters(request)
+    grid = None if output_grid is None else parse_output_grid(output_grid, config)
     reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)
     writer = codec_for_answer(", ".join(request.headers.getlist("accept")), request=reader)
     room = admit(request, config)
     fields, form = await read_fields(request, room, reader, config)
     seconds = None if deadline_ms is None else deadline_ms / 1e3
-    result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
+    result = await infer_onto(
+        request, room, fields,
+        config=config, output_grid=grid, priority=priority, seconds=seconds,
+    )  # fmt: skip
+    warnings = warn_of_grids(request, config, fields.shape[2:], grid)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
-    answer = await offload(heavy, _encode, result, writer, config, form)
-    record.encode_seconds = time.perf_counter() - started
+    answer = await offload(heavy, _encode, result, writer, config, form, warnings)
+    record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(answer))
-    return Response(
-        answer, media_type=writer.media_type, headers={"X-Model-Version": result.version}
-    )
+    headers = {"X-Model-Version": result.version, **warning_header(warnings)}
+    return Response(answer, media_type=writer.media_type, headers=headers)
 
 
 async def read_fields(
     request: Request, room: Room, codec: Codec, config: ModelConfig
 ) -> tuple[Fields, Form]:
     """Read the body into checked fields, which the room then counts. Raises as read_body and the codec do."""
+    check = partial(
+        fields_from_arrays,
+        config=config,
+        max_fields=context_of(request).settings.max_fields_per_request,
+    )
+    # What is parsed or inflated is copied to the engine's memory afterwards.
+    aligned_at = None if codec in (JSON, NPZ) else 0
+    return await read_arrays(request, room, codec, check, aligned_at=aligned_at)
+
+
+async def read_arrays(
+    request: Request,
+    room: Room,
+    codec: Codec,
+    check: Callable[[dict[str, Array]], tuple[Fields, T]],
+    *,
+    aligned_at: int | None = None,
+) -> tuple[Fields, T]:
+    """Read the body into named arrays, and `check` those into fields, which the room then counts.
+
+    Raises as read_body, the codec and `check` do; `aligned_at` is as read_body has it.
+    """
     settings, record = context_of(request).settings, record_of(request)
     setting = "max_json_bytes" if codec is JSON else "max_body_bytes"
     limit: int = getattr(settings, setting)
-    # What is parsed or inflated is copied to the engine's memory afterwards.
-    aligned_at = None if codec in (JSON, NPZ) else 0
     body = await read_body(request, room, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
-    fields, form = await offload(
+    fields, about = await offload(
         # A small archive can inflate to the whole limit.
         codec is NPZ or len(body) > (JSON_BYTES if codec is JSON else BINARY_BYTES),
         _decode,
         body,
         codec,
-        config,
+        check,
         max_bytes=limit,
-        max_fields=settings.max_fields_per_request,
     )
     # An archive's fields can be far larger than its body.
     room.hold(max(len(body), fields.nbytes))
     record.decode_seconds = time.perf_counter() - started
-    return fields, form
+    return fields, about
 
 
 def _decode(
-    body: memoryview, codec: Codec, config: ModelConfig, *, max_bytes: int, max_fields: int
-) -> tuple[Fields, Form]:
-    arrays = codec.decode(body, max_bytes=max_bytes)
-    return fields_from_arrays(arrays, config, max_fields=max_fields)
+    body: memoryview,
+    codec: Codec,
+    check: Callable[[dict[str, Array]], tuple[Fields, T]],
+    *,
+    max_bytes: int,
+) -> tuple[Fields, T]:
+    return check(codec.decode(body, max_bytes=max_bytes))
 
 
-def _encode(result: PredictResult, codec: Codec, config: ModelConfig, form: Form) -> bytes:
+def _encode(
+    result: PredictResult,
+    codec: Codec,
+    config: ModelConfig,
+    form: Form,
+    warnings: tuple[str, ...],
+) -> bytes:
     return codec.encode(
         Answer(
             model=result.model,
@@ -228,15 +297,16 @@ def _encode(result: PredictResult, codec: Codec, config: ModelConfig, form: Form
             units={channel.name: channel.units for channel in config.outputs},
             backend=result.backend,
             precision=result.precision,
+            warnings=warnings,
         )
     )
 
 
 def _refuse_unknown_parameters(request: Request) -> None:
     """A misspelt or misplaced parameter must not be ignored: ?version= would pick another model."""
-    unknown = sorted(set(request.query_params) - {"priority"})
+    unknown = sorted(set(request.query_params) - {"priority", OUTPUT_GRID})
     if unknown:
         raise BadRequest(
-            f"unknown query parameter {unknown[0][:80]!r}, only 'priority' is known (a version "
-            f"goes into the path: /v1/models/NAME/versions/VERSION:predict)"
+            f"unknown query parameter {unknown[0][:80]!r}, only 'priority' and '{OUTPUT_GRID}' are known "
+            f"(a version goes into the path: /v1/models/NAME/versions/VERSION:predict)"
         )

@@ -18,7 +18,8 @@ from service.http.frame_stream import FORMS, FrameStream, form_asked_for
 from service.http.inference import admit, begin, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelVersion, problem
-from service.http.predict import REQUEST_BODY, RESPONSES, Deadline, read_fields
+from service.http.output_grid import WARNING, warn_of_grids, warning_header
+from service.http.predict import REQUEST_BODY, RESPONSES, WARNING_HEADER, Deadline, read_fields
 from service.pipeline.engine import PredictRequest, RolloutRequest, status_of, unread_bytes
 from service.settings import env_name
 
@@ -39,6 +40,7 @@ _EVERY = {"all": 1, "last": 0}
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
+    "headers": {WARNING: WARNING_HEADER},
     "content": {
         **RESPONSES[200]["content"],
         FORMS[0].media_type: {"schema": {"type": "string", "format": "binary"}},
@@ -165,7 +167,8 @@ async def _rollout(
         start=start,
         every=_EVERY[frames] if frames in _EVERY else int(frames),
     )
-    headers = {"X-Model-Version": config.version}
+    warnings = warn_of_grids(request, config, fields.shape[2:])
+    headers = {"X-Model-Version": config.version, **warning_header(warnings)}
     if streamed is not None:
         # The body, the state on the device, and what the client has not yet taken.
         room.hold(2 * fields.nbytes + unread_bytes(fields))

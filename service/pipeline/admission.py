@@ -50,6 +50,10 @@ class Room:
             self._check(size - self._held)
         self.hold_answer(size)
 
+    def hold_more(self, size: int) -> None:
+        """Hold `size` bytes beside the others. Raises QueueFull if there is no room for them."""
+        self.hold(self._held + size)
+
     def hold_answer(self, size: int) -> None:
         """The same, never refused: the work is done, and it is for others to wait until the answer is sent."""
         self._change(size - self._held)

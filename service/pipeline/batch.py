@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from service.errors import (
-    DeviceLost,
     InferenceFailed,
     InvalidField,
     ServiceError,
@@ -112,7 +111,9 @@ class _Batch:
         return self._finish
 
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:
-        return self._report.runnable.start([part.fields for _, part in parts])
+        fields = [part.fields for _, part in parts]
+        runnable, vjp = self._report.runnable, self._report.slices[0].ticket.vjp
+        return runnable.start(fields) if vjp is None else runnable.start_vjp(fields, vjp)
 
     def _run_in_pieces(self, parts: Parts, error: Exception) -> None:
         pieces = self._pieces(parts, error)
@@ -132,7 +133,7 @@ class _Batch:
     def _pieces(self, parts: Parts, error: Exception) -> list[Parts]:
         """What to run instead of parts that failed together; nothing if there is no smaller piece."""
         report = self._report
-        if isinstance(error, DeviceLost):
+        if isinstance(error, ServiceError):
             return []
         if out_of_memory(error):
             halves = _halves(parts)
@@ -269,16 +270,17 @@ def _halves(parts: Parts) -> list[Parts]:
 
 
 def _not_finite(part: Slice, index: int) -> InvalidField:
+    what = "values" if part.ticket.vjp is None else "values, or its cotangent's,"
     return InvalidField(
         f"model {part.ticket.runnable.name!r} gave NaN or infinity for field {part.start + index} of "
-        f"{part.ticket.size} (counted from 0): its values are probably far outside the training range; "
+        f"{part.ticket.size} (counted from 0): its {what} are probably far outside the training range; "
         "compare them with the input statistics in the model's description"
     )
 
 
 def _explain(ticket: Ticket, error: Exception) -> ServiceError:
     runnable, about = ticket.runnable, {"data": {"request_id": ticket.request_id}}
-    if isinstance(error, DeviceLost):
+    if isinstance(error, ServiceError):
         return error
     if out_of_memory(error):
         logger.error("model %s ran out of memory", runnable.name, extra=about)

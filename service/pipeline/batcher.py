@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -24,17 +25,25 @@ class Policy:
     max_fields: int
     max_bytes: int
     max_delay: float = 0.0
+    max_gradient_bytes: int = sys.maxsize
+    """Most memory that a batch of gradients takes beside its fields."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The policy that the settings ask for."""
         return cls(
-            settings.max_batch_size, settings.max_batch_bytes, settings.max_queue_delay_seconds
+            settings.max_batch_size,
+            settings.max_batch_bytes,
+            settings.max_queue_delay_seconds,
+            settings.max_gradient_bytes,
         )
 
-    def limit(self, field_bytes: int) -> int:
-        """Most fields of that size in a batch. One always fits."""
-        return max(1, min(self.max_fields, self.max_bytes // max(1, field_bytes)))
+    def limit(self, field_bytes: int, kept_bytes: int = 0) -> int:
+        """Most fields in a batch that have that size, and take so much memory for their gradient. One always fits."""
+        room = min(
+            self.max_bytes // max(1, field_bytes), self.max_gradient_bytes // max(1, kept_bytes)
+        )
+        return max(1, min(self.max_fields, room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +78,14 @@ class Batcher:
         """Put a ticket at the end of its bucket's lane."""
         queue = self._queues.get(ticket.bucket)
         if queue is None:
-            queue = self._queues[ticket.bucket] = _Queue(self._policy.limit(ticket.field_bytes))
+            policy_limit = self._policy.limit(ticket.field_bytes, ticket.kept_bytes)
+            queue = self._queues[ticket.bucket] = _Queue(policy_limit)
             queue.limit = self.limit(ticket)
         queue.add(ticket)
 
     def limit(self, ticket: Ticket) -> int:
         """Most fields in a batch of such tickets."""
-        limit = self._policy.limit(ticket.field_bytes)
+        limit = self._policy.limit(ticket.field_bytes, ticket.kept_bytes)
         return min(limit, self._learnt.get(ticket.bucket, limit))
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:

@@ -13,6 +13,8 @@ from models.config import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from service.pipeline.vjp import VjpShapes
+
 Fields = NDArray[np.float32]
 
 _ALIGNMENT = 64
@@ -41,11 +43,13 @@ class PredictRequest:
     """The W3C traceparent of who asks; empty if that is not traced."""
     answer: Fields | None = None
     """Where the outputs are to be written, if somewhere special; nothing is written there after the outcome."""
+    vjp: VjpShapes | None = None
+    """Asks for gradients: the fields are rows [n, length] of these shapes, and so is the answer (see vjp.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictResult:
-    """The answer: float32 [n, out_channels, *grid], with what it took (seconds)."""
+    """The answer: float32 [n, out_channels, *grid] (rows, if gradients were asked for), with what it took (seconds)."""
 
     model: str
     version: str
@@ -163,7 +167,8 @@ class Engine(Protocol):
         """Run the fields.
 
         Raises NotFound, QueueFull, PayloadTooLarge (over the client's limit), DeadlineExceeded, Unavailable,
-        InvalidField (NaN or infinity came out: finite input far outside the training range), InferenceFailed.
+        InvalidField (NaN or infinity came out: finite input far outside the training range), NotDifferentiable
+        and PayloadTooLarge (gradients that cannot be had, or take too much memory), InferenceFailed.
         """
         ...
 

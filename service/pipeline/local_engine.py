@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from service.errors import ServiceError, Unavailable
+from service.errors import PayloadTooLarge, ServiceError, Unavailable
 from service.pipeline.batcher import Policy
 from service.pipeline.engine import PredictResult, heap_buffer
 from service.pipeline.rollouts import Rollouts
@@ -22,6 +22,7 @@ from service.runtime.device import log_backend, memory_limit, prepare_device
 from service.runtime.device_pipeline import DevicePipeline, open_pipeline
 from service.runtime.model_slot import ModelSlot
 from service.runtime.repository import Repository
+from service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from service.pipeline.queue_slots import QueueSlots
     from service.pipeline.remembered import Remembered
+    from service.pipeline.vjp import VjpShapes
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class LocalEngine:
             on_batch=_trace_and_note_batch() if settings.tracing else _note_batch,
         )
         self._slots = slots
+        self._max_gradient_bytes = settings.max_gradient_bytes
         self._rollouts = Rollouts(Policy.of(settings), metrics, self._scheduler.run_on_device)
         self._repository = Repository(
             settings,
@@ -126,6 +129,8 @@ class LocalEngine:
             _check_unchanged(slot, request)
             if not len(request.fields):
                 return _empty(slot, request)
+            if request.vjp is not None:
+                self._check_memory(slot, request.vjp)
             started = time.perf_counter()
             try:
                 result = await self._scheduler.submit(slot, request)
@@ -138,6 +143,14 @@ class LocalEngine:
                 queue_seconds=result.queue_seconds,
             )
             return result
+
+    def _check_memory(self, slot: ModelSlot, shapes: VjpShapes) -> None:
+        needed, most = slot.kept_bytes(shapes), self._max_gradient_bytes
+        if needed > most:
+            raise PayloadTooLarge(
+                f"the gradient of one field on the grid {list(shapes.input[1:])} takes about {needed} bytes in model "
+                f"{slot.name!r}, the limit is {most} ({env_name('max_gradient_bytes')}); use a coarser grid"
+            )
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial

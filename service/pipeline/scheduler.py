@@ -95,6 +95,7 @@ class Scheduler:
             request_id=request.request_id,
             trace=request.trace,
             answer=request.answer,
+            vjp=request.vjp,
         )
         with self._slots.in_work(request):
             self._slots.take(ticket)
@@ -275,9 +276,8 @@ class Scheduler:
                     precision=ticket.precision,
                 )
             )
-            self._metrics.fields.labels(ticket.runnable.name, ticket.runnable.version).inc(
-                ticket.size
-            )
+            answered = self._metrics.fields if ticket.vjp is None else self._metrics.gradients
+            answered.labels(ticket.runnable.name, ticket.runnable.version).inc(ticket.size)
 
     def _record(self, report: BatchReport) -> None:
         runnable = report.runnable

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from service.pipeline.engine import Fields, PredictResult
+    from service.pipeline.vjp import VjpShapes
 
 _serial = itertools.count()
 
@@ -52,6 +53,18 @@ class Runnable(Protocol):
         """
         ...
 
+    def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
+        """As `start`, for gradients: the parts are rows of these shapes, and the answer has such rows."""
+        ...
+
+    def kept_bytes(self, shapes: VjpShapes) -> int:
+        """Memory that the gradient of one field takes beside its row, about; on any thread.
+
+        Raises:
+            NotDifferentiable: the model has none.
+        """
+        ...
+
     def free_memory(self) -> None:
         """Give back the memory that it holds only to be faster; after running out. On the device thread."""
         ...
@@ -65,11 +78,12 @@ class Bucket(NamedTuple):
     runnable: int
     shape: tuple[int, ...]
     dtype: str
+    vjp: VjpShapes | None
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Fields [n, in_channels, *grid] of one request. Times are on the scheduler's clock.
+    """Fields [n, in_channels, *grid], or rows for gradients, of one request. Times are on the scheduler's clock.
 
     `outputs` and the counts of compute belong to the device thread while a slice runs, to the event loop else.
     """
@@ -84,6 +98,7 @@ class Ticket:
     trace: str = ""
     answer: Fields | None = None
     """Where the outputs are to stand; someone else's memory once the request has its outcome."""
+    vjp: VjpShapes | None = None
     serial: int = field(default_factory=lambda: next(_serial))
     taken: int = 0
     """Fields handed to the device so far."""
@@ -101,6 +116,8 @@ class Ticket:
     precision: str = "fp32"
     bucket: Bucket = field(init=False)
     flow: Flow = field(init=False)
+    kept_bytes: int = field(init=False)
+    """Memory that a field takes while it runs, beside its own; 0 where no gradient is asked for."""
 
     def __post_init__(self) -> None:
         self.bucket = Bucket(
@@ -109,8 +126,10 @@ class Ticket:
             id(self.runnable),
             self.fields.shape[1:],
             self.fields.dtype.str,
+            self.vjp,
         )
         self.flow = Flow(self.runnable.name, level_of(self.priority))
+        self.kept_bytes = 0 if self.vjp is None else self.runnable.kept_bytes(self.vjp)
 
     @property
     def size(self) -> int:

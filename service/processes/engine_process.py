@@ -11,11 +11,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from service.errors import InferenceFailed, ServiceError, Unavailable
 from service.metrics import Metrics
 from service.pipeline.engine import PredictRequest, RolloutRequest
 from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
+from service.pipeline.vjp import VjpShapes
 from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import Lifeline
 from service.processes.memory import LentMemory
@@ -160,7 +163,9 @@ class EngineServer:
                 retry_after=1.0,
             )
         fields = self._memory_of(sender).array(message.fields)
-        return PredictRequest(fields=fields, config=config, answer=answer, **message.request)
+        vjp = msgspec.convert(message.request["vjp"], VjpShapes | None)
+        values = message.request | {"vjp": vjp}
+        return PredictRequest(fields=fields, config=config, answer=answer, **values)
 
     def _memory_of(self, sender: bytes) -> LentMemory:
         memory = self._memories.get(sender)

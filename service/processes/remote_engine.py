@@ -149,9 +149,8 @@ class RemoteEngine:
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config or self.config(request.model, request.version)
         size = len(request.fields)
-        answer = self._memory.array(
-            (size, config.architecture.out_channels, *request.fields.shape[2:])
-        )
+        shape: tuple[int, ...] = (size, config.architecture.out_channels, *request.fields.shape[2:])
+        answer = self._memory.array(shape if request.vjp is None else request.fields.shape)
         fields = await self._placed(request.fields)
         link = self._choose(config)
         predicted = await link.predict(

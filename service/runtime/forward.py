@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from service.runtime import gradient
 from turbofno_ops import ChainRefused, compile_fno
 from turbofno_ops.dispatch import last_backend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from models.config import Precision
     from models.fno import FNO
+    from service.pipeline.vjp import VjpShapes
+    from service.runtime.gradient import Kept
     from turbofno_ops import CompiledFNO
 
 logger = logging.getLogger(__name__)
@@ -66,6 +72,18 @@ class Forward:
         self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
         return y
 
+    def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
+        """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""
+        with self._exact():
+            answer = gradient.vjp(self._module, rows, shapes)
+        self.ran = Ran(last_backend(), "fp32")
+        return answer
+
+    def measure_gradient(self, field: torch.Tensor) -> Kept:
+        """What the gradient of a field [1, in_channels, *grid] takes. Raises NotDifferentiable."""
+        with self._exact():
+            return gradient.measure(self._module, field)
+
     @property
     def device_bytes(self) -> int:
         """Bytes that the compiled chain with its graphs holds on the device."""
@@ -75,6 +93,14 @@ class Forward:
         """Give the memory of captured graphs back."""
         if self._chain is not None:
             self._chain.clear()
+
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        self._module.compute_in("fp32")
+        try:
+            yield
+        finally:
+            self._module.compute_in(self._precision)
 
     def _log_refusal(self, reason: str) -> None:
         if reason not in self._refusals:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from service.errors import DeviceLost, NotDifferentiable
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
+from service.runtime.gradient import Kept
 from service.runtime.rollout_turn import Excess, run_turn
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from models.config import ModelConfig, Precision
     from service.pipeline.batcher import Policy
     from service.pipeline.engine import Fields
+    from service.pipeline.vjp import VjpShapes
     from service.runtime.device_pipeline import Pipeline
     from service.runtime.forward import Forward
     from service.runtime.rollout_turn import State, Turn
@@ -50,6 +55,8 @@ class ModelSlot:
         self._others = others
         self._device = device
         self._excess = Excess(config.statistics, device)
+        self._kept = Kept(0.0, 0.0)
+        self._no_gradient = ""
 
     @property
     def name(self) -> str:
@@ -66,7 +73,24 @@ class ModelSlot:
 
     def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
         """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units; see Runnable."""
-        wait = self._pipeline.start(parts, self._checked_forward)
+        return self._start(parts, self._checked_forward)
+
+    def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
+        """Vector-Jacobian products: rows to rows of these shapes; see Runnable."""
+        return self._start(parts, partial(self._forward.vjp, shapes=shapes))
+
+    def kept_bytes(self, shapes: VjpShapes) -> int:
+        """Memory that the gradient of one field takes beside its row, about. Raises NotDifferentiable."""
+        if self._no_gradient:
+            raise NotDifferentiable(
+                f"model {self.name!r} has no gradient: {self._no_gradient}; :predict works"
+            )
+        return self._kept.bytes(math.prod(shapes.input[1:]))
+
+    def _start(
+        self, parts: Sequence[Fields], run: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Callable[[], ModelOutput]:
+        wait = self._pipeline.start(parts, run)
         ran = self._forward.ran
 
         def output() -> ModelOutput:
@@ -105,10 +129,10 @@ class ModelSlot:
         torch.cuda.empty_cache()
 
     def warm_up(self, policy: Policy) -> None:
-        """Run a batch of each power of two, and the largest, of zeros on the training grid; notes what runs.
+        """Run a batch of each power of two, and the largest, of zeros on the training grid, and a gradient.
 
-        No request then pays for first-time set-up. Batches too large for the memory are left out: the pipeline
-        splits those.
+        Notes what runs. No request then pays for first-time set-up. Batches too large for the memory are left out:
+        the pipeline splits those.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
         field = np.zeros((1, *shape), np.float32)
@@ -124,10 +148,30 @@ class ModelSlot:
                 logger.warning(
                     "a batch of %d does not fit into memory for model %s", size, self.name
                 )
-                return
+                break
             self.backend, self.precision = output.backend, output.precision
             if output.release is not None:
                 output.release()
+        self._try_gradient(shape)
+
+    def _try_gradient(self, shape: tuple[int, ...]) -> None:
+        """Note what a gradient takes, or why there is none: predictions do not depend on it."""
+        try:
+            with self._pipeline.in_turn():
+                field = torch.zeros(1, *shape, device=self._device)
+                self._kept = self._forward.measure_gradient(field)
+        except NotDifferentiable as error:
+            self._no_gradient = error.message
+        except DeviceLost:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                release_frames(error)
+                self.free_memory()
+                logger.warning("the gradient of model %s does not fit into memory now", self.name)
+                return
+            self._no_gradient = f"it failed when the model was loaded ({type(error).__name__})"
+            logger.warning("model %s has no gradient", self.name, exc_info=error)
 
     def _checked_forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self._forward(x)

@@ -105,6 +105,17 @@ def test_predict_local_writes_the_answer_of_the_checkpoint(
     np.testing.assert_allclose(np.load(out), truth, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("grid", ["", "12x12", "a,b", "8,"])
+def test_predict_output_grid_that_is_no_grid_is_wrong_usage(
+    field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], grid: str
+) -> None:
+    arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--output-grid", grid])
+    assert ended.value.code == 2
+    assert "for example 128,128" in capsys.readouterr().err
+
+
 def test_predict_through_a_server_writes_the_answer(url: str, field: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npy"
     assert cli.main(["predict", "tiny-1d", str(field), "-o", str(out), "--url", url]) == 0

@@ -7,7 +7,7 @@ import io
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from service.client import (
     NotFound,
     Overloaded,
     Prediction,
+    PredictionWarning,
     ServerError,
     TurboFNOError,
 )
@@ -121,6 +122,42 @@ def test_predict_detailed_reads_version_request_id_and_timings() -> None:
     assert isinstance(prediction, Prediction)
     assert (prediction.version, prediction.request_id) == ("3", "abc")
     assert prediction.timings == pytest.approx({"decode": 5e-4, "queue": 2e-3, "compute": 0.01225})
+
+
+@pytest.mark.parametrize("grid", [(64, 32), [64, 32], np.array([64, 32])])
+def test_predict_sends_the_output_grid(grid: Sequence[int]) -> None:
+    seen: list[httpx.URL] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url)
+        return doubling(request)
+
+    with client_for(handler) as client:
+        client.predict("m", FIELD, output_grid=grid)
+    assert dict(seen[0].params) == {"output_grid": "64,32"}
+
+
+def test_warnings_are_issued_by_predict_and_told_by_predict_detailed() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        answer = doubling(request)
+        answer.headers["X-Warning"] = "the one: a, b; the other"
+        return answer
+
+    with client_for(handler) as client:
+        assert client.predict_detailed("m", FIELD).warnings == ("the one: a, b", "the other")
+        with pytest.warns(PredictionWarning) as caught:
+            client.predict("m", FIELD)
+    assert [str(one.message) for one in caught] == ["the one: a, b", "the other"]
+    assert caught[0].filename == __file__
+
+    async def ask() -> None:
+        transport = httpx.MockTransport(handler)
+        async with AsyncClient("http://test", transport=transport) as client:
+            await client.predict("m", FIELD)
+
+    with pytest.warns(PredictionWarning) as caught:
+        asyncio.run(ask())
+    assert len(caught) == 2
 
 
 def test_malformed_server_timing_is_ignored() -> None:

@@ -11,6 +11,7 @@ from service.metrics import Metrics
 NAMES = {
     "turbofno_requests": ("model", "version", "protocol", "code"),
     "turbofno_fields": ("model", "version"),
+    "turbofno_gradients": ("model", "version"),
     "turbofno_request_duration_seconds": ("model", "version"),
     "turbofno_decode_seconds": ("model", "version"),
     "turbofno_queue_seconds": ("model", "version"),
@@ -25,6 +26,7 @@ NAMES = {
     "turbofno_queue_depth": ("model", "version"),
     "turbofno_inflight_bytes": (),
     "turbofno_shared_memory_bytes": (),
+    "turbofno_unevaluated_grid_requests": ("model", "version"),
     "turbofno_rejections": ("reason",),
     "turbofno_backend_batches": ("model", "backend", "precision"),
     "turbofno_out_of_memory_splits": ("model", "version"),

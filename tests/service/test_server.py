@@ -226,8 +226,9 @@ def large_request(n_fields: int) -> bytes:
 
 def test_drain_that_ends_while_the_device_is_busy_exits_0(tmp_path: Path) -> None:
     save_large(tmp_path, n_layers=400)
-    with running(tmp_path, drain_seconds=0.2) as server, server.connect() as connection:
+    with running(tmp_path, drain_seconds=0.2) as server, ExitStack() as connections:
         until_ready(server)
+        connection = connections.enter_context(server.connect())
         connection.sendall(large_request(16))
         time.sleep(1)
         server.process.terminate()

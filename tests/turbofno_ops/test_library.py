@@ -41,6 +41,35 @@ def test_ops_pass_opcheck(backend: str, size: tuple[int, ...], modes: tuple[int,
 
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
 @pytest.mark.parametrize(("size", "modes"), SHAPES)
+def test_gradients_of_the_input_alone_are_those_beside_the_weights(
+    backend: str, size: tuple[int, ...], modes: tuple[int, ...]
+) -> None:
+    trained = layer_arguments(size, modes)
+    fixed = (trained[0], *(one.detach() for one in trained[1:]))
+    out = tuple(2 * n + 1 for n in size)
+    for activation in ("none", "gelu"):
+        calls = (
+            lambda x, w, s, b, a=activation: fourier_layer(
+                x, w, skip_weight=s, bias=b, activation=a, backend=backend
+            ),
+            lambda x, w, s, b: spectral_conv(x, w, out_size=out, backend=backend),  # noqa: ARG005
+        )
+        for call in calls:
+            y = call(*trained)
+            towards = torch.randn_like(y)
+            (wanted,) = torch.autograd.grad(y, trained[0], towards, retain_graph=True)
+            y.backward(towards)
+            (found,) = torch.autograd.grad(call(*fixed), fixed[0], towards)
+            torch.testing.assert_close(found, wanted)
+            assert trained[1].grad is not None
+            assert trained[1].grad.abs().sum() > 0
+    grad = torch.randn(2, 2, *out)
+    arguments = (grad, fixed[1].to(torch.complex64), list(size), backend)
+    torch.library.opcheck(torch.ops.turbofno.spectral_conv_backward_input.default, arguments)
+
+
+@pytest.mark.parametrize("backend", ["reference", "gemm"])
+@pytest.mark.parametrize(("size", "modes"), SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_fourier_layer_gradients_match_finite_differences(
     backend: str, size: tuple[int, ...], modes: tuple[int, ...], activation: str

@@ -1,4 +1,7 @@
-"""An engine with a known answer and no device: output channel k is (k + 1) * first input channel + k."""
+"""An engine with a known answer and no device: output channel k is (k + 1) * first input channel + k.
+
+Gradients: twice the input is the gradient, twice the cotangent the output.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,9 @@ class FakeEngine:
         return PredictResult(
             model=config.name,
             version=config.version,
-            fields=self.answer(request.fields, len(config.outputs)),
+            fields=self.answer(request.fields, len(config.outputs))
+            if request.vjp is None
+            else 2 * request.fields,
             queue_seconds=0.002,
             compute_seconds=0.003,
             batch_sizes=(len(request.fields),),

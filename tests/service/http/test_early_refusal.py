@@ -136,13 +136,19 @@ async def serving(**settings: Any) -> AsyncIterator[Service]:
 
 
 @pytest.mark.parametrize(
-    "path", [INFER, "/v1/models/tiny-1d:predict", "/v2/models/tiny-1d/versions/1/infer"]
+    "path",
+    [
+        INFER,
+        "/v1/models/tiny-1d:predict",
+        "/v1/models/tiny-1d:vjp?output=true",
+        "/v2/models/tiny-1d/versions/1/infer",
+    ],
 )
 @in_loop
 async def test_it_says_what_the_application_says_and_counts_as_that(path: str) -> None:
     async with serving() as service:
         service.fill(ROOM)
-        one = {"X-Request-Id": "same", "Content-Type": "application/x-npy"}
+        one = {"X-Request-Id": "same", "Content-Type": "application/x-npz"}
         client = await service.connect()
         early = await client.ask(path, **one)
         through = await (await service.connect()).ask(path, chunked=True, **one)

@@ -21,6 +21,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from models.regrid import at_points, band_limited
 from tests.service.processes.running import (
     Service,
     as_npy,
@@ -139,7 +140,17 @@ def by_oip(client: httpx.Client, model: str, fields: Array) -> tuple[httpx.Respo
     return answer, values
 
 
-WAYS = (by_npy, by_chunks, by_safetensors, by_json, by_oip)
+def by_vjp(client: httpx.Client, model: str, fields: Array) -> tuple[httpx.Response, Any]:
+    cotangent = np.ones((len(fields), 2, *fields.shape[2:]), np.float32)
+    answer = client.post(
+        f"/v1/models/{model}:vjp?output=true",
+        content=safetensors.numpy.save({"input": fields, "cotangent": cotangent}),
+        headers={"Content-Type": "application/vnd.safetensors"},
+    )
+    return answer, lambda: safetensors.numpy.load(answer.content)["output"]
+
+
+WAYS = (by_npy, by_chunks, by_safetensors, by_json, by_oip, by_vjp)
 
 
 def expected(module: FNO, fields: Array) -> Array:
@@ -246,6 +257,25 @@ def test_a_thousand_mixed_requests_are_all_answered_right(
         5,
         what=lambda: f"{before} -> {descriptors(service)}",
     )
+
+
+def test_answers_on_other_grids_are_right_and_warned_of(
+    service: Service, modules: dict[str, FNO]
+) -> None:
+    fields, grid = random_fields("tiny-2d"), (random.randint(8, 64), random.randint(8, 64))
+    before = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    with service.client() as client:
+        answer = client.post(
+            f"/v1/models/tiny-2d:predict?output_grid={grid[0]},{grid[1]}",
+            content=as_npy(fields),
+            headers={"Content-Type": "application/x-npy"},
+        )
+    inside = expected(modules["tiny-2d"], band_limited(fields, (16, 16), "periodic"))
+    assert is_right(np.load(io.BytesIO(answer.content)), at_points(inside, grid, "periodic"))
+    off = (*fields.shape[2:], *grid) != (16, 16, 16, 16)
+    assert ("X-Warning" in answer.headers) == off
+    after = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    assert after - before == off
 
 
 def test_front_ends_agree_on_models_and_counters(service: Service) -> None:
@@ -376,6 +406,29 @@ def test_announced_bodies_that_do_not_come_take_no_shared_memory(service: Servic
         fields = np.zeros((1, 1, 16, 16), np.float32)
         with service.client() as client:
             assert by_npy(client, "tiny-2d", fields)[0].status_code == 200
+
+
+def test_gradients_are_right_and_refused_as_in_one_process(
+    service: Service, modules: dict[str, FNO]
+) -> None:
+    with service.client() as client:
+        for model, module in modules.items():
+            fields = random_fields(model, 3)
+            cotangent = np.random.default_rng().standard_normal((3, 2, *fields.shape[2:]))
+            body = safetensors.numpy.save({"input": fields, "cotangent": cotangent})
+            headers = {"Content-Type": "application/vnd.safetensors"}
+            answer = client.post(f"/v1/models/{model}:vjp", content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            x = torch.tensor(fields, requires_grad=True)
+            (truth,) = torch.autograd.grad(module(x), x, torch.tensor(cotangent).float())
+            assert is_right(safetensors.numpy.load(answer.content)["gradient"], truth.numpy())
+        grid = [65] if "1d" in model else [65, 65]
+        inputs = {"input": np.zeros((1, *grid)), "cotangent": np.zeros((2, *grid))}
+        answer = client.post(
+            f"/v1/models/{model}:vjp", content=safetensors.numpy.save(inputs), headers=headers
+        )
+        assert answer.status_code == 422
+    everything_is_given_back(service)
 
 
 def test_a_pause_of_everything_kills_nothing(service: Service) -> None:

@@ -1,0 +1,120 @@
+"""Named arrays of a vector-Jacobian product: input field and cotangent in, gradient and output out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from service.codec.fields import (
+    OUTPUT,
+    Form,
+    check_dtype,
+    fields_from_arrays,
+    first_nonfinite,
+)
+from service.errors import InvalidField
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from models.config import Channel, ModelConfig
+    from service.codec.fields import Array
+    from service.pipeline.engine import Fields
+
+COTANGENT = "cotangent"
+GRADIENT = "gradient"
+
+
+class VjpForm(NamedTuple):
+    """How a request laid out its input, as its gradient will be, and its cotangent, as the output will be."""
+
+    input: Form
+    output: Form
+
+
+def vjp_from_arrays(
+    arrays: Mapping[str, Array], config: ModelConfig, *, max_fields: int
+) -> tuple[Fields, Fields, VjpForm]:
+    """Take a request's arrays apart: those that `fields_from_arrays` reads, and "cotangent", or "cotangent.NAME" each.
+
+    Returns:
+        The input, float32 [batch, in_channels, *grid]; the cotangent, float32 [batch, out_channels, *grid]; both
+        C-contiguous.
+
+    Raises:
+        InvalidField: names, shapes, dtypes or values that the model cannot take.
+        PayloadTooLarge: more fields than one request may carry.
+    """
+    dotted = f"{COTANGENT}."
+    given = {n: array for n, array in arrays.items() if n == COTANGENT or n.startswith(dotted)}
+    others = {name: array for name, array in arrays.items() if name not in given}
+    fields, form = fields_from_arrays(others, config, max_fields=max_fields)
+    grid = fields.shape[2:]
+    leading = fields.shape[:1] if form.batched else ()
+    by_channel = COTANGENT not in given
+    whole = {COTANGENT: (*leading, len(config.outputs), *grid)}
+    each = {f"{dotted}{channel.name}": (*leading, *grid) for channel in config.outputs}
+    expected = each if by_channel else whole
+    if set(given) != set(expected):
+        found = f"named {sorted(given)}" if given else "missing"
+        raise InvalidField(
+            f"the cotangent is {found}; model '{config.name}' expects for this input either "
+            f"['{COTANGENT}'] with shape {list(whole[COTANGENT])}, or each of {list(each)} with shape "
+            f"{[*leading, *grid]}"
+        )
+    for name, shape in expected.items():
+        _check(given[name], shape, name=name)
+    stacked = [np.asarray(given[name]).reshape(len(fields), -1, *grid) for name in expected]
+    with np.errstate(over="ignore", invalid="ignore"):
+        cotangents = np.concatenate(stacked, axis=1, dtype=np.float32)
+    _check_finite(cotangents, config)
+    return fields, cotangents, VjpForm(form, Form(by_channel=by_channel, batched=form.batched))
+
+
+def arrays_from_vjp(
+    gradients: Fields, outputs: Fields | None, config: ModelConfig, form: VjpForm
+) -> dict[str, NDArray[np.float32]]:
+    """Lay the answer out as the request was: "gradient" and "output", or "gradient.NAME" and "output.NAME" (views)."""
+    named = _named(GRADIENT, gradients, config.inputs, form.input)
+    return (
+        named if outputs is None else named | _named(OUTPUT, outputs, config.outputs, form.output)
+    )
+
+
+def units_of_vjp(config: ModelConfig, *, output: bool) -> dict[str, str]:
+    """Units of the answer, if the cotangent is the derivative of a number without units."""
+    units = {
+        f"{GRADIENT}.{one.name}": "1" if one.units == "1" else f"1/({one.units})"
+        for one in config.inputs
+    }
+    return units | {f"{OUTPUT}.{one.name}": one.units for one in config.outputs if output}
+
+
+def _named(
+    name: str, fields: Fields, channels: Sequence[Channel], form: Form
+) -> dict[str, NDArray[np.float32]]:
+    named: dict[str, NDArray[np.float32]] = {name: fields}
+    if form.by_channel:
+        named = {f"{name}.{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
+    return named if form.batched else {key: array[0] for key, array in named.items()}
+
+
+def _check(array: Array, shape: tuple[int, ...], *, name: str) -> None:
+    check_dtype(array, name=name)
+    if array.shape != shape:
+        raise InvalidField(
+            f"'{name}' has shape {list(array.shape)}, expected {list(shape)}: that of the output for this input"
+        )
+
+
+def _check_finite(cotangents: Fields, config: ModelConfig) -> None:
+    where = first_nonfinite(cotangents)
+    if where is not None:
+        field, channel, *point = where
+        raise InvalidField(
+            f"the cotangent of field {field}, channel '{config.outputs[channel].name}', grid point {point} is "
+            f"{cotangents[where]} in float32: every value must be finite"
+        )

@@ -1,0 +1,96 @@
+"""An answer on another grid than the input's, and warnings of grids that nobody has evaluated, for both protocols."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from service.codec.grids import OUTPUT_GRID, from_network, grid_warnings, to_network
+from service.context import context_of, record_of
+from service.errors import PayloadTooLarge
+from service.http.inference import infer
+from service.http.offload import offload
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from models.config import ModelConfig
+    from service.codec.grids import Grid
+    from service.pipeline.admission import Room
+    from service.pipeline.engine import Fields, PredictResult
+
+WARNING = "X-Warning"
+"""Header of an answer: its warnings, separated by semicolons."""
+
+_HEAVY_VALUES = 16 * 1024
+"""Fields of more values (about 0.5 ms) are interpolated off the event loop."""
+
+
+async def infer_onto(
+    request: Request,
+    room: Room,
+    fields: Fields,
+    *,
+    config: ModelConfig,
+    output_grid: Grid | None,
+    priority: int,
+    seconds: float | None,
+) -> PredictResult:
+    """As `infer`; for an answer on another grid the model runs on its training grid, between two interpolations.
+
+    Raises:
+        PayloadTooLarge, QueueFull: there never is, or is no room now, for all that this takes.
+    """
+    if output_grid is None:
+        return await infer(request, fields, config=config, priority=priority, seconds=seconds)
+    record = record_of(request)
+    _hold_all(request, room, len(fields), config, output_grid)
+    started = time.perf_counter()
+    inside = len(fields) * math.prod(config.grid.training)
+    fields = await offload(fields.size + inside > _HEAVY_VALUES, to_network, fields, config)
+    record.decode_seconds = (record.decode_seconds or 0.0) + time.perf_counter() - started
+    result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
+    started = time.perf_counter()
+    outside = len(fields) * math.prod(output_grid)
+    answer = await offload(
+        result.fields.size + outside > _HEAVY_VALUES,
+        from_network, result.fields, output_grid, config,
+    )  # fmt: skip
+    record.encode_seconds = time.perf_counter() - started
+    return replace(result, fields=answer)
+
+
+def warn_of_grids(
+    request: Request, config: ModelConfig, input_grid: Grid, output_grid: Grid | None = None
+) -> tuple[str, ...]:
+    """What `grid_warnings` says of a request, which is counted then."""
+    warnings = grid_warnings(config, input_grid, output_grid)
+    if warnings:
+        metrics = context_of(request).metrics
+        metrics.unevaluated_grids.labels(config.name, config.version).inc()
+    return warnings
+
+
+def warning_header(warnings: tuple[str, ...]) -> dict[str, str]:
+    """The header that carries them, or none."""
+    return {WARNING: "; ".join(warnings)} if warnings else {}
+
+
+def _hold_all(
+    request: Request, room: Room, count: int, config: ModelConfig, output_grid: Grid
+) -> None:
+    """Count input and answer on the network's grid, and the answer: a small body can ask for a large one."""
+    channels = config.architecture
+    inside = channels.in_channels + channels.out_channels
+    values = inside * math.prod(config.grid.training)
+    size = 4 * count * (values + channels.out_channels * math.prod(output_grid))
+    most = context_of(request).settings.max_inflight_bytes
+    if size > most:
+        raise PayloadTooLarge(
+            f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
+            f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
+        )
+    room.hold_more(size)

@@ -1,0 +1,80 @@
+"""Vector-Jacobian products of a module, and the memory that they take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from service.errors import NotDifferentiable
+
+if TYPE_CHECKING:
+    from service.pipeline.vjp import VjpShapes
+
+
+class Kept(NamedTuple):
+    """What the gradient of one field takes: bytes for each grid point of the input."""
+
+    saved: float
+    """By the layers, from the forward to the backward pass."""
+    largest: float
+    """The largest of these tensors: both passes work with some of that size."""
+
+    def bytes(self, points: int) -> int:
+        """Of a field on a grid of so many points, about."""
+        return round(points * (self.saved + 2 * self.largest))
+
+
+def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
+    """Rows of input and cotangent -> rows of gradient and output, float32 [n, length]; see service/pipeline/vjp.py.
+
+    Gradients are on within this call only, also where it is called in inference mode.
+    """
+    # Tensors made in inference mode cannot take part, so copies are.
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        field, cotangent = (
+            part.clone(memory_format=torch.contiguous_format).view(-1, *shape)
+            for part, shape in zip(rows.split(shapes.split, dim=1), shapes, strict=True)
+        )
+        output = _forward(module, field.requires_grad_())
+        (gradient,) = torch.autograd.grad(output, field, cotangent)
+        return torch.cat([gradient.flatten(1), output.detach().flatten(1)], dim=1)
+
+
+def measure(module: torch.nn.Module, field: torch.Tensor) -> Kept:
+    """What a gradient keeps, by making that of one field [1, in_channels, *grid].
+
+    Raises:
+        NotDifferentiable: it cannot be had.
+    """
+    weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
+    sizes: dict[int, int] = {}
+
+    def note(saved: torch.Tensor) -> torch.Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        field = field.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(note, _same):
+            output = _forward(module, field)
+        if output.shape[2:] != field.shape[2:]:
+            raise NotDifferentiable(
+                f"its output has the grid {list(output.shape[2:])} for an input on {list(field.shape[2:])}"
+            )
+        torch.autograd.grad(output, field, torch.ones_like(output))
+    points = field[0, 0].numel()
+    return Kept(sum(sizes.values()) / points, max(sizes.values(), default=0) / points)
+
+
+def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = module(field)
+    if not output.requires_grad:
+        raise NotDifferentiable("PyTorch cannot follow how its output depends on its input")
+    return output
+
+
+def _same(saved: torch.Tensor) -> torch.Tensor:
+    return saved

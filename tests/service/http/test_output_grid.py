@@ -1,0 +1,233 @@
+"""output_grid and warnings of unevaluated grids on both protocols, around an engine whose answers are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.config import FieldNormalization, ModelConfig
+from models.regrid import at_points, band_limited
+from service.codec.grids import grid_warnings, parse_output_grid
+from service.errors import InvalidField
+from tests.service.http.fake_engine import FakeEngine
+from tests.service.http.serving import serving
+from tests.service.http.test_predict import NPY, post, problem, read, written
+from tests.service.tiny import tiny_config
+
+INFER = "/v2/models/{}/infer"
+PREDICT = "/v1/models/{}:predict"
+
+
+def drawn(*grid: int, n: int = 3) -> np.ndarray[Any, Any]:
+    return np.random.default_rng().normal(size=(n, 1, *grid)).astype("f4")
+
+
+def expected(fields: np.ndarray[Any, Any], grid: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    training = (16,) * len(grid)
+    inside = FakeEngine.answer(band_limited(fields, training, "periodic"), 2)
+    return at_points(inside, grid, "periodic")
+
+
+def infer(model: str, fields: np.ndarray[Any, Any], **parameters: Any) -> Any:
+    entry = {"name": "input", "shape": list(fields.shape), "datatype": "FP32"}
+    body = {"inputs": [entry | {"data": fields.reshape(-1).tolist()}], "parameters": parameters}
+    return post(INFER.format(model), json=body)
+
+
+@pytest.mark.parametrize(("given", "asked"), [((11,), (33,)), ((64,), (9,)), ((9, 50), (21, 8))])
+def test_predict_runs_on_the_training_grid_and_answers_on_the_asked_one(
+    given: tuple[int, ...], asked: tuple[int, ...]
+) -> None:
+    fields, model = drawn(*given), f"tiny-{len(given)}d"
+    text = ",".join(map(str, asked))
+    response, engine = post(
+        PREDICT.format(model) + f"?output_grid={text}",
+        content=written(NPY, fields),
+        headers={"Content-Type": NPY},
+    )
+    assert engine.requests[0].fields.shape == (3, 1, *(16,) * len(given))
+    np.testing.assert_allclose(read(response), expected(fields, asked), atol=1e-6)
+    response, engine = infer(model, fields, output_grid=text)
+    (output,) = response.json()["outputs"]
+    assert output["shape"] == [3, 2, *asked]
+    answer = np.array(output["data"], "f4").reshape(output["shape"])
+    np.testing.assert_allclose(answer, expected(fields, asked), atol=1e-6)
+
+
+def test_predict_one_field_by_channel_keeps_its_form_on_another_grid() -> None:
+    fields = drawn(20, n=1)
+    response, _ = post(
+        PREDICT.format("tiny-1d") + "?output_grid=30",
+        json={"inputs": {"u0": fields[0, 0].tolist()}},
+    )
+    outputs = response.json()["outputs"]
+    answer = np.array([outputs["u"], outputs["v"]], "f4")
+    np.testing.assert_allclose(answer, expected(fields, (30,))[0], atol=1e-6)
+
+
+def test_predict_training_grid_both_ways_changes_nothing() -> None:
+    fields = drawn(16)
+    response, engine = post(
+        PREDICT.format("tiny-1d") + "?output_grid=16",
+        content=written(NPY, fields),
+        headers={"Content-Type": NPY},
+    )
+    np.testing.assert_array_equal(engine.requests[0].fields, fields)
+    np.testing.assert_array_equal(read(response), FakeEngine.answer(fields, 2))
+    assert "x-warning" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "words"),
+    [
+        ("7", 422, "axis 0 has 7 points, allowed are 8 to 64"),
+        ("65", 422, "axis 0 has 65 points"),
+        ("16,16", 422, "has 2 axes, model 'tiny-1d' has 1"),
+        ("", 400, "output_grid=16"),
+        ("16x16", 400, "output_grid=16"),
+        ("-16", 400, "output_grid=16"),
+        ("1e1", 400, "output_grid=16"),
+        ("9" * 5000, 400, "output_grid=16"),
+        ("1," * 5000, 400, "output_grid=16"),
+    ],
+)
+def test_grids_that_make_no_sense_are_refused_before_the_body(
+    asked: str, status: int, words: str
+) -> None:
+    response, engine = post(
+        PREDICT.format("tiny-1d"),
+        params={"output_grid": asked},
+        content=b"not a body",
+        headers={"Content-Type": NPY},
+    )
+    assert response.status_code == status
+    assert words in problem(response)["detail"]
+    response, _ = infer("tiny-1d", drawn(16), output_grid=asked)
+    assert response.status_code == status
+    assert words in response.json()["error"]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("asked", [32, [32], True, {"x": 32}])
+def test_infer_output_grid_of_another_type_is_refused(asked: Any) -> None:
+    response, _ = infer("tiny-1d", drawn(16), output_grid=asked)
+    assert response.status_code == 400
+    assert "output_grid" in response.json()["error"]
+
+
+@pytest.mark.parametrize(("given", "asked"), [(15, 16), (16, 33)])
+def test_values_that_pass_float32_between_points_are_refused(given: int, asked: int) -> None:
+    # Steps of half the largest float32: a Fourier series through them overshoots.
+    fields = np.full((1, 1, given), 0.499 * np.finfo("f4").max, "f4")
+    fields[..., : given // 2] *= -1 if given == 16 else -2
+    response, _ = post(
+        PREDICT.format("tiny-1d") + f"?output_grid={asked}",
+        content=written(NPY, fields),
+        headers={"Content-Type": NPY},
+    )
+    assert response.status_code == 422
+    assert "passes float32" in problem(response)["detail"]
+
+
+def changed(**parts: Any) -> ModelConfig:
+    return tiny_config().model_copy(update=parts)
+
+
+def test_parse_cell_centres_and_field_normalization_are_refused_in_words() -> None:
+    centred = tiny_config().architecture.model_copy(update={"positional_grid": "cell_centres"})
+    with pytest.raises(InvalidField, match="centres of cells"):
+        parse_output_grid("32", changed(architecture=centred))
+    grid = tiny_config().grid.model_copy(update={"minimum": (16,), "maximum": (16,)})
+    fixed = changed(field_normalization=FieldNormalization(grid=(16,)), grid=grid)
+    with pytest.raises(InvalidField, match="its normalisation is a field there"):
+        parse_output_grid("32", fixed)
+    assert parse_output_grid("16", fixed) == (16,)
+
+
+def test_predict_an_answer_that_never_fits_is_refused_and_one_that_does_not_now_is_told_to_wait() -> (
+    None
+):
+    # 30 fields of 8 points; on the network's grid 3 * 16 values each, in the answer 2 * 64
+    body = {"content": written(NPY, drawn(8, n=30)), "headers": {"Content-Type": NPY}}
+    needed = 4 * 30 * (3 * 16 + 2 * 64)
+    limits = {"max_body_bytes": 4000, "max_json_bytes": 4000}
+    path = PREDICT.format("tiny-1d") + "?output_grid=64"
+    response, engine = post(path, settings={**limits, "max_inflight_bytes": needed - 1}, **body)
+    assert response.status_code == 413
+    assert "output_grid" in problem(response)["detail"]
+    assert not engine.requests
+    response, _ = post(path, settings={**limits, "max_inflight_bytes": needed + 10}, **body)
+    assert response.status_code == 429
+    response, _ = post(path, settings={**limits, "max_inflight_bytes": needed + 4000}, **body)
+    assert response.status_code == 200
+
+
+def requests_counted(metrics: str) -> float:
+    lines = [line for line in metrics.splitlines() if line.startswith("turbofno_unevaluated_grid")]
+    return sum(float(line.split()[-1]) for line in lines if "_total" in line)
+
+
+def test_unevaluated_grids_are_told_in_every_form_and_counted() -> None:
+    async def run() -> None:
+        async with serving() as (client, _):
+            path = PREDICT.format("tiny-1d")
+            headers = {"Content-Type": NPY}
+            plain = await client.post(path, content=written(NPY, drawn(16)), headers=headers)
+            assert "x-warning" not in plain.headers
+            assert requests_counted((await client.get("/metrics")).text) == 0
+            off = await client.post(path, content=written(NPY, drawn(17)), headers=headers)
+            assert "input grid 17" in off.headers["x-warning"]
+            both = await client.post(
+                path + "?output_grid=18", json={"inputs": {"input": drawn(17).tolist()}}
+            )
+            texts = both.json()["warnings"]
+            assert [text.split(" is ")[0] for text in texts] == [
+                "the input grid 17", "the output grid 18"
+            ]  # fmt: skip
+            assert both.headers["x-warning"].split("; ") == texts
+            entry = {"name": "input", "shape": [1, 1, 15], "datatype": "FP32"}
+            entry["data"] = drawn(15, n=1).reshape(-1).tolist()
+            infer = await client.post(
+                INFER.format("tiny-1d"), content=json.dumps({"inputs": [entry]})
+            )
+            assert "input grid 15" in infer.json()["parameters"]["warning"]
+            assert requests_counted((await client.get("/metrics")).text) == 3
+
+    asyncio.run(run())
+
+
+def test_grid_warnings_know_training_and_evaluated_grids_axis_by_axis() -> None:
+    config = tiny_config(n_dim=2)
+    metric = {"name": "one call", "value": 0.1, "n_samples": 1}
+    # The last one is of no use, and does no harm.
+    evaluation = [metric | {"grid": grid} for grid in ((32, 24), (99,))]
+    config = ModelConfig.model_validate(config.model_dump() | {"evaluation": evaluation})
+    assert grid_warnings(config, (16, 16), (32, 24)) == ()
+    assert grid_warnings(config, (20, 20), None) == ()
+    (text,) = grid_warnings(config, (20, 25), None)
+    assert "20x25" in text
+    assert "16x16 to 32x24" in text
+    assert ";" not in text
+
+
+def test_rollout_warns_in_a_header_too() -> None:
+    from tests.service.tiny import rollable_config
+
+    async def run() -> httpx.Response:
+        async with serving() as (client, engine):
+            config = rollable_config()
+            engine.configs[config.name, config.version] = config
+            return await client.post(
+                "/v1/models/tiny-flow:rollout?steps=2",
+                content=written(NPY, drawn(20)),
+                headers={"Content-Type": NPY, "Accept": "application/vnd.turbofno.frames"},
+            )
+
+    response = asyncio.run(run())
+    assert response.status_code == 200, response.text
+    assert "input grid 20" in response.headers["x-warning"]
