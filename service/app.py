@@ -18,11 +18,14 @@ from service.http.middleware import POLLED, RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
+from service.http.reference import router as reference_router
 from service.http.rollout import router as rollout_router
+from service.http.ui import PAGE_PATHS, page
 from service.http.vjp import router as vjp_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
+from service.solver.process import SolverProcess
 from service.triton_metrics import TritonMetrics
 from service.version import SERVER, VERSION
 
@@ -69,6 +72,7 @@ def create_app(
         metrics=metrics,
         scrape=scrape or metrics.text,
         keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
+        solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
     )
 
     @asynccontextmanager
@@ -78,6 +82,8 @@ def create_app(
             yield
         finally:
             await drain(context)
+            if context.solver is not None:
+                await context.solver.close()
             if settings.tracing:
                 await _flush_traces()
 
@@ -105,7 +111,8 @@ def create_app(
             KeyMiddleware,
             keys=context.keys,
             metrics=metrics,
-            open_paths=HEALTH | ({"/metrics"} if settings.public_metrics else set()),
+            # A browser asks for a page without a key, before there is a field to put one in.
+            open_paths=HEALTH | PAGE_PATHS | ({"/metrics"} if settings.public_metrics else set()),
         )
     if settings.tracing:
         _trace(app)
@@ -113,9 +120,11 @@ def create_app(
     problems.install(app)
     app.include_router(predict_router)
     app.include_router(rollout_router)
+    app.include_router(reference_router)
     app.include_router(vjp_router)
     app.include_router(oip_router)
     app.include_router(admin_router)
+    app.include_router(page)
     return app
 
 

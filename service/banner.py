@@ -12,24 +12,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from models.config import ModelConfig
-    from service.pipeline.engine import Engine
+    from service.context import AppContext
 
 _POINTS = 32
 """Per grid axis of the example, where the model allows it: short enough to read the answer."""
 
 
-def greet(url: str, engine: Engine) -> None:
+def greet(url: str, context: AppContext) -> None:
     """Print the text for the models that are ready."""
+    engine = context.engine
     names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
     # Where standard output goes may be full or closed by now; that is no reason not to serve.
     with suppress(OSError):
-        sys.stdout.write(banner(url, [engine.config(name) for name in names]) + "\n")
+        configs = [engine.config(name) for name in names]
+        sys.stdout.write(banner(url, configs, page=context.settings.ui) + "\n")
         sys.stdout.flush()
 
 
-def banner(url: str, configs: Sequence[ModelConfig]) -> str:
+def banner(url: str, configs: Sequence[ModelConfig], *, page: bool) -> str:
     """The text, a line to paste for every model; each sends a smooth field made on the spot."""
-    lines = [f"turbofno is ready at {url} (documentation: {url}/docs). Try:", ""]
+    look = f"; to look at it: {url}/ui" if page else ""
+    lines = [f"turbofno is ready at {url} (documentation: {url}/docs{look}). Try:", ""]
     for config in configs:
         # In one line, whatever it holds: the next is to be pasted.
         description = " ".join(config.description.split())

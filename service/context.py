@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from service.pipeline.admission import Admission
     from service.pipeline.engine import Engine
     from service.settings import Settings
+    from service.solver.process import SolverProcess
 
-Protocol = Literal["oip", "predict", "rollout", "vjp", "admin"]
+Protocol = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class AppContext:
     """The metrics of the whole service, in the text format."""
     keys: Keys | None = None
     """None: anyone may call."""
+    solver: SolverProcess | None = None
+    """None: switched off."""
 
 
 @dataclass(slots=True)

@@ -131,6 +131,10 @@ class Metrics:
         self.rollout_batch_size = self._histogram(
             "turbofno_rollout_batch_size", "Fields that made a step together.", MODEL, COUNTS
         )
+        self.solver = self._seconds(
+            "turbofno_solver_seconds",
+            "Drawing a sample or solving a PDE, the wait for it included.",
+        )
         self.queue_depth = self._gauge("turbofno_queue_depth", "Fields waiting.", MODEL)
         self.inflight_bytes = self._gauge(
             "turbofno_inflight_bytes",

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from service.pipeline.engine import Engine
     from service.settings import Settings
 
-    OnReady = Callable[[str, Engine], None]
+    OnReady = Callable[[str, AppContext], None]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
 
     Ends the process itself, with that status, if the device is still busy.
 
-    `on_ready` is called once with the server's URL and its engine, when all start-up models are warm.
+    `on_ready` is called once with the server's URL and its context, when all start-up models are warm.
     """
     # Brings PyTorch along, of which a front end has no use.
     from service.pipeline.worker import THREAD_NAME
@@ -140,7 +139,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._on_ready is not None and self._context.engine.ready:
-            self._on_ready(self.url, self._context.engine)
+            self._on_ready(self.url, self._context)
             self._on_ready = None
         if self._context.engine.failure and not self._draining:
             logger.critical("exiting with status 1: %s", self._context.engine.failure)

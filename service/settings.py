@@ -101,6 +101,14 @@ class Settings(BaseSettings):
         description="allow loading and unloading models over HTTP; "
         "unset allows it only when the service listens on a loopback address",
     )
+    ui: bool = Field(
+        default_factory=lambda data: is_loopback(data.get("host", "")),
+        description="serve the web page /ui and the samplers and solvers that it uses; "
+        "unset does so only when the service listens on a loopback address",
+    )
+    solver_seconds: PositiveFloat = Field(
+        default=20.0, description="most time that drawing a sample or solving a PDE may take"
+    )
     api_keys_file: Path | None = Field(
         default=None,
         description="file with a line NAME KEY [fields=N] [bytes=N] for each API key and what it may have in work "

@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, JSONResponse
 
 from models.config import PDE, Channel, GridSpec, Metric, Statistics
 from models.registry import discover
+from models.sampling import SampleParameter, parameters_of
 from service.context import context_of
 from service.errors import NotFound
 from service.http.openapi import ModelName, problem
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path as FilePath
 
     from models.config import ModelConfig
+    from service.context import AppContext
     from service.pipeline.engine import Engine, ModelStatus
 
 CARD_FILE = "card.md"
@@ -78,6 +80,14 @@ class ModelList(BaseModel):
     models: list[ModelSummary]
 
 
+class Reference(BaseModel):
+    """Where random inputs of a model can be had and solved, and what the sampler can be asked for."""
+
+    sample: str
+    solve: str
+    parameters: tuple[SampleParameter, ...]
+
+
 class ModelDescription(ModelSummary):
     """Everything needed to call a model and to judge its answer."""
 
@@ -94,6 +104,8 @@ class ModelDescription(ModelSummary):
     sha256: str
     predict: str
     card: str
+    reference: Reference | None
+    """The sampler and the PDE solver that the service has for this model, if any."""
 
 
 @router.get("/healthz", tags=["health"])
@@ -148,8 +160,8 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
     if name.endswith((":predict", ":rollout", ":vjp")):
         raise HTTPException(405, headers={"Allow": "POST"})
-    engine = context_of(request).engine
-    return _description(engine, engine.config(name))
+    context = context_of(request)
+    return _description(context, context.engine.config(name))
 
 
 @router.get(
@@ -202,10 +214,11 @@ def _summary(engine: Engine, status: ModelStatus) -> ModelSummary:
     )
 
 
-def _description(engine: Engine, config: ModelConfig) -> ModelDescription:
+def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     base = f"/v1/models/{config.name}"
+    knobs = parameters_of(config.pde) if context.solver else None
     return ModelDescription(
-        **asdict(status_of(config, engine)),
+        **asdict(status_of(config, context.engine)),
         description=config.description,
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
@@ -218,6 +231,9 @@ def _description(engine: Engine, config: ModelConfig) -> ModelDescription:
         sha256=config.sha256,
         predict=f"{base}:predict",
         card=f"{base}/card",
+        reference=None
+        if knobs is None
+        else Reference(sample=f"{base}/sample", solve=f"{base}:solve", parameters=knobs),
     )
 
 

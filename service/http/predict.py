@@ -82,6 +82,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                 "description": "version that answered",
                 "schema": {"type": "string"},
             },
+            "X-Batch-Size": {
+                "description": "fields in each device batch that these fields ran in",
+                "schema": {"type": "string"},
+            },
             "Server-Timing": {
                 "description": "decode, queue, compute and encode in milliseconds",
                 "schema": {"type": "string"},
@@ -222,7 +226,11 @@ async def predict(
     answer = await offload(heavy, _encode, result, writer, config, form, warnings)
     record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(answer))
-    headers = {"X-Model-Version": result.version, **warning_header(warnings)}
+    headers = {
+        "X-Model-Version": result.version,
+        "X-Batch-Size": ", ".join(map(str, result.batch_sizes)),
+        **warning_header(warnings),
+    }
     return Response(answer, media_type=writer.media_type, headers=headers)
 
 

@@ -46,12 +46,12 @@ expected-statuses = ["2xx", "4xx", "504"]
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server with the models that the examples name, which a test may unload; no rollout of it takes long."""
+    """A server with the models that the examples name, which a test may unload; no rollout or solution takes long."""
     repository = tmp_path / "repository"
     repository.mkdir()
     for problem in (BURGERS, NAVIER_STOKES):
         (repository / problem.name).symlink_to(ZOO / problem.name)
-    options = ("--model-control", "true", "--max-rollout-steps", "50")
+    options = ("--model-control", "true", "--max-rollout-steps", "50", "--solver-seconds", "3")
     with ServerProcess(repository, tmp_path / "log.txt", *options) as running:
         yield running
         assert running.stop() == 0, running.tail()

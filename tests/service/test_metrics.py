@@ -23,6 +23,7 @@ NAMES = {
     "turbofno_rollout_steps": ("model", "version"),
     "turbofno_rollouts_ended": ("model", "version", "outcome"),
     "turbofno_rollout_batch_size": ("model", "version"),
+    "turbofno_solver_seconds": ("model", "version"),
     "turbofno_queue_depth": ("model", "version"),
     "turbofno_inflight_bytes": (),
     "turbofno_shared_memory_bytes": (),

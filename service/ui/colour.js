@@ -1,0 +1,74 @@
+// From numbers to colours: viridis for fields (perceptually uniform), coolwarm, zero in its middle, for errors.
+
+const VIRIDIS =
+  "44015448186a472d7b4240863b528b33638d2c728e26828e21918c1fa08828ae803fbc735ec96284d44baddc30d8e219fde725";
+const COOLWARM =
+  "3b4cc04e68d86282ea779af78db0fea3c2feb9d0f9ccd9eddddcdcecd3c5f5c4acf7b093f4987aeb7d62dd5f4bca3b37b40426";
+const LEVELS = 256;
+
+function table(stops) {
+  const known = stops.match(/../g).map((hex) => parseInt(hex, 16));
+  const last = known.length / 3 - 1;
+  const colours = new Uint8Array(3 * LEVELS);
+  for (let level = 0; level < LEVELS; level++) {
+    const place = (level / (LEVELS - 1)) * last;
+    const left = Math.min(Math.floor(place), last - 1);
+    for (let c = 0; c < 3; c++) {
+      const [from, to] = [known[3 * left + c], known[3 * left + 3 + c]];
+      colours[3 * level + c] = Math.round(from + (to - from) * (place - left));
+    }
+  }
+  return colours;
+}
+
+const MAPS = { sequential: table(VIRIDIS), diverging: table(COOLWARM) };
+
+// { minimum, maximum, kind } for all of the values together; a diverging scale has zero in its middle.
+export function scaleOf(arrays, kind = "sequential") {
+  let [minimum, maximum] = [Infinity, -Infinity];
+  for (const values of arrays) {
+    for (const value of values) {
+      if (value < minimum) minimum = value;
+      if (value > maximum) maximum = value;
+    }
+  }
+  if (!(minimum <= maximum)) [minimum, maximum] = [0, 0];
+  if (kind === "diverging") {
+    const reach = Math.max(-minimum, maximum) || 1;
+    return { minimum: -reach, maximum: reach, kind };
+  }
+  if (minimum === maximum) {
+    const room = Math.abs(minimum) / 2 || 1;
+    return { minimum: minimum - room, maximum: maximum + room, kind };
+  }
+  return { minimum, maximum, kind };
+}
+
+// Paints image pixels [height][width] whose values `at(column, row)` gives; row 0 is the top.
+export function paint(canvas, width, height, scale, at) {
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  const colours = MAPS[scale.kind];
+  const factor = (LEVELS - 1) / (scale.maximum - scale.minimum);
+  for (let row = 0, pixel = 0; row < height; row++) {
+    for (let column = 0; column < width; column++, pixel += 4) {
+      const level = Math.round((at(column, row) - scale.minimum) * factor);
+      const colour = 3 * Math.min(LEVELS - 1, Math.max(0, level || 0));
+      image.data[pixel] = colours[colour];
+      image.data[pixel + 1] = colours[colour + 1];
+      image.data[pixel + 2] = colours[colour + 2];
+      image.data[pixel + 3] = 255;
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+// A number for people: three digits, no zeros that say nothing.
+export function shown(value) {
+  if (!Number.isFinite(value)) return String(value);
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replace("e+", "e");
+  return String(Number(value.toPrecision(3)));
+}

@@ -1,0 +1,90 @@
+// Painting on an input: a soft brush, or one of two values where the model knows only those.
+import { make } from "./dom.js";
+import { shown } from "./colour.js";
+
+export class Brush {
+  // `changed` is called after every stroke; painting is on while `view.element` has the class "drawable".
+  constructor(view, place, changed) {
+    this.view = view;
+    this.place = place;
+    this.changed = changed;
+    this.on = false;
+    let last = null;
+    const { plot } = view;
+    plot.addEventListener("pointerdown", (event) => {
+      if (!this.on || !view.plane) return;
+      plot.setPointerCapture(event.pointerId);
+      last = view.fractionAt(event);
+      this.#paint(last, last[1]);
+    });
+    plot.addEventListener("pointermove", (event) => {
+      if (!last) return;
+      const next = view.fractionAt(event);
+      const steps = Math.ceil(Math.hypot(next[0] - last[0], next[1] - last[1]) / (this.radius / 2)) || 1;
+      for (let i = 1; i <= steps; i++) {
+        const [x, y] = [0, 1].map((axis) => last[axis] + ((next[axis] - last[axis]) * i) / steps);
+        this.#paint([x, y], y);
+      }
+      last = next;
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      plot.addEventListener(end, () => {
+        if (last) this.changed();
+        last = null;
+      });
+    }
+    plot.addEventListener("keydown", (event) => {
+      if (!this.on || !view.plane || event.key !== " ") return;
+      event.preventDefault();
+      this.#paint(view.cursor.at ?? [0.5, 0.5], null);
+      this.changed();
+    });
+  }
+
+  // Controls for this model: which values, how wide.
+  fit(model) {
+    const two = model.reference?.parameters.filter(({ name }) => name === "low" || name === "high") ?? [];
+    this.hard = two.length === 2;
+    const seen = model.statistics?.inputs[0];
+    const [low, high] = this.hard ? two.map((one) => one.default) : [seen?.minimum ?? -1, seen?.maximum ?? 1];
+    this.range = [low, high];
+    this.blank = this.hard ? low : (seen?.mean ?? 0);
+    this.value = high;
+    this.radius = 0.08;
+    const value = this.hard
+      ? make("select", {}, ...[high, low].map((one) => make("option", { value: one }, shown(one))))
+      : make("input", { type: "range", min: low, max: high, step: (high - low) / 100, value: high });
+    value.addEventListener("input", () => (this.value = Number(value.value)));
+    const radius = make("input", { type: "range", min: 0.02, max: 0.3, step: 0.01, value: this.radius });
+    radius.addEventListener("input", () => (this.radius = Number(radius.value)));
+    this.place.replaceChildren(
+      make("label", {}, "Value to paint ", value),
+      make("label", {}, "Width of the brush ", radius),
+    );
+  }
+
+  // A line follows the pointer's height; by keyboard it gets the value to paint.
+  #paint(at, height) {
+    const { plane } = this.view;
+    const { grid, values } = plane;
+    let goal = this.value;
+    if (grid.length === 1 && height !== null) {
+      const { minimum, maximum } = this.view.scale;
+      goal = minimum + (maximum - minimum) * height;
+    }
+    for (let i = 0; i < values.length; i++) {
+      const index = grid.length === 1 ? [i] : [Math.floor(i / grid[1]), i % grid[1]];
+      const distance = Math.hypot(...index.map((one, axis) => one / (grid[axis] - 1) - at[axis])) / this.radius;
+      const share = this.hard ? Number(distance <= 1) : Math.exp(-2 * distance * distance);
+      if (share > 1e-3) values[i] += (goal - values[i]) * share;
+    }
+    this.view.show(plane, this.#scale());
+  }
+
+  // Fixed while painting, so that colours stay and a line can be drawn beyond where it was.
+  #scale() {
+    const [low, high] = this.range;
+    const { minimum, maximum } = this.view.scale;
+    return { minimum: Math.min(low, minimum), maximum: Math.max(high, maximum), kind: "sequential" };
+  }
+}

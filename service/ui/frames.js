@@ -1,0 +1,33 @@
+// The stream of a rollout (docs/rollouts.md): records of two lengths, JSON, and a payload of float32.
+
+export const MEDIA_TYPE = "application/vnd.turbofno.frames";
+
+// Gives { event, ..., data } as they come, data a Float32Array where there is a payload. `gate()` is awaited before
+// more is read: what is not read, the server does not compute for long.
+export async function* events(response, gate) {
+  const reader = response.body.getReader();
+  let buffer = new Uint8Array(0);
+  const have = async (count) => {
+    while (buffer.length < count) {
+      await gate();
+      const { value, done } = await reader.read();
+      if (done) return false;
+      const joined = new Uint8Array(buffer.length + value.length);
+      joined.set(buffer);
+      joined.set(value, buffer.length);
+      buffer = joined;
+    }
+    return true;
+  };
+  while (await have(8)) {
+    const lengths = new DataView(buffer.buffer, buffer.byteOffset, 8);
+    const [text, payload] = [lengths.getUint32(0, true), lengths.getUint32(4, true)];
+    const end = 8 + text + payload;
+    if (!(await have(end))) break;
+    const event = JSON.parse(new TextDecoder().decode(buffer.subarray(8, 8 + text)));
+    // Copied, as a Float32Array must begin at a multiple of four.
+    if (payload) event.data = new Float32Array(buffer.slice(8 + text, end).buffer);
+    buffer = buffer.subarray(end);
+    yield event;
+  }
+}

@@ -1,0 +1,69 @@
+// The server's Prometheus metrics as a page needs them: rates and quantiles between two readings.
+import { ask } from "./api.js";
+
+const LINE = /^(\w+)(?:\{(.*)\})? ([^ ]+)$/;
+
+// name -> [{ labels, value }]
+export function parse(text) {
+  const samples = new Map();
+  for (const line of text.split("\n")) {
+    const match = line[0] === "#" ? null : LINE.exec(line);
+    if (!match) continue;
+    const labels = Object.fromEntries([...(match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, k, v]) => [k, v]));
+    if (!samples.has(match[1])) samples.set(match[1], []);
+    samples.get(match[1]).push({ labels, value: Number(match[3]) });
+  }
+  return samples;
+}
+
+export async function read() {
+  const response = await ask("/metrics");
+  return { at: performance.now(), samples: parse(await response.text()) };
+}
+
+function total(reading, name) {
+  return (reading.samples.get(name) ?? []).reduce((sum, { value }) => sum + value, 0);
+}
+
+// Counts by upper bound, of all series together, since the earlier reading.
+function buckets(before, now, name) {
+  const counts = new Map();
+  for (const [reading, sign] of [[now, 1], [before, -1]]) {
+    for (const { labels, value } of reading.samples.get(`${name}_bucket`) ?? []) {
+      const bound = labels.le === "+Inf" ? Infinity : Number(labels.le);
+      counts.set(bound, (counts.get(bound) ?? 0) + sign * value);
+    }
+  }
+  return [...counts].sort(([a], [b]) => a - b);
+}
+
+// As Prometheus' histogram_quantile: linear within a bucket. Null if nothing was counted.
+export function quantile(share, counts) {
+  const all = counts.at(-1)?.[1] ?? 0;
+  if (all <= 0) return null;
+  let [lower, below] = [0, 0];
+  for (const [bound, count] of counts) {
+    if (count >= share * all) {
+      if (bound === Infinity) return lower;
+      return lower + ((bound - lower) * (share * all - below)) / (count - below || 1);
+    }
+    [lower, below] = [bound, count];
+  }
+  return lower;
+}
+
+// What the charts show; null: there was nothing to measure.
+export function between(before, now) {
+  const seconds = (now.at - before.at) / 1000;
+  const change = (name) => total(now, name) - total(before, name);
+  const latency = buckets(before, now, "turbofno_request_duration_seconds");
+  const inMs = (share) => (quantile(share, latency) ?? NaN) * 1000 || null;
+  const batches = change("turbofno_batch_size_count");
+  return {
+    throughput: (change("turbofno_fields_total") + change("turbofno_rollout_steps_total")) / seconds,
+    queue: total(now, "turbofno_queue_depth"),
+    median: inMs(0.5),
+    slow: inMs(0.99),
+    batch: batches > 0 ? change("turbofno_batch_size_sum") / batches : null,
+  };
+}

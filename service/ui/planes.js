@@ -1,0 +1,74 @@
+// Fields as they are drawn: one channel of [channels, *grid], in one or two dimensions, with where its points lie.
+
+export function sizeOf(shape) {
+  return shape.reduce((a, b) => a * b, 1);
+}
+
+// { name, units, grid, values, place, extent }: of three dimensions the middle plane.
+export function planeOf({ shape, data }, channel, about, gridAbout) {
+  let grid = shape.slice(1);
+  const size = sizeOf(grid);
+  let values = data.subarray(channel * size, (channel + 1) * size);
+  if (grid.length === 3) {
+    const [nx, ny, nz] = grid;
+    const middle = nz >> 1;
+    values = Float32Array.from({ length: nx * ny }, (_, i) => values[i * nz + middle]);
+    grid = [nx, ny];
+  }
+  const nodes = gridAbout.boundary === "nodes";
+  // In the units of the domain, of point `index` on an axis.
+  const place = (axis, index) => (index * gridAbout.extent[axis]) / (grid[axis] - (nodes ? 1 : 0));
+  return { name: about.name, units: about.units, grid, values, place, extent: gridAbout.extent };
+}
+
+export function difference(a, b) {
+  return { ...a, values: a.values.map((value, i) => value - b.values[i]) };
+}
+
+export function relativeL2(a, b) {
+  let [above, below] = [0, 0];
+  a.values.forEach((value, i) => {
+    above += (value - b.values[i]) ** 2;
+    below += b.values[i] ** 2;
+  });
+  return Math.sqrt(above / below);
+}
+
+export function inUnits(units) {
+  return units === "1" ? "dimensionless" : units;
+}
+
+// A smooth field for models without a sampler: a few random waves, as large as the model's training inputs.
+export function randomWaves(model, grid, seed) {
+  const random = mulberry(seed);
+  const channels = model.input.channels.length;
+  const size = sizeOf(grid);
+  const data = new Float32Array(channels * size);
+  for (let channel = 0; channel < channels; channel++) {
+    const { mean = 0, std = 1 } = model.statistics?.inputs[channel] ?? {};
+    for (let wave = 0; wave < 6; wave++) {
+      const turns = grid.map(() => Math.floor(random() * 5) - 2);
+      const phase = 2 * Math.PI * random();
+      for (let i = 0, rest; i < size; i++) {
+        rest = i;
+        let angle = phase;
+        for (let axis = grid.length - 1; axis >= 0; axis--) {
+          angle += (2 * Math.PI * turns[axis] * (rest % grid[axis])) / grid[axis];
+          rest = Math.floor(rest / grid[axis]);
+        }
+        data[channel * size + i] += (wave ? 0 : mean) + (std * Math.cos(angle)) / Math.sqrt(3);
+      }
+    }
+  }
+  return { shape: [channels, ...grid], data };
+}
+
+function mulberry(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}

@@ -1,0 +1,57 @@
+// What one prediction took and how far it can be trusted, from its response headers.
+import { shown } from "./colour.js";
+import { make } from "./dom.js";
+
+const STEPS = { decode: "decode", queue: "queue", compute: "compute", encode: "encode" };
+const TRUST = {
+  "x-trust-input-distance": ["Distance of the input", "1: as far as 1 in 100 training inputs; above, unusual"],
+  "x-trust-residual": ["Residual of the PDE", "about the relative error that the equation itself shows"],
+};
+
+// Server-Timing: "decode;dur=0.1, queue;dur=2" -> { decode: 0.1, queue: 2 }, milliseconds.
+export function timings(header) {
+  const found = (header ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g);
+  return Object.fromEntries([...found].map(([, name, dur]) => [name, Number(dur)]));
+}
+
+export function showRequest(place, headers, totalMs) {
+  const server = timings(headers.get("Server-Timing"));
+  const parts = Object.entries(STEPS).filter(([step]) => step in server).map(([step, name]) => [step, name, server[step]]);
+  const rest = Math.max(0, totalMs - parts.reduce((sum, [, , ms]) => sum + ms, 0));
+  parts.push(["rest", "network and browser", rest]);
+  const bar = make("div", { class: "split", "aria-hidden": "true" });
+  for (const [step, , ms] of parts) {
+    const part = make("i", { class: step });
+    part.style.flexGrow = ms;
+    bar.append(part);
+  }
+  const rows = parts.map(([step, name, ms]) =>
+    make("tr", {}, make("th", { scope: "row" }, make("i", { class: `key ${step}` }), name), make("td", {}, `${shown(ms)} ms`)),
+  );
+  const latency = make(
+    "table", {}, make("caption", {}, "Latency"), ...rows,
+    make("tr", { class: "sum" }, make("th", { scope: "row" }, "all"), make("td", {}, `${shown(totalMs)} ms`)),
+  );
+  place.replaceChildren(make("div", {}, bar, latency), facts(headers));
+}
+
+function facts(headers) {
+  const rows = [
+    ["Fields in its batch", headers.get("X-Batch-Size") ?? "not told"],
+    ["Version of the model", headers.get("X-Model-Version")],
+    ["Request id", headers.get("X-Request-Id")],
+  ];
+  const table = make("table", {}, make("caption", {}, "Answer"));
+  for (const [name, value] of rows) {
+    table.append(make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value ?? "")));
+  }
+  for (const [header, [name, meaning]] of Object.entries(TRUST)) {
+    const value = headers.get(header);
+    if (value === null) continue;
+    table.append(
+      make("tr", {}, make("th", { scope: "row" }, name, make("span", { class: "hint" }, meaning)), make("td", {}, value)),
+    );
+  }
+  const warning = headers.get("X-Warning");
+  return make("div", {}, table, ...(warning ? [make("p", { class: "warning", role: "note" }, `Warning: ${warning}`)] : []));
+}

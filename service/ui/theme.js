@@ -1,0 +1,13 @@
+// Light, dark, or as the system has it; the choice is remembered by the browser.
+import { byId } from "./dom.js";
+
+export function startTheme() {
+  const choice = byId("theme");
+  const apply = (theme) => (document.documentElement.dataset.theme = theme);
+  choice.value = localStorage.getItem("theme") ?? "";
+  apply(choice.value);
+  choice.addEventListener("change", () => {
+    localStorage.setItem("theme", choice.value);
+    apply(choice.value);
+  });
+}

@@ -1,0 +1,55 @@
+"""One server with zoo models and one without a solver, and one browser, for all tests of the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.server_process import ROOT, ServerProcess
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import BrowserContext, Page
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Ends well."""
+    root = tmp_path_factory.mktemp("page")
+    models = root / "models"
+    save_tiny(models, "tiny-1d")
+    for name in ("burgers-1d", "navier-stokes-2d"):
+        (models / name).symlink_to(ROOT / "models" / "zoo" / name)
+    with ServerProcess(models, root / "log") as running:
+        yield running
+        assert running.stop() == 0, running.tail()
+        assert "Traceback" not in running.log.read_text(errors="replace"), running.tail()
+
+
+# Not for the whole session: while it is there its own event loop runs, and other tests start theirs.
+@pytest.fixture(scope="module")
+def browser(server: ServerProcess) -> Iterator[BrowserContext]:
+    """Closed at the end; skips where there is none."""
+    from tests.ui.browser import CHROMIUM, MISSING, chromium
+
+    if CHROMIUM is None:
+        pytest.skip(MISSING)
+    with chromium(server.url) as context:
+        yield context
+
+
+@pytest.fixture
+def page(browser: BrowserContext, server: ServerProcess) -> Iterator[Page]:
+    """A new tab; nothing may have gone wrong in it, and it may have asked nobody but the server."""
+    opened = browser.new_page()
+    wrong: list[str] = []
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    opened.on("request", lambda sent: None if sent.url.startswith(server.url) else wrong.append(sent.url))  # fmt: skip
+    yield opened
+    opened.close()
+    # The browser's own line about an answer of 4xx, which the page tells in words.
+    assert [line for line in wrong if "Failed to load resource" not in line] == []
