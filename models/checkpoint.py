@@ -48,7 +48,7 @@ def sha256_of(path: Path) -> str:
 def save_model(path: Path, config: ModelConfig, module: FNO) -> ModelConfig:
     """Write config.json and model.safetensors into the folder `path`; returns the config with the new hash.
 
-    The weights are written first under a temporary name, so that a crash leaves the old checkpoint.
+    Both are written under temporary names first, so that a full disk leaves the old checkpoint.
     """
     path.mkdir(parents=True, exist_ok=True)
     weights = path / (WEIGHTS_FILE + ".new")
@@ -57,17 +57,22 @@ def save_model(path: Path, config: ModelConfig, module: FNO) -> ModelConfig:
     # safetensors writes for the owner alone; a service often runs as somebody else
     weights.chmod(0o644)
     config = config.model_copy(update={"sha256": sha256_of(weights)})
+    described = _write_new_config(path, config)
     weights.replace(path / WEIGHTS_FILE)
-    write_config(path, config)
+    described.replace(path / CONFIG_FILE)
     return config
 
 
 def write_config(path: Path, config: ModelConfig) -> None:
     """Write config.json into the folder `path`, leaving out what is at its default of None or empty."""
+    _write_new_config(path, config).replace(path / CONFIG_FILE)
+
+
+def _write_new_config(path: Path, config: ModelConfig) -> Path:
     text = json.dumps(config.model_dump(mode="json", exclude_none=True), indent=2)
     temporary = path / (CONFIG_FILE + ".new")
     temporary.write_text(text + "\n")
-    temporary.replace(path / CONFIG_FILE)
+    return temporary
 
 
 def load_model(path: Path, *, device: torch.device | str = "cpu") -> LoadedModel:

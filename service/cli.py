@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from models.config import Channel, GridSpec
 from models.import_arguments import add_arguments
+from service import model_limits
 from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
@@ -220,6 +221,8 @@ def _config(arguments: argparse.Namespace) -> int:
 def _assignment(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         value = ",".join(value)
+    if isinstance(value, dict):
+        value = model_limits.text(value)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{env_name(name)}={text}\n"
 

@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from service.model_limits import ModelLimits, parse
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -194,6 +196,11 @@ class Settings(BaseSettings):
     max_rollout_steps: PositiveInt = Field(
         default=10_000, description="most steps that one rollout may run"
     )
+    model_limits: Annotated[dict[str, ModelLimits], NoDecode] = Field(
+        default={},
+        description="what single models may take: NAME [fields=N] [bytes=N] [batch=N], with a comma between models; "
+        "fields and body and answer bytes in work at once, fields in one device batch",
+    )
     request_deadline_seconds: PositiveFloat = Field(
         default=30.0, description="a request that has not started to run after this time gets 504"
     )
@@ -249,6 +256,11 @@ class Settings(BaseSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip()) or None
         return value
 
+    @field_validator("model_limits", mode="before")
+    @classmethod
+    def _parse_model_limits(cls, value: Any) -> Any:
+        return parse(value) if isinstance(value, str) else value
+
     @field_validator("devices", mode="after")
     @classmethod
     def _name_devices(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -277,6 +289,16 @@ class Settings(BaseSettings):
             if getattr(self, name) is not None and self.tls_certificate is None:
                 raise ValueError(
                     f"{env_name(name)} is set, but {env_name('tls_certificate')} is not"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_are_no_larger(self) -> Self:
+        for name, limits in self.model_limits.items():
+            if limits.batch > self.max_batch_size:
+                raise ValueError(
+                    f"{env_name('model_limits')}: batch={limits.batch} of model {name!r} must not exceed "
+                    f"{env_name('max_batch_size')}={self.max_batch_size}"
                 )
         return self
 

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 JSON_BYTES = 64 * 1024
-"""JSON longer than this (about 0.5 ms) is parsed and written off the event loop."""
+"""JSON longer than this (about 0.5 ms) is parsed and written off the event loop.
+
+The parser holds the interpreter all the same, so the loop waits for as long as one call of it takes: what bounds that is
+`max_json_bytes`. Long binary bodies are copied without it.
+"""
 BINARY_BYTES = 1024 * 1024
 """Binary bodies longer than this (about 0.5 ms of copies and checks) are handled off it too."""
 

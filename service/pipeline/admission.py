@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from service.errors import PayloadTooLarge, QueueFull, Unavailable
+from service.model_limits import UNLIMITED
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Room:
         return cls(lambda _: None, lambda _: None)
 
     def hold(self, size: int) -> None:
-        """Hold `size` bytes in all from now on. Raises QueueFull if there is no room for them."""
+        """Hold `size` bytes in all from now on. Raises QueueFull, PayloadTooLarge if there is no room, or never is."""
         if size > self._held:
             self._check(size - self._held)
         self.hold_answer(size)
@@ -68,7 +69,8 @@ class Admission:
         self._metrics = metrics
         self._slots = slots
         self._bytes = 0
-        self._bytes_of: Counter[str] = Counter()
+        self._bytes_of: Counter[tuple[str, str]] = Counter()
+        """By ("caller" or "model", its name)."""
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,7 +100,7 @@ class Admission:
 
         Raises:
             Unavailable: the service is draining.
-            PayloadTooLarge: the body is over the limit.
+            PayloadTooLarge: the body is over a limit.
             QueueFull: the body would find no room now, or the model's queue has none for even one more field.
         """
         limit, size = self._settings.max_body_bytes, content_length or 0
@@ -110,10 +112,10 @@ class Admission:
                 "send fewer fields in a request"
             )
         self.refuse_if_full(model, version)
-        self._check_room(caller, size)
+        self._check_room(caller, model, size)
         self._requests += 1
         self._idle.clear()
-        room = Room(partial(self._check_room, caller), partial(self._change, caller))
+        room = Room(partial(self._check_room, caller, model), partial(self._change, caller, model))
         try:
             yield room
         finally:
@@ -168,7 +170,7 @@ class Admission:
         """Return once no admitted request is left."""
         await self._idle.wait()
 
-    def _check_room(self, caller: Caller, size: int) -> None:
+    def _check_room(self, caller: Caller, model: str, size: int) -> None:
         most = self._settings.max_inflight_bytes
         if self._bytes + size > most:
             raise self._no_room(
@@ -176,7 +178,18 @@ class Admission:
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
                 f"the limit is {most} ({env_name('max_inflight_bytes')}).",
             )
-        mine = self._bytes_of[caller.name]
+        most = self._settings.model_limits.get(model, UNLIMITED).bytes
+        held = self._bytes_of["model", model]
+        if most and held + size > most:
+            message = (
+                f"requests of model {model!r} hold {held} bytes and have no room for {size} more: "
+                f"its limit is {most} ({env_name('model_limits')})."
+            )
+            if size > most:
+                self._metrics.rejections.labels(reason="model_bytes").inc()
+                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
+            raise self._no_room("model_bytes", message)
+        mine = self._bytes_of["caller", caller.name]
         if caller.max_bytes and mine + size > caller.max_bytes:
             raise self._no_room(
                 "caller_bytes",
@@ -190,6 +203,7 @@ class Admission:
             f"{message} Retry after the time in Retry-After.", retry_after=self._slots.drain_seconds
         )
 
-    def _change(self, caller: Caller, size: int) -> None:
+    def _change(self, caller: Caller, model: str, size: int) -> None:
         self._bytes += size
-        self._bytes_of[caller.name] += size
+        self._bytes_of["caller", caller.name] += size
+        self._bytes_of["model", model] += size

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from service.pipeline.shares import Shares
 from service.pipeline.ticket import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from service.pipeline.shares import Flow
     from service.pipeline.ticket import Bucket, Ticket
@@ -27,6 +27,8 @@ class Policy:
     max_delay: float = 0.0
     max_gradient_bytes: int = sys.maxsize
     """Most memory that a batch of gradients takes beside its fields."""
+    max_fields_of: Mapping[str, int] = field(default_factory=dict)
+    """Models for which it is fewer."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -36,7 +38,14 @@ class Policy:
             settings.max_batch_bytes,
             settings.max_queue_delay_seconds,
             settings.max_gradient_bytes,
+            {name: limits.batch for name, limits in settings.model_limits.items() if limits.batch},
         )
+
+    def for_model(self, name: str) -> Policy:
+        """The same, for batches of one model."""
+        if name not in self.max_fields_of:
+            return self
+        return replace(self, max_fields=min(self.max_fields, self.max_fields_of[name]))
 
     def limit(self, field_bytes: int, kept_bytes: int = 0) -> int:
         """Most fields in a batch that have that size, and take so much memory for their gradient. One always fits."""
@@ -78,14 +87,13 @@ class Batcher:
         """Put a ticket at the end of its bucket's lane."""
         queue = self._queues.get(ticket.bucket)
         if queue is None:
-            policy_limit = self._policy.limit(ticket.field_bytes, ticket.kept_bytes)
-            queue = self._queues[ticket.bucket] = _Queue(policy_limit)
+            queue = self._queues[ticket.bucket] = _Queue(self._policy_limit(ticket))
             queue.limit = self.limit(ticket)
         queue.add(ticket)
 
     def limit(self, ticket: Ticket) -> int:
         """Most fields in a batch of such tickets."""
-        limit = self._policy.limit(ticket.field_bytes, ticket.kept_bytes)
+        limit = self._policy_limit(ticket)
         return min(limit, self._learnt.get(ticket.bucket, limit))
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
@@ -139,6 +147,10 @@ class Batcher:
                 self._shares.serve(flow)
                 return Decision(tuple(batch), tuple(expired))
         return Decision((), tuple(expired), wake_at)
+
+    def _policy_limit(self, ticket: Ticket) -> int:
+        policy = self._policy.for_model(ticket.runnable.name)
+        return policy.limit(ticket.field_bytes, ticket.kept_bytes)
 
     def _turns(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
+from service.model_limits import UNLIMITED
 from service.pipeline.shares import LEVELS
 from service.settings import env_name
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from service.metrics import Metrics
+    from service.model_limits import ModelLimits
     from service.pipeline.engine import PredictRequest
     from service.pipeline.ticket import Ticket
     from service.settings import Settings
@@ -43,8 +45,8 @@ class QueueSlots:
         """Seconds that each batch on the device should take, in their order."""
         self._running_since = 0.0
         """When the first of them had the device to itself."""
-        self._in_work: Counter[str] = Counter()
-        """By caller."""
+        self._in_work: Counter[tuple[str, str]] = Counter()
+        """By ("caller" or "model", its name)."""
         self.total = 0
 
     def waiting(self, model: str, version: str) -> int:
@@ -72,31 +74,54 @@ class QueueSlots:
         self._check(model, version, coming + 1)
 
     def in_work(self, request: PredictRequest) -> AbstractContextManager[None]:
-        """Count a request's fields to its caller, if that has a limit, from the queue to the answer.
+        """Count a request's fields to its model and its caller, from the queue to the answer, if those have limits.
 
         Raises:
-            PayloadTooLarge: they are more than the caller may have in work at all.
+            PayloadTooLarge: they are more than either may have in work at all.
             QueueFull: they are too many beside what it has in work now.
         """
-        return self._counted(request) if request.client_max_fields else _UNCOUNTED
+        limits = self._settings.model_limits.get(request.model, UNLIMITED)
+        limited = limits.fields or request.client_max_fields
+        return self._counted(request, limits) if limited else _UNCOUNTED
 
     @contextmanager
-    def _counted(self, request: PredictRequest) -> Iterator[None]:
-        fields, most, mine = len(request.fields), request.client_max_fields, request.client
-        if self._in_work[mine] + fields > most:
-            message = (
-                f"API key {mine!r} has {self._in_work[mine]} fields in work and asks for {fields} more: "
-                f"its limit is {most}."
+    def _counted(self, request: PredictRequest, limits: ModelLimits) -> Iterator[None]:
+        fields = len(request.fields)
+        counted = []
+        if limits.fields:
+            counted.append(("model", request.model))
+            self._check_work(
+                f"model {request.model!r}", counted[-1], fields, limits.fields,
+                f" ({env_name('model_limits')})",
+            )  # fmt: skip
+        if request.client_max_fields:
+            counted.append(("caller", request.client))
+            self._check_work(
+                f"API key {request.client!r}", counted[-1], fields, request.client_max_fields, ""
             )
-            if fields > most:
-                self._metrics.rejections.labels(reason="caller_fields").inc()
-                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise self._full(message, "caller_fields")
-        self._in_work[mine] += fields
+        for one in counted:
+            self._in_work[one] += fields
         try:
             yield
         finally:
-            self._in_work[mine] -= fields
+            for one in counted:
+                self._in_work[one] -= fields
+
+    def _check_work(
+        self, whose: str, counted: tuple[str, str], fields: int, most: int, setting: str
+    ) -> None:
+        now = self._in_work[counted]
+        if now + fields <= most:
+            return
+        reason = f"{counted[0]}_fields"
+        message = (
+            f"{whose} has {now} fields in work and is asked for {fields} more: "
+            f"its limit is {most}{setting}."
+        )
+        if fields > most:
+            self._metrics.rejections.labels(reason=reason).inc()
+            raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
+        raise self._full(message, reason)
 
     def start_batch(self, model: str, size: int, now: float) -> None:
         """Note a batch of so many input bytes on its way to the device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -79,7 +80,10 @@ class Channel:
         if self._socket.closed:
             return
         for to, messages in outgoing.items():
-            self._socket.send_multipart([to, _encoder.encode(messages)][not to :], zmq.NOBLOCK)
+            parts = [to, _encoder.encode(messages)][not to :]
+            # It would block only for want of a peer: of one that closed its end.
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
         if outgoing:
             # Sending may have used up the descriptor's news of something that came in.
             self._take_in()

@@ -14,6 +14,7 @@ from service.processes.supervisor import Supervisor
 from service.settings import exposure_warnings, http_url, misspelt_variables
 
 if TYPE_CHECKING:
+    from service.model_limits import ModelLimits
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -71,5 +72,14 @@ def frontend_settings(settings: Settings) -> Settings:
         update={
             "max_connections": max(1, settings.max_connections // settings.frontends),
             "max_inflight_bytes": max(share, settings.max_body_bytes),
+            "model_limits": {
+                name: _share(limits, settings) for name, limits in settings.model_limits.items()
+            },
         }
     )
+
+
+def _share(limits: ModelLimits, settings: Settings) -> ModelLimits:
+    # A body that the whole would take must find room in one of them.
+    least = min(limits.bytes, settings.max_body_bytes)
+    return limits._replace(bytes=max(limits.bytes // settings.frontends, least))

@@ -98,6 +98,11 @@ class Repository:
                 f"{env_name('models')} names {', '.join(missing)}, which {self._settings.model_repository} "
                 f"does not hold; it holds {', '.join(sorted(names)) or 'no model'}"
             )
+        if unknown := sorted(set(self._settings.model_limits) - names):
+            raise ValueError(
+                f"{env_name('model_limits')} names {', '.join(unknown)}, which {self._settings.model_repository} "
+                f"does not hold; it holds {', '.join(sorted(names)) or 'no model'}"
+            )
         chosen = [location for location in locations if wanted is None or location.name in wanted]
         if not chosen:
             raise ValueError(
@@ -267,7 +272,8 @@ class Repository:
             slot = await asyncio.get_running_loop().run_in_executor(
                 self._loader, self._read, location
             )
-            await self._run_on_device(partial(slot.warm_up, Policy.of(self._settings)))
+            policy = Policy.of(self._settings).for_model(location.name)
+            await self._run_on_device(partial(slot.warm_up, policy))
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
             logger.error(

@@ -28,9 +28,11 @@ _SERVE = "import sys; from service.cli import main; sys.exit(main())"
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the process holds at one moment."""
+    """What the service's processes hold at one moment, all together."""
 
+    processes: int
     rss_bytes: int
+    """Without shared memory, which stays as large as its fullest moment."""
     threads: int
     files: int
 
@@ -119,15 +121,23 @@ class ServerProcess:
             raise AssertionError(f"still running after SIGTERM\n{self.tail()}") from None
 
     def footprint(self) -> Footprint:
-        """Memory, threads and open files of the process, now."""
-        proc = Path(f"/proc/{self.process.pid}")
-        status = dict(
-            line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line
-        )
+        """Memory, threads and open files, now."""
+        main = Path(f"/proc/{self.process.pid}")
+        children = (main / f"task/{self.process.pid}/children").read_text().split()
+        everyone = [main, *(Path("/proc") / child for child in children)]
+        statuses = [
+            dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+            for proc in everyone
+        ]
+
+        def kibibytes(name: str) -> int:
+            return sum(int(status[name].split()[0]) for status in statuses)
+
         return Footprint(
-            rss_bytes=int(status["VmRSS"].split()[0]) * 1024,
-            threads=int(status["Threads"]),
-            files=len(list((proc / "fd").iterdir())),
+            processes=len(everyone),
+            rss_bytes=(kibibytes("VmRSS") - kibibytes("RssShmem")) * 1024,
+            threads=sum(int(status["Threads"]) for status in statuses),
+            files=sum(len(list((proc / "fd").iterdir())) for proc in everyone),
         )
 
     def tail(self) -> str:

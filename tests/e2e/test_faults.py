@@ -210,6 +210,26 @@ def test_a_broken_checkpoint_leaves_the_old_model_serving(
     assert asyncio.run(send(faulty.port, control("load"))).status == 200
 
 
+@pytest.mark.parametrize("options", [(), ("--frontends", "1", "--devices", "cpu")])
+def test_a_full_disk_under_the_log_fails_nothing(
+    folder: Path, model: LoadedModel, options: tuple[str, ...]
+) -> None:
+    # The log is all that a server writes.
+    full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2); os.dup2(2, 1)"
+
+    async def reload() -> None:
+        assert (await send(server.port, control("load"))).status == 200
+        assert (await send(server.port, control("load", "nothing"))).status == 404
+
+    with ServerProcess(folder / "repository", folder / "full.txt", *options, fault=full) as server:
+        got = asyncio.run(under_load(server.port, model, reload))
+        assert server.stop() == 0
+    assert len(got) > 10
+    for call, answer in got:
+        right(call, answer)
+    assert not server.tail(), "something was written elsewhere"
+
+
 def test_unload_under_load_answers_what_was_accepted_and_refuses_the_rest_clearly(
     faulty: ServerProcess, model: LoadedModel
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from models.checkpoint import (
@@ -177,3 +179,23 @@ def test_weights_that_are_not_safetensors_are_refused(folder: Path) -> None:
         rewrite_config(folder, sha256=sha256_of(folder / WEIGHTS_FILE))
         with pytest.raises(CheckpointError, match="not a valid safetensors file"):
             load_model(folder)
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_full_disk_leaves_the_old_checkpoint(folder: Path, fits: bool) -> None:
+    before = load_model(folder)
+    # The weights fit, or not even they.
+    room = (folder / WEIGHTS_FILE).stat().st_size if fits else 100
+    module = FNO(before.config.architecture)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = before.config.model_copy(update={"description": "x" * 2 * room})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises((OSError, SafetensorError)):
+            save_model(folder, config, module)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    after = load_model(folder)
+    assert after.config == before.config
+    for name, tensor in before.module.state_dict().items():
+        assert torch.equal(tensor, after.module.state_dict()[name])

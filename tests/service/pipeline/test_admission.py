@@ -227,6 +227,54 @@ def test_callers_bytes_are_bounded_and_leave_others_their_room() -> None:
     assert inflight(metrics) == 0
 
 
+def work_for(model: str, fields: int, *, caller_most: int = 0) -> PredictRequest:
+    array = np.zeros((fields, 1, 25), np.float32)
+    return PredictRequest(model, None, array, "id", client="bob", client_max_fields=caller_most)
+
+
+def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> None:
+    _, slots, metrics = make(model_limits="m fields=8")
+    with slots.in_work(work_for("m", 6)):
+        refusal = pytest.raises(QueueFull, match=r"model 'm' has 6 .* 3 more: .* 8 .*MODEL_LIMITS")
+        with refusal as caught, slots.in_work(work_for("m", 3)):
+            pass
+        assert caught.value.retry_after
+        with slots.in_work(work_for("m", 2)), slots.in_work(work_for("other", 50)):
+            pass
+        # What the caller may not have is not counted to the model.
+        with (
+            slots.in_work(work_for("other", 2, caller_most=2)),
+            pytest.raises(QueueFull, match="bob"),
+            slots.in_work(work_for("m", 1, caller_most=2)),
+        ):
+            pass
+    with (
+        pytest.raises(PayloadTooLarge, match="TURBOFNO_MODEL_LIMITS"),
+        slots.in_work(work_for("m", 9)),
+    ):
+        pass
+    with slots.in_work(work_for("m", 8)):
+        pass
+    reasons = {"reason": "model_fields"}
+    assert metrics.registry.get_sample_value("turbofno_rejections_total", reasons) == 2
+
+
+def test_a_models_bytes_are_bounded_and_leave_others_their_room() -> None:
+    admission, _, _ = make(model_limits="m bytes=60")
+    with admit(admission, 40) as first:
+        first.hold(40)
+        with pytest.raises(QueueFull, match=r"'m' hold 40 .*MODEL_LIMITS"), admit(admission, 21):
+            pass
+        with admit(admission, None) as chunked, pytest.raises(QueueFull, match="MODEL_LIMITS"):
+            chunked.hold(21)
+        with admit(admission, 100, "other") as other:
+            other.hold(100)
+    with pytest.raises(PayloadTooLarge, match="MODEL_LIMITS"), admit(admission, 61):
+        pass
+    with admit(admission, 60) as again:
+        again.hold(60)
+
+
 def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     async def main() -> None:
         admission, _, _ = make()

@@ -135,7 +135,7 @@ def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent(
             server.endpoint, b"front", memory.attachment(),
             on_state=lambda: None, on_queue=lambda: None,
         )  # fmt: skip
-        values = {"model": "m", "version": None, "request_id": "id"}
+        values = {"model": "m", "version": None, "request_id": "id", "vjp": None}
 
         def rollout() -> AsyncGenerator[Frame]:
             fields, ring = memory.array((2, 1, 8)), memory.array((3, 2, 1, 8))
