@@ -45,6 +45,7 @@ test-gpu: $(DEV_READY)
 bench-gpu: $(DEV_READY)
 	$(BIN)/python -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.gpu.picture
+	$(BIN)/python -m benchmarks.serving.gpu
 	$(BIN)/python -m benchmarks.tables
 
 # LitServe, MLServer, BentoML and Ray Serve get environments of their own, in .venv-peers.

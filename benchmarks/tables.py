@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import cell, markdown
+from benchmarks.serving.gpu.report import serving_gpu
 from benchmarks.serving.report import serving
 from benchmarks.timing import RESULTS
 from turbofno_ops import PRECISIONS
@@ -233,6 +234,8 @@ def document(results: Path = RESULTS) -> str:
             lines += _cpu(name, read(file))
     if (file := results / "serving.jsonl").is_file():
         lines += serving(read(file))
+    if (file := results / "serving_gpu.jsonl").is_file():
+        lines += serving_gpu(read(file))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What all servers serve: a light checkpoint, fresh fields, and the true answers in float64."""
+"""What all servers serve: checkpoints with random weights, fresh fields, and the true answers in float64."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from models.fno import FNO
 LARGEST_ERROR = 1e-5
 """Relative L2 error against float64 up to which an answer is right."""
 LIGHT = "light-2d"
+WIDE = "wide-2d"
 HEAVY = "navier-stokes-2d"
 _DISTINCT_FIELDS = 16
 
@@ -47,10 +48,22 @@ def write_light(repository: Path) -> None:
         in_channels=1, out_channels=1, hidden_channels=4, n_layers=1, modes=(8, 5),
         projection_channels=(),
     )  # fmt: skip
+    _write(repository, LIGHT, "one narrow layer with random weights", architecture)
+
+
+def write_wide(repository: Path) -> None:
+    """A network of four layers of 64 channels with random weights, as large as published ones."""
+    architecture = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=64, n_layers=4, modes=(24, 12)
+    )
+    _write(repository, WIDE, "four layers of 64 channels with random weights", architecture)
+
+
+def _write(repository: Path, name: str, what: str, architecture: FNOArchitecture) -> None:
     config = ModelConfig(
-        name=LIGHT,
+        name=name,
         version="1",
-        description="one narrow layer with random weights, for the comparison of servers",
+        description=f"{what}, for the comparison of servers",
         architecture=architecture,
         inputs=(Channel(name="u"),),
         outputs=(Channel(name="v"),),
@@ -60,7 +73,7 @@ def write_light(repository: Path) -> None:
         ),
         sha256="0" * 64,
     )  # fmt: skip
-    save_model(repository / LIGHT, config, FNO(architecture).eval())
+    save_model(repository / name, config, FNO(architecture).eval())
 
 
 def questions(checkpoint: Path, side: int) -> list[Question]:

@@ -18,7 +18,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True)
 class Form:
-    """A body format of one server. `path` may hold {model} and {side}."""
+    """A body format of one server. `path` may hold {model}, {fields} and {side}."""
 
     path: str
     content_type: str
@@ -27,8 +27,8 @@ class Form:
     headers: str = ""
 
     def request(self, field: Array, *, model: str, port: int) -> bytes:
-        """The whole HTTP request for a field [1, 1, side, side]."""
-        path = self.path.format(model=model, side=field.shape[-1])
+        """The whole HTTP request for fields [n, 1, side, side]."""
+        path = self.path.format(model=model, fields=len(field), side=field.shape[-1])
         body = self.body(field)
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {self.content_type}\r\n"
@@ -81,7 +81,7 @@ def _v2_base64(field: Array) -> bytes:
 
 TURBOFNO = {
     "binary": Form(
-        "/v2/models/{model}/infer?shape=1,1,{side},{side}",
+        "/v2/models/{model}/infer?shape={fields},1,{side},{side}",
         _RAW,
         lambda field: field.tobytes(),
         _after_json,

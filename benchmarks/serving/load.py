@@ -11,13 +11,14 @@ import contextlib
 import random
 import re
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import cast
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_LEAST_BUFFER = 64 * 1024
 _HEAD_END = b"\r\n\r\n"
 NEVER_SENT = -1
 _SPIN_SECONDS = 0.002
@@ -64,15 +65,35 @@ class Load:
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3
 
 
-class Connection(asyncio.Protocol):
+class Answers:
+    """Bodies, equal ones to the same question kept once: else a fast server fills the memory within seconds."""
+
+    def __init__(self) -> None:
+        self._kept: defaultdict[int, list[bytes]] = defaultdict(list)
+
+    def keep(self, question: int, body: memoryview) -> bytes:
+        kept = self._kept[question]
+        for one in kept:
+            # compares bytes, where == would go through the view's items
+            if len(one) == len(body) and one.startswith(body):
+                return one
+        kept.append(bytes(body))
+        return kept[-1]
+
+
+class Connection(asyncio.BufferedProtocol):
     """One kept HTTP/1.1 connection with at most one request under way."""
 
-    def __init__(self, idle: Callable[[Connection], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, idle: Callable[[Connection], None], lost: Callable[[], None], answers: Answers
+    ) -> None:
         self._idle = idle
         self._lost = lost
+        self._answers = answers
         self._transport: asyncio.Transport | None = None
         self._outcome: Outcome | None = None
-        self._received = bytearray()
+        self._buffer = bytearray(_LEAST_BUFFER)
+        self._filled = 0
         self._expected = 0
         self._head = 0
 
@@ -89,28 +110,34 @@ class Connection(asyncio.Protocol):
         self._outcome = outcome
         self._transport.write(request)
 
-    def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
         if not self._expected:
-            end = received.find(_HEAD_END)
+            end = self._buffer.find(_HEAD_END, 0, self._filled)
             if end < 0:
                 return
-            length = _LENGTH.search(received, 0, end + 2)
+            length = _LENGTH.search(self._buffer, 0, end + 2)
             if length is None:
                 self.close()
                 return
             self._head = end + len(_HEAD_END)
             self._expected = self._head + int(length[1])
-        if len(received) < self._expected:
+            if self._expected >= len(self._buffer):
+                grown = bytearray(self._expected + _LEAST_BUFFER)
+                grown[: self._filled] = self._buffer[: self._filled]
+                self._buffer = grown
+        if self._filled < self._expected:
             return
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             outcome.done = time.perf_counter()
-            outcome.status = int(received[9:12])
-            outcome.body = bytes(memoryview(received)[self._head : self._expected])
-        self._received = bytearray()
-        self._expected = 0
+            outcome.status = int(self._buffer[9:12])
+            body = memoryview(self._buffer)[self._head : self._expected]
+            outcome.body = self._answers.keep(outcome.question, body)
+        self._filled = self._expected = 0
         self._idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -140,6 +167,7 @@ class Pool:
     def __init__(self, target: Target, idle: Callable[[Connection], None]) -> None:
         self._target = target
         self._idle = idle
+        self._answers = Answers()
         self._connections: list[Connection] = []
         self._reopening: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -147,7 +175,9 @@ class Pool:
     async def open(self, count: int) -> None:
         for _ in range(count):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._idle, self._lost), self._target.host, self._target.port
+                lambda: Connection(self._idle, self._lost, self._answers),
+                self._target.host,
+                self._target.port,
             )
             self._connections.append(connection)
             self._idle(connection)

@@ -57,7 +57,7 @@ def serving(
     server: Server, checkpoint: Path, cores: set[int]
 ) -> Iterator[tuple[ServerProcess, int]]:
     """The server with this checkpoint on these cores, and its port; it may not answer yet."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         place = Place(checkpoint, port, Path(scratch))
         command, told = server.command(place), environment(server, place)
@@ -80,7 +80,7 @@ def rows(
             label = {"server": server.name, "model": checkpoint.name}
             form = {"body": plan.body, "side": plan.side}
             try:
-                _wait_until_right(target, process, seconds=0.1 if number else _SETTLE_SECONDS)
+                wait_until_right(target, process, seconds=0.1 if number else _SETTLE_SECONDS)
                 for row in _plan_rows(target, plan, process, pace):
                     yield {**label, **form, **row}
             except ServerFailed as error:
@@ -100,12 +100,12 @@ def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *option
 def generator_rows(side: int, cores: set[int], pace: Pace) -> Iterator[Row]:
     """The load generator against a server that does nothing, at the sizes of binary bodies."""
     body = bytes(side * side * 4)
-    port = _free_port()
+    port = free_port()
     head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
     target = Target("127.0.0.1", port, [head.encode() + body], lambda _, answer: answer == body)
     command = [sys.executable, "-m", "benchmarks.serving.null_server", str(port), str(len(body))]
     with running(command, environment={}, cores=cores, cwd=ROOT) as process:
-        _wait_until_right(target, process)
+        wait_until_right(target, process)
         for row in _plan_rows(target, Plan("binary", side, (1, 32), (0.5,)), process, pace):
             yield {"server": "null server", "body": "binary", "side": side, **row}
 
@@ -124,21 +124,23 @@ def _target(server: Server, plan: Plan, asked: list[Question], *, model: str, po
     return Target("127.0.0.1", port, requests, is_right)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listened on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def _wait_until_right(target: Target, process: ServerProcess, *, seconds: float = 0.1) -> None:
+def wait_until_right(target: Target, process: ServerProcess, *, seconds: float = 0.1) -> None:
+    """Return once one client got right answers for so long. Raises ServerFailed."""
     until = time.monotonic() + _START_SECONDS
     failure = "it does not listen"
     while time.monotonic() < until:
         if process.exited:
             raise ServerFailed("it ended")
         try:
-            load = _run(closed_loop(target, connections=1, seconds=seconds, warm_up=0.0))
+            load = run(closed_loop(target, connections=1, seconds=seconds, warm_up=0.0))
         except OSError:
             time.sleep(0.2)
             continue
@@ -164,7 +166,7 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
         )
     for share in plan.open_shares:
         rate = share * best
-        _wait_until_right(target, process)
+        wait_until_right(target, process)
         phase = open_loop(target, rate=rate, connections=_OPEN_CONNECTIONS, seconds=pace.measured)
         (load, late), cpu = _with_cpu(phase, process)
         figures = _figures(load, cpu)
@@ -185,10 +187,11 @@ def _figures(load: Load, cpu_seconds: float) -> Row:
 
 def _with_cpu(phase: Coroutine[Any, Any, T], process: ServerProcess) -> tuple[T, float]:
     before = process.cpu_seconds()
-    result = _run(phase)
+    result = run(phase)
     return result, process.cpu_seconds() - before
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives, on an event loop of uvloop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,10 +68,11 @@ class BatchReport:
     """Most fields that did run together."""
     errors: dict[int, ServiceError] = field(default_factory=dict)
     """Index of the slice -> why it failed."""
+    size: int = field(init=False)
+    """Number of fields."""
 
-    @property
-    def size(self) -> int:
-        return sum(part.stop - part.start for part in self.slices)
+    def __post_init__(self) -> None:
+        self.size = sum(part.stop - part.start for part in self.slices)
 
     @property
     def runnable(self) -> Runnable:
@@ -122,7 +124,7 @@ class _Batch:
             self._report.runnable.free_memory()
         for piece in pieces:
             try:
-                output = self._start(piece)()
+                output = _owned(self._start(piece)())
             except Exception as another:
                 self._run_in_pieces(piece, another)
             else:
@@ -155,7 +157,11 @@ class _Batch:
                 self._fail(parts, error)
             else:
                 started = time.perf_counter()
-                self._hand_out(parts, output)
+                try:
+                    self._hand_out(parts, output)
+                finally:
+                    if output.release is not None:
+                        output.release()
                 self._report.scatter_seconds += time.perf_counter() - started
         self._runs.clear()
         return self._report
@@ -170,9 +176,11 @@ class _Batch:
         report.compute_seconds += output.compute_seconds
         report.backend, report.precision = output.backend, output.precision
         report.largest_run = max(report.largest_run, len(output.fields))
-        # NaN and infinity survive a sum, so one cheap pass clears most batches; a sum may also overflow by itself.
+        # NaN and infinity survive a sum, so most batches need no closer look; a sum may also overflow by itself.
         with np.errstate(over="ignore", invalid="ignore"):
-            all_finite = bool(np.isfinite(output.fields.sum()))
+            total = output.fields.sum() if output.total is None else output.total
+        all_finite = math.isfinite(total)
+        copies = _Copies()
         start = 0
         for index, part in parts:
             count = part.stop - part.start
@@ -184,21 +192,69 @@ class _Batch:
                 if not finite.all():
                     report.errors[index] = _not_finite(part, int(np.argmin(finite)))
                     continue
-            _give(part, fields, trust, output)
+            try:
+                _give(part, fields, trust, output, copies)
+            except ServiceError as error:
+                report.errors[index] = error
+        copies.make()
 
 
-def _give(part: Slice, fields: Fields, trust: dict[str, list[float]], output: ModelOutput) -> None:
+class _Copies:
+    """Copies between arrays, made by one call: each call gives the interpreter lock away, and waits to get it back."""
+
+    def __init__(self) -> None:
+        self._to: list[torch.Tensor] = []
+        self._source: list[torch.Tensor] = []
+
+    def add(self, to: Fields, source: Fields) -> None:
+        self._to.append(torch.from_numpy(to))
+        self._source.append(torch.from_numpy(source))
+
+    def make(self) -> None:
+        if self._to:
+            torch._foreach_copy_(self._to, self._source)
+
+
+def _give(
+    part: Slice,
+    fields: Fields,
+    trust: dict[str, list[float]],
+    output: ModelOutput,
+    copies: _Copies,
+) -> None:
     ticket = part.ticket
     ticket.backend, ticket.precision = output.backend, output.precision
     for name, values in trust.items():
         of_all = ticket.trust.setdefault(name, [0.0] * ticket.size)
         of_all[part.start : part.stop] = values
-    if part.whole:
+    if part.whole and ticket.answer is None and output.release is None:
         ticket.outputs = fields
         return
     if ticket.outputs is None:
-        ticket.outputs = np.empty((ticket.size, *fields.shape[1:]), np.float32)
-    ticket.outputs[part.start : part.stop] = fields
+        ticket.outputs = _room(ticket, fields.shape[1:])
+    copies.add(ticket.outputs[part.start : part.stop], fields)
+
+
+def _room(ticket: Ticket, shape: tuple[int, ...]) -> Fields:
+    """Where the outputs of a ticket go. Raises InferenceFailed if that was made for others."""
+    expected = (ticket.size, *shape)
+    if ticket.answer is None:
+        return np.empty(expected, np.float32)
+    if ticket.answer.shape != expected:
+        raise InferenceFailed(
+            f"model {ticket.runnable.name!r} gave shape {expected}, expected {ticket.answer.shape}"
+        )
+    return ticket.answer
+
+
+def _owned(output: ModelOutput) -> ModelOutput:
+    """The same, in memory of its own."""
+    if output.release is None:
+        return output
+    try:
+        return output._replace(fields=output.fields.copy(), release=None)
+    finally:
+        output.release()
 
 
 def _given(output: ModelOutput) -> ModelOutput:

@@ -43,6 +43,8 @@ class PredictRequest:
     """Most fields of that client in the engine at once; 0: no limit."""
     trace: str = ""
     """The W3C traceparent of who asks; empty if that is not traced."""
+    answer: Fields | None = None
+    """Where the outputs are to be written, if somewhere special; nothing is written there after the outcome."""
     vjp: VjpShapes | None = None
     """Asks for gradients: the fields are rows [n, length] of these shapes, and so is the answer (see vjp.py)."""
 

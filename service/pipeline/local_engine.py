@@ -182,8 +182,7 @@ def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:
     on_cpu = device.type == "cpu"
     if not on_cpu:
         torch.cuda.set_device(device)
-    if (threads := torch_threads or arithmetic_threads(on_cpu=on_cpu)) is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(torch_threads or arithmetic_threads(on_cpu=on_cpu))
 
 
 def _note_batch(report: BatchReport) -> None:

@@ -94,6 +94,7 @@ class Scheduler:
             deadline=request.deadline,
             request_id=request.request_id,
             trace=request.trace,
+            answer=request.answer,
             vjp=request.vjp,
         )
         with self._slots.in_work(request):
@@ -121,6 +122,10 @@ class Scheduler:
             self._live.discard(ticket)
             if not self._live:
                 self._idle.set()
+            if ticket.under_way and ticket.answer is not None:
+                # Cancelled, or failed, while a batch may still write there.
+                ticket.landed = self._loop.create_future()
+                await ticket.landed
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
         """Run `work` on the device thread, between batches and ahead of the queue. Raises what it raises."""
@@ -178,6 +183,7 @@ class Scheduler:
             self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
             for part in decision.batch:
                 ticket = part.ticket
+                ticket.under_way += 1
                 self._slots.release(ticket, part.stop - part.start)
                 if ticket.started is None:
                     ticket.started = now
@@ -223,6 +229,8 @@ class Scheduler:
 
     def _finish_batch(self, slices: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
         self._slots.end_batch(time.monotonic())
+        for part in slices:
+            _land(part.ticket)
         if isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
             for part in slices:
@@ -339,6 +347,13 @@ def _job(work: Callable[[], T]) -> Callable[[], T]:
     """All of a job happens in its first step."""
     result = work()
     return lambda: result
+
+
+def _land(ticket: Ticket) -> None:
+    """The device threads are done with one of its slices."""
+    ticket.under_way -= 1
+    if not ticket.under_way and ticket.landed is not None and not ticket.landed.done():
+        ticket.landed.set_result(None)
 
 
 def _closed() -> Unavailable:

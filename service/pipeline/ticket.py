@@ -29,6 +29,10 @@ class ModelOutput(NamedTuple):
     compute_seconds: float = 0.0
     trust: Mapping[str, list[float]] = MappingProxyType({})
     """As in PredictResult, for all fields of the run."""
+    total: float | None = None
+    """Sum of all values, where that is known: not finite if any of them is not."""
+    release: Callable[[], None] | None = None
+    """To be called once, when nobody looks at the fields any more; None if they are the receiver's own memory."""
 
 
 class Runnable(Protocol):
@@ -44,7 +48,7 @@ class Runnable(Protocol):
         """Begin to predict `parts`, each float32 [n, in_channels, *grid], as one batch; on the device thread.
 
         The parts must be left unchanged. What it returns is called once, on any thread; it waits for the
-        answer, which is nobody else's memory.
+        answer, whose memory may be lent (`ModelOutput.release`): there is not much of it.
 
         Raises:
             DeviceLost: here or from the wait; the process can run nothing more on the device.
@@ -95,12 +99,18 @@ class Ticket:
     deadline: float | None = None
     request_id: str = ""
     trace: str = ""
+    answer: Fields | None = None
+    """Where the outputs are to stand; someone else's memory once the request has its outcome."""
     vjp: VjpShapes | None = None
     serial: int = field(default_factory=lambda: next(_serial))
     taken: int = 0
     """Fields handed to the device so far."""
     done: int = 0
     """Fields answered so far."""
+    under_way: int = 0
+    """Its slices that the device threads have."""
+    landed: asyncio.Future[None] | None = None
+    """Who waits for them to have none."""
     started: float | None = None
     compute_seconds: float = 0.0
     batch_sizes: list[int] = field(default_factory=list)
@@ -119,7 +129,7 @@ class Ticket:
             self.runnable.version,
             id(self.runnable),
             self.fields.shape[1:],
-            self.fields.dtype.name,
+            self.fields.dtype.str,
             self.vjp,
         )
         self.flow = Flow(self.runnable.name, level_of(self.priority))

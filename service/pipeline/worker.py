@@ -19,14 +19,14 @@ T = TypeVar("T")
 THREAD_NAME = "turbofno-device"
 
 
-def arithmetic_threads(*, on_cpu: bool) -> int | None:
-    """How many threads torch should use where the settings leave it open; None for its own choice.
+def arithmetic_threads(*, on_cpu: bool) -> int:
+    """How many threads torch should use where the settings leave it open.
 
     Its threads wait for each other without sleeping, so one that shares its core with the event loop
-    stalls all of them, and they the event loop.
+    stalls all of them, and they the event loop. All that a GPU leaves to the CPU are copies.
     """
     if not on_cpu:
-        return None
+        return 1
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, min(torch.get_num_threads(), cores - 1))

@@ -40,7 +40,7 @@ from service.processes.messages import (
     Taken,
     Told,
 )
-from service.processes.rollout_ring import Writer, copy_whole
+from service.processes.rollout_ring import Writer
 from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from models.config import ModelConfig
-    from service.pipeline.engine import ModelStatus
+    from service.pipeline.engine import Fields, ModelStatus
     from service.processes.lifeline import Launch
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,9 @@ class EngineServer:
         )
         self._channel.send(answer, sender)
 
-    def _request(self, sender: bytes, message: Predict | Begin) -> PredictRequest:
+    def _request(
+        self, sender: bytes, message: Predict | Begin, answer: Fields | None = None
+    ) -> PredictRequest:
         config = self._configs.get(message.digest)
         if config is None:
             raise Unavailable(
@@ -162,7 +164,8 @@ class EngineServer:
             )
         fields = self._memory_of(sender).array(message.fields)
         vjp = msgspec.convert(message.request["vjp"], VjpShapes | None)
-        return PredictRequest(**message.request | {"vjp": vjp}, fields=fields, config=config)
+        values = message.request | {"vjp": vjp}
+        return PredictRequest(fields=fields, config=config, answer=answer, **values)
 
     def _memory_of(self, sender: bytes) -> LentMemory:
         memory = self._memories.get(sender)
@@ -172,12 +175,8 @@ class EngineServer:
 
     async def _predict(self, sender: bytes, message: Predict) -> Predicted:
         answer = self._memory_of(sender).array(message.answer)
-        result = await self._engine.predict(self._request(sender, message))
-        if answer.shape != result.fields.shape:
-            raise InferenceFailed(
-                f"the model gave shape {result.fields.shape}, expected {answer.shape}"
-            )
-        await copy_whole(answer, result.fields)
+        # Until this ends, in whichever way, batches may write into the answer.
+        result = await self._engine.predict(self._request(sender, message, answer))
         return Predicted(
             message.id,
             result.version,

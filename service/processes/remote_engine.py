@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from service.processes.messages import Peer
 
 _BY_VALUE = tuple(
-    one.name for one in dataclasses.fields(PredictRequest) if one.name not in ("fields", "config")
+    one.name
+    for one in dataclasses.fields(PredictRequest)
+    if one.name not in ("fields", "config", "answer")
 )
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""

@@ -2,7 +2,11 @@
 
 On a GPU three streams work side by side: while the kernels of batch n run, batch n+1 is copied in and batch n-1
 copied out. Host memory follows in the same order: `start`, on the device thread, gathers the fields of n+1 into
-pinned memory; the wait that it returns, on another thread, copies the answer of n-1 out of it.
+pinned memory; the wait that it returns, on another thread, lends the answer of n-1 where it came out, until it has
+been handed out.
+
+What a batch costs in Python counts twice while an event loop is busy: every call that gives the interpreter lock
+away waits to get it back. So fields are gathered by one call, however many they are.
 
     copy_in   | in n+1 |            each arrow an event:
     kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n
@@ -40,12 +44,16 @@ IN_FLIGHT = 3
 
 
 class Answer(NamedTuple):
-    """What came out, in memory of its own; seconds."""
+    """What came out; seconds."""
 
     fields: Fields
     gather_seconds: float
     compute_seconds: float
     """Of the device, where that is a GPU: without the copies, and without waiting for the batch before."""
+    total: float
+    """Sum of all values: no number, or infinite, if any of them is."""
+    release: Callable[[], None] | None = None
+    """To be called once, when nobody looks at the fields any more; None if they are nobody else's memory."""
 
 
 class Pipeline(Protocol):
@@ -85,7 +93,10 @@ class HostPipeline:
         gathered = time.perf_counter()
         with torch.inference_mode():
             fields = forward(torch.from_numpy(batch)).numpy()
-        answer = Answer(fields, gathered - started, time.perf_counter() - gathered)
+        ended = time.perf_counter()
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(fields.sum())
+        answer = Answer(fields, gathered - started, ended - gathered, total)
         return lambda: answer
 
 
@@ -145,10 +156,11 @@ class DevicePipeline:
     def _enqueue(self, staging: _Staging, parts: Sequence[Fields], forward: Forward) -> _Running:
         started = time.perf_counter()
         host_in = staging.input((sum(map(len, parts)), *parts[0].shape[1:]))
-        np.concatenate(parts, out=host_in.numpy())
+        torch.cat([_tensor(part) for part in parts], out=host_in)
         gather_seconds = time.perf_counter() - started
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        arrived = torch.cuda.Event()
+        # waited for asleep: spinning would take a core from the front ends
+        arrived = torch.cuda.Event(blocking=True)
         with torch.inference_mode():
             with torch.cuda.stream(self._copy_in):
                 x = host_in.to(self._device, non_blocking=True)
@@ -157,14 +169,17 @@ class DevicePipeline:
                 began.record()
                 y = forward(x)
                 ended.record()
+                total = y.sum()
             host_out = staging.output(tuple(y.shape))
-            self._copy_out.wait_event(ended)
+            self._copy_out.wait_stream(self._kernels)
             with torch.cuda.stream(self._copy_out):
                 host_out.copy_(y, non_blocking=True)
+                staging.total.copy_(total, non_blocking=True)
                 arrived.record()
         return _Running(
-            (x, y),
+            (x, y, total),
             host_out,
+            staging.total,
             gather_seconds,
             began,
             ended,
@@ -180,6 +195,7 @@ class _Running:
     on_device: tuple[torch.Tensor, ...]
     """Held until the answer has arrived: the allocator does not know that the other streams use it."""
     host_out: torch.Tensor
+    total: torch.Tensor
     gather_seconds: float
     began: torch.cuda.Event
     ended: torch.cuda.Event
@@ -190,12 +206,16 @@ class _Running:
         try:
             self.arrived.synchronize()
             compute_seconds = self.began.elapsed_time(self.ended) / 1e3
-            fields: Fields = self.host_out.numpy().copy()
         except RuntimeError as error:
-            raise _lost(error) from error
-        finally:
             self.release()
-        return Answer(fields, self.gather_seconds, compute_seconds)
+            raise _lost(error) from error
+        return Answer(
+            self.host_out.numpy(),
+            self.gather_seconds,
+            compute_seconds,
+            float(self.total),
+            self.release,
+        )
 
 
 class _Staging:
@@ -203,10 +223,17 @@ class _Staging:
 
     def __init__(self) -> None:
         self._input = self._output = torch.empty(0)
+        self._total = torch.empty(0)
 
     @property
     def nbytes(self) -> int:
         return self._input.nbytes + self._output.nbytes
+
+    @property
+    def total(self) -> torch.Tensor:
+        """Room for one number."""
+        self._total = _at_least(self._total, 1)
+        return self._total[0]
 
     def input(self, shape: tuple[int, ...]) -> torch.Tensor:
         self._input = _at_least(self._input, math.prod(shape))
@@ -215,6 +242,12 @@ class _Staging:
     def output(self, shape: tuple[int, ...]) -> torch.Tensor:
         self._output = _at_least(self._output, math.prod(shape))
         return self._output[: math.prod(shape)].view(shape)
+
+
+def _tensor(part: Fields) -> torch.Tensor:
+    """The same numbers, without a copy where they are as torch takes them."""
+    as_taken = part.flags.carray and part.dtype == np.float32
+    return torch.from_numpy(part if as_taken else np.require(part, np.float32, ["C", "A", "W"]))
 
 
 def _at_least(memory: torch.Tensor, count: int) -> torch.Tensor:

@@ -111,6 +111,8 @@ class ModelSlot:
                 precision=ran.precision,
                 gather_seconds=answer.gather_seconds,
                 compute_seconds=answer.compute_seconds,
+                total=answer.total,
+                release=answer.release,
                 trust={} if judge is None else judge(parts, answer.fields),
             )
 
@@ -167,6 +169,8 @@ class ModelSlot:
                 )
                 break
             self.backend, self.precision = output.backend, output.precision
+            if output.release is not None:
+                output.release()
         self._try_gradient(shape)
 
     def _try_gradient(self, shape: tuple[int, ...]) -> None:

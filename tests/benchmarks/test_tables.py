@@ -141,3 +141,28 @@ def test_floor_reads_once_and_writes_once() -> None:
     assert floor_ms(values, 4, 4e12) == pytest.approx(0.0671, rel=1e-3)
     assert floor_ms(values, 2, 4e12) == pytest.approx(0.0671 / 2, rel=1e-3)
     assert floor_ms(0, 4, 4e12, weight_bytes=4 * 10**9) == pytest.approx(1.0)
+
+
+def test_served_rates_stand_beside_the_best_of_the_model_alone(tmp_path: Path) -> None:
+    alone = {"model": "m", "side": 128, "through the pipeline": 1.0}
+    cpu = dict.fromkeys(("frontend", "frontend system", "engine", "engine loop", "client"), 5.0)
+    served: dict[str, object] = {
+        "model": "m", "frontends": 8, "max batch": 64, "server cores": 12, "client cores": 4,
+        "fields a request": 16, "load": "closed", "fields/s": 900.0, "p50 ms": 1.0, "p99 ms": 2.0,
+        "mean batch": 60.0, "errors": {"HTTP 503": 2, "no answer": 1},
+        **{f"{role} CPU us/field": value for role, value in cpu.items()},
+    }  # fmt: skip
+    write(
+        tmp_path / "serving_gpu.jsonl",
+        [
+            {"threads": 16, "processor": "P"},
+            {},
+            {**alone, "batch": 1, "on the device": 400.0},
+            {**alone, "batch": 64, "on the device": 1000.0},
+            served,
+            {"bus": "in", "GB/s": 50.0},
+        ],
+    )
+    row = cells(document(tmp_path), "of the model")
+    assert row["of the model"] == "90 %"
+    assert (row["frontends"], row["fields/s"], row["errors"]) == ("8", "900", "3")

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 
-from service.errors import DeviceLost, Unavailable
+from service.errors import DeviceLost, InferenceFailed, Unavailable
 from service.metrics import Metrics
 from service.pipeline.engine import Fields, PredictRequest, PredictResult
 from service.pipeline.queue_slots import QueueSlots
@@ -29,7 +30,8 @@ LOST = -1.0
 class FakeDevice:
     """A model on a device with a memory for each batch in flight, used in turn.
 
-    One batch too many overwrites an answer that is still to come. While `held`, a wait returns for each item in `ends`.
+    One batch too many overwrites an answer that is still to come, and what is handed out is lent: it is no number any
+    more once it is given back. While `held`, a wait returns for each item in `ends`.
     """
 
     name, version = "negate", "1"
@@ -59,7 +61,9 @@ class FakeDevice:
             self.log.append(f"end {number}")
             if lost:
                 raise DeviceLost("the GPU failed", retry_after=1.0)
-            return ModelOutput(-memory, "fake", "tf32", compute_seconds=0.5)
+            np.negative(memory, out=memory)
+            release = partial(memory.fill, np.nan)
+            return ModelOutput(memory, "fake", "tf32", compute_seconds=0.5, release=release)
 
         return wait
 
@@ -83,12 +87,15 @@ async def running(in_flight: int, **settings: int) -> AsyncIterator[tuple[Schedu
 
 
 def submit(
-    scheduler: Scheduler, device: FakeDevice, values: Sequence[float], grid: int = 4
+    scheduler: Scheduler,
+    device: FakeDevice,
+    values: Sequence[float],
+    grid: int = 4,
+    answer: Fields | None = None,
 ) -> asyncio.Task[PredictResult]:
     fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
-    return asyncio.create_task(
-        scheduler.submit(device, PredictRequest("negate", None, fields, "id"))
-    )
+    request = PredictRequest("negate", None, fields, "id", answer=answer)
+    return asyncio.create_task(scheduler.submit(device, request))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -133,6 +140,45 @@ def test_a_part_batch_waits_for_company_while_the_device_is_busy() -> None:
             device.ends.put(None)
             results = await asyncio.gather(*tasks)
             assert [result.batch_sizes for result in results] == [(1,), (2,), (2,)]
+
+    asyncio.run(main())
+
+
+def test_answers_are_written_where_they_are_to_stand() -> None:
+    async def main() -> None:
+        async with running(2, max_batch_size=4) as (scheduler, device):
+            rooms = [np.zeros((size, 1, 4), np.float32) for size in (1, 2, 11)]
+            tasks = [submit(scheduler, device, range(1, 1 + len(r)), answer=r) for r in rooms]
+            for room, result in zip(rooms, await asyncio.gather(*tasks), strict=True):
+                assert result.fields is room
+                np.testing.assert_array_equal(room[:, 0, 0], -np.arange(1.0, 1 + len(room)))
+            wrong = submit(scheduler, device, [1.0], answer=np.zeros((1, 1, 5), np.float32))
+            mate = submit(scheduler, device, [2.0])
+            with pytest.raises(InferenceFailed, match=r"gave shape \(1, 1, 4\)"):
+                await wrong
+            assert (await mate).fields[0, 0, 0] == -2
+
+    asyncio.run(main())
+
+
+def test_nothing_is_written_to_an_answer_once_its_request_has_ended() -> None:
+    async def main() -> None:
+        async with running(2, max_batch_size=4) as (scheduler, device):
+            device.held = True
+            room = np.zeros((9, 1, 4), np.float32)
+            task = submit(scheduler, device, range(1, 10), answer=room)
+            await until(lambda: device.log == ["start 0", "start 1"])
+            task.cancel()
+            device.ends.put(None)
+            await until(lambda: "end 0" in device.log)
+            await asyncio.sleep(0.02)
+            assert not task.done(), "a batch of it is still on the device"
+            device.ends.put(None)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert device.log.count("end 1") == 1
+            assert (room[:8] != 0).all()
+            assert not room[8:].any(), "what had not started was dropped"
 
     asyncio.run(main())
 

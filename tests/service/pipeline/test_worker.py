@@ -19,4 +19,4 @@ def test_cpu_keeps_a_core_for_http(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: torch_choice)
     assert arithmetic_threads(on_cpu=True) == threads
-    assert arithmetic_threads(on_cpu=False) is None
+    assert arithmetic_threads(on_cpu=False) == 1

@@ -1,0 +1,151 @@
+"""What a GPU computes and what of it arrives over HTTP: `python -m benchmarks.serving.gpu`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.device import machine, require_gpu
+from benchmarks.serving.checkpoint import HEAVY, LIGHT, WIDE, questions, write_light, write_wide
+from benchmarks.serving.gpu import alone, engine
+from benchmarks.serving.gpu.stack import Phase, Setup, serve
+from benchmarks.serving.servers import ROOT
+from benchmarks.timing import print_table, save
+
+Row = dict[str, Any]
+
+SIDE = 128
+SHARE = 0.7
+"""Of the best closed loop, for the open one."""
+_MOST_CONNECTIONS = 512
+_SHOWN = (
+    "devices", "frontends", "max batch", "load", "fields a request", "connections", "fields/s",
+    "p50 ms", "p99 ms", "mean batch", "device s", "late ms",
+    "engine CPU us/field", "engine loop CPU us/field", "frontend CPU us/field", "frontend system CPU us/field", "client CPU us/field", "errors",
+)  # fmt: skip
+
+
+def _cores(clients: int) -> tuple[set[int], set[int]]:
+    """Of the server and of so many clients; on a small machine they share."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2 * clients:
+        return set(cores), set(cores)
+    return set(cores[clients:]), set(cores[:clients])
+
+
+def served(
+    setup: Setup, questions_file: Path, sizes: list[int], *, under_way: int, seconds: float
+) -> Iterator[Row]:
+    """A closed loop with requests of each size, in fields, then an open one at a share of what that reached."""
+    with serve(setup, questions_file) as stack:
+        for fields in sizes:
+            connections = min(_MOST_CONNECTIONS, max(setup.clients, under_way // fields))
+            best = stack.measure(Phase(fields, connections, seconds))
+            yield best
+            if best["fields/s"]:
+                rate = SHARE * best["fields/s"] / fields
+                yield stack.measure(Phase(fields, _MOST_CONNECTIONS, seconds, rate))
+
+
+def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> Iterator[Setup]:
+    """Every number of front ends with the first size of batches, then the most with the others; or only those most."""
+    *fewer, most = arguments.frontends
+    first, *others = arguments.max_batch
+    wanted = [(most, first)]
+    if whole:
+        wanted = [*((few, first) for few in fewer), *wanted, *((most, other) for other in others)]
+    cores = _cores(arguments.clients)
+    for frontends, max_batch in wanted:
+        yield Setup(checkpoint, arguments.devices, frontends, max_batch, cores, arguments.clients)
+
+
+def _measured(
+    checkpoint: Path, folder: Path, arguments: argparse.Namespace, *, whole: bool
+) -> Iterator[Row]:
+    """All rows of one model, printed as they come."""
+    name = checkpoint.name
+    if not arguments.only_service:
+        if arguments.devices != "cpu":
+            rows = list(alone.rows(checkpoint, SIDE, seconds=0.4))
+            print_table(f"{name} {SIDE}x{SIDE}, fields/s without HTTP", rows)
+            yield from rows
+        if whole:
+            setup = next(_setups(checkpoint, arguments, whole=False))
+            row = engine.row(setup, side=SIDE, under_way=512, seconds=arguments.seconds)
+            print_table("the engine process alone", [row])
+            yield row
+    asked = questions(checkpoint, SIDE)
+    file = folder / "questions.npz"
+    np.savez(
+        file,
+        fields=np.concatenate([one.field for one in asked]),
+        truths=np.concatenate([one.truth for one in asked]),
+    )
+    for setup in _setups(checkpoint, arguments, whole=whole):
+        rows = list(
+            served(
+                setup, file, arguments.fields,
+                under_way=arguments.under_way, seconds=arguments.seconds,
+            )
+        )  # fmt: skip
+        print_table(f"{name} over HTTP", [{key: row.get(key) for key in _SHOWN} for row in rows])
+        yield from rows
+
+
+def main() -> None:
+    """Measure, print, save results/serving_gpu.jsonl."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.gpu", description=__doc__)
+    parser.add_argument(
+        "--devices", default="0", help="as `turbofno serve` takes them; with cpu nothing is saved"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=[WIDE, HEAVY],
+        help="the first in full, others with the most front ends only; default %(default)s",
+    )
+    parser.add_argument("--frontends", nargs="+", type=int, default=[1, 4, 8])
+    parser.add_argument("--max-batch", nargs="+", type=int, default=[128, 64])
+    parser.add_argument("--fields", nargs="+", type=int, default=[1, 16], help="in a request")
+    parser.add_argument("--clients", type=int, default=4, help="load generators, each on a core")
+    parser.add_argument(
+        "--under-way", type=int, default=1024, help="fields under way in a closed loop"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="a phase, default %(default)s")
+    parser.add_argument("--only-service", action="store_true", help="nothing is saved")
+    parser.add_argument("--commit", help="to write beside the figures where git does not know it")
+    arguments = parser.parse_args()
+    on_gpu = arguments.devices != "cpu"
+    if on_gpu:
+        require_gpu()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_wide(folder)
+        write_light(folder)
+        own = {WIDE: folder / WIDE, LIGHT: folder / LIGHT}
+        found = [
+            row
+            for name in arguments.models
+            for row in _measured(
+                own.get(name, ROOT / "models/zoo" / name),
+                folder,
+                arguments,
+                whole=name == arguments.models[0],
+            )
+        ]
+    if on_gpu and not arguments.only_service:
+        found += [*alone.bus_rows(), alone.loopback_row(SIDE)]
+        print_table("the bus", found[-4:-1])
+        print_table("sockets", found[-1:])
+        print(f"\nwritten to {save('serving_gpu', [asdict(machine(arguments.commit)), *found])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The engine process alone: front ends that have no HTTP to speak ask it as fast as it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.serving.gpu.stack import Setup, cpu_seconds
+from benchmarks.serving.servers import ROOT
+from service.processes.channel import Channel, new_endpoint
+from service.processes.lifeline import Launch
+from service.processes.messages import Beat, Message
+from service.settings import Settings
+
+_READY_SECONDS = 120.0
+
+
+def row(setup: Setup, *, side: int, under_way: int, seconds: float) -> dict[str, Any]:
+    """Requests of one field each from `setup.clients` feeders with so many under way together."""
+    settings = Settings(
+        model_repository=setup.checkpoint.parent,
+        models=(setup.checkpoint.name,),
+        device="cpu" if setup.devices == "cpu" else f"cuda:{setup.devices.split(',')[0]}",
+        max_batch_size=setup.max_batch,
+        log_level="warning",
+    )
+    return asyncio.run(_fed(setup, settings, side, under_way, seconds))
+
+
+async def _fed(
+    setup: Setup, settings: Settings, side: int, under_way: int, seconds: float
+) -> dict[str, Any]:
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def receive(_: bytes, message: Message) -> None:
+        if isinstance(message, Beat) and message.endpoint and not ready.done():
+            ready.set_result(message.endpoint)
+
+    supervisor = Channel.listen(endpoint := new_endpoint(), receive)
+    launch = Launch("engine", 0, 1, os.getpid(), endpoint, settings)
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "service.processes", launch.name, stdin=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert engine.stdin is not None
+        engine.stdin.write(launch.dump())
+        engine.stdin.close()
+        at = await asyncio.wait_for(ready, _READY_SECONDS)
+        command = [sys.executable, "-m", "benchmarks.serving.gpu.feeder", at]
+        share = str(under_way // setup.clients)
+        feeders = [
+            await asyncio.create_subprocess_exec(
+                *command, f"feeder-{i}", setup.checkpoint.name, str(side), share, str(seconds),
+                stdout=subprocess.PIPE, cwd=ROOT,
+            )
+            for i in range(setup.clients)
+        ]  # fmt: skip
+        before = _cpu_seconds(engine.pid)
+        told = [json.loads((await one.communicate())[0]) for one in feeders]
+        after = _cpu_seconds(engine.pid)
+    finally:
+        supervisor.close()
+        engine.kill()
+        await engine.wait()
+    all_fields = sum(one["all"] for one in told)
+    return {
+        "model": setup.checkpoint.name,
+        "max batch": setup.max_batch,
+        "load": f"{setup.clients} feeders, {under_way} under way",
+        "fields/s": sum(one["fields"] for one in told) / seconds,
+        "engine CPU us/field": (after[0] - before[0]) / all_fields * 1e6,
+        "engine loop CPU us/field": (after[1] - before[1]) / all_fields * 1e6,
+        "feeder CPU us/field": sum(one["cpu"] for one in told) / all_fields * 1e6,
+    }
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """Of the process, and of its event loop."""
+    return sum(cpu_seconds(pid)), sum(cpu_seconds(pid, main_thread=True))

@@ -1,0 +1,61 @@
+"""A front end without HTTP: asks an engine process for predictions as fast as it answers.
+
+`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE UNDER_WAY SECONDS`; prints JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+import numpy as np
+import uvloop
+
+from service.metrics import Metrics
+from service.pipeline.engine import PredictRequest
+from service.processes.memory import SlotMemory
+from service.processes.messages import Peer
+from service.processes.remote_engine import EngineQueue, RemoteEngine
+from service.settings import Settings
+
+_WARM_UP_SECONDS = 0.5
+
+
+async def main() -> None:
+    """Feed, then say how many fields came back in the measured seconds."""
+    endpoint, name, model, side, under_way, seconds = sys.argv[1:]
+    settings, n = Settings(), int(side)
+    memory = SlotMemory(settings.shared_memory_bytes)
+    engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
+    engine.meet([Peer(b"engine", endpoint)])
+    while not engine.ready:  # noqa: ASYNC110 - it has no event for that
+        await asyncio.sleep(0.02)
+    config = engine.config(model)
+    field = np.random.default_rng().standard_normal((1, 1, n, n), np.float32)
+    began = time.perf_counter() + _WARM_UP_SECONDS
+    end = began + float(seconds)
+    done = in_time = 0
+
+    async def one() -> None:
+        nonlocal done, in_time
+        while time.perf_counter() < end:
+            fields = memory.array(field.shape)
+            fields[:] = field
+            request = PredictRequest(
+                model=model, version=None, fields=fields, request_id=name, config=config,
+                deadline=time.monotonic() + settings.request_deadline_seconds,
+            )  # fmt: skip
+            result = await engine.predict(request)
+            done += 1
+            in_time += began <= time.perf_counter() < end
+            del fields, request, result
+
+    before = time.process_time()
+    await asyncio.gather(*(one() for _ in range(int(under_way))))
+    print(json.dumps({"fields": in_time, "all": done, "cpu": time.process_time() - before}))
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

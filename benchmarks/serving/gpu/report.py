@@ -1,0 +1,99 @@
+"""The service on a GPU as tables for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from benchmarks.page import cell, markdown
+
+Row = dict[str, Any]
+
+_ALONE = ("batch", "on the device", "through the pipeline")
+_SERVED = (
+    "frontends",
+    "max batch",
+    "fields a request",
+    "load",
+    "fields/s",
+    "p50 ms",
+    "p99 ms",
+    "mean batch",
+)
+_CPU = ("frontend", "frontend system", "engine", "engine loop", "client")
+
+
+def serving_gpu(lines: list[Row]) -> list[str]:
+    """The section of results/serving_gpu.jsonl; its first two lines are the environment and the GPU."""
+    host, where, *rows = lines
+    shared = next(row for row in rows if "server cores" in row)
+    page = [
+        "## Served from a GPU",
+        "",
+        f"One {where['gpu']} and {host['threads']} cores ({host['processor']}): {shared['server cores']} for the server, "
+        f"{shared['client cores']} for as many clients;",
+        f"PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m benchmarks.serving.gpu`. What limits it:",
+        "[serving-gpu-notes.md](serving-gpu-notes.md). Fields of 128x128, fp32, 64 KB in and 64 KB out, binary over loopback; every",
+        "answer compared with float64. Open: at 70 % of what the closed loop above it reached. CPU: microseconds of all",
+        "cores for a field; clients in an open loop wait awake.",
+        "",
+    ]
+    for name, group in groupby(rows, key=lambda row: row.get("model")):
+        if name is not None:
+            page += _model(name, list(group))
+    return page + _ceilings(rows)
+
+
+def _model(name: str, rows: list[Row]) -> list[str]:
+    alone = [row for row in rows if "on the device" in row]
+    served = [row for row in rows if "frontends" in row]
+    engine = [row for row in rows if "engine CPU us/field" in row and "frontends" not in row]
+    bare = max(float(row["on the device"]) for row in alone)
+    page = [
+        f"### {name}",
+        "",
+        "Without HTTP, fields/s: the compiled model in device memory; single fields in host memory to answers there,",
+        "through the service's pipeline in one process:",
+        "",
+        *markdown(("batch", "model", "pipeline"), [[row[key] for key in _ALONE] for row in alone]),
+    ]
+    page += [
+        f"The engine process alone, single fields ({row['load']}): {cell(row['fields/s'])} fields/s, "
+        f"{cell(row['engine CPU us/field'])} us of CPU a field, {cell(row['engine loop CPU us/field'])} of them on its event loop."
+        for row in engine
+    ]
+    return [
+        *page,
+        *([""] if engine else []),
+        *markdown(
+            (
+                *_SERVED[:5],
+                "of the model",
+                *_SERVED[5:],
+                *(f"{role} CPU" for role in _CPU),
+                "errors",
+            ),
+            [
+                [
+                    *(row[key] for key in _SERVED[:5]),
+                    f"{100 * row['fields/s'] / bare:.0f} %",
+                    *(row[key] for key in _SERVED[5:]),
+                    *(row[f"{role} CPU us/field"] for role in _CPU),
+                    sum(row["errors"].values()),
+                ]
+                for row in served
+            ],
+        ),
+    ]
+
+
+def _ceilings(rows: list[Row]) -> list[str]:
+    bus = ", ".join(f"{cell(row['GB/s'])} GB/s {row['bus']}" for row in rows if "bus" in row)
+    page = [f"The bus, pinned memory: {bus}."]
+    page += [
+        f"Bare sockets over loopback, {row['loopback']}, both ends together: {cell(row['us'])} us, "
+        f"{cell(row['system CPU us'])} us of CPU in the kernel and {cell(row['user CPU us'])} outside."
+        for row in rows
+        if "loopback" in row
+    ]
+    return [*page, ""]

@@ -1,0 +1,240 @@
+"""The service on its device under load from several client processes: whose seconds go where, how batches fill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.serving import forms
+from benchmarks.serving.measure import serving
+from benchmarks.serving.processes import ServerProcess
+from benchmarks.serving.servers import ROOT, Place, Server
+
+Row = dict[str, Any]
+
+WARM_UP_SECONDS = 0.7
+_READY_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to serve. `cores` are the server's and the clients'."""
+
+    checkpoint: Path
+    devices: str
+    frontends: int
+    max_batch: int
+    cores: tuple[set[int], set[int]]
+    clients: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A load from all clients together: `rate` requests a second of so many fields, or closed where it is None."""
+
+    fields: int
+    connections: int
+    seconds: float
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running service with its clients."""
+
+    setup: Setup
+    server: ServerProcess
+    port: int
+    clients: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def measure(self, phase: Phase) -> Row:
+        """What the clients got, and what it took. Raises RuntimeError if a client ended."""
+        share = len(self.clients)
+        order: Row = {
+            "fields": phase.fields,
+            "connections": max(1, phase.connections // share),
+            "seconds": phase.seconds,
+            "rate": None if phase.rate is None else phase.rate / share,
+        }
+        if phase.rate is None:
+            self._ask(order | {"seconds": WARM_UP_SECONDS})
+        cpu, batches = cpu_by_role(self.server), self._batches()
+        began = time.perf_counter()
+        told = self._ask(order)
+        spent = {role: now - cpu[role] for role, now in cpu_by_role(self.server).items()}
+        after = self._batches()
+        latencies = np.concatenate([one["latencies"] for one in told])
+        done = len(latencies) * phase.fields
+        return {
+            **_described(self.setup),
+            "fields a request": phase.fields,
+            "connections": order["connections"] * share,
+            "load": "closed" if phase.rate is None else "open",
+            "offered/s": None if phase.rate is None else phase.rate * phase.fields,
+            "fields/s": sum(one["rate"] for one in told) * phase.fields,
+            **_percentiles(latencies),
+            "errors": dict(sum((Counter(one["errors"]) for one in told), Counter())),
+            "requests": len(latencies),
+            "late ms": max(one["late"] for one in told),
+            **{f"{role} CPU us/field": spent[role] / done * 1e6 for role in sorted(spent) if done},
+            "client CPU us/field": sum(one["cpu"] for one in told) / done * 1e6 if done else None,
+            "wall s": time.perf_counter() - began,
+            **_in_batches(batches, after),
+        }
+
+    def _ask(self, order: Row) -> list[Row]:
+        """What each client tells of the phase."""
+        for client in self.clients:
+            assert client.stdin is not None
+            client.stdin.write(json.dumps(order) + "\n")
+            client.stdin.flush()
+        return [_told(client) for client in self.clients]
+
+    def _batches(self) -> dict[int, tuple[int, int]]:
+        """Batch size -> how many there were, and the device's nanoseconds in them."""
+        url = f"http://127.0.0.1:{self.port}/v2/models/{self.setup.checkpoint.name}/stats"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            stats = json.load(answer)["model_stats"][0]["batch_stats"]
+        return {
+            one["batch_size"]: (one["compute_infer"]["count"], one["compute_infer"]["ns"])
+            for one in stats
+        }
+
+
+@contextmanager
+def serve(setup: Setup, questions_file: Path) -> Iterator[Stack]:
+    """The service and its clients, ready. Raises RuntimeError with the log's end if it does not get there."""
+    server = Server("turbofno", forms.TURBOFNO, lambda place: _command(setup, place))
+    with serving(server, setup.checkpoint, setup.cores[0]) as (process, port):
+        stack = Stack(setup, process, port)
+        _wait_until_ready(process, port)
+        command = [sys.executable, "-m", "benchmarks.serving.gpu.client", str(questions_file)]
+        command += [str(port), setup.checkpoint.name]
+        try:
+            for cores in _dealt(setup.cores[1], setup.clients):
+                client = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+                )
+                os.sched_setaffinity(client.pid, cores)
+                stack.clients.append(client)
+            for client in stack.clients:
+                assert client.stdout is not None
+                client.stdout.readline()
+            yield stack
+        finally:
+            for client in stack.clients:
+                client.communicate()
+
+
+def cpu_seconds(pid: int, *, main_thread: bool = False) -> tuple[float, float]:
+    """User and system seconds of a process, or of its first thread, so far; 0 if it is gone."""
+    path = Path(f"/proc/{pid}/task/{pid}/stat" if main_thread else f"/proc/{pid}/stat")
+    try:
+        numbers = path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0, 0.0
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(numbers[11]) / tick, int(numbers[12]) / tick
+
+
+def cpu_by_role(server: ServerProcess) -> dict[str, float]:
+    """CPU seconds of engines, front ends and the supervisor so far.
+
+    Those in the kernel also by themselves (`frontend system`), and those of the engines' event loops (`engine loop`).
+    """
+    spent: defaultdict[str, float] = defaultdict(float)
+    for pid in server.pids():
+        with contextlib.suppress(OSError):
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            name = arguments[3] if "service.processes" in arguments else "supervisor"
+            role = name.rpartition("-")[0] or name
+            user, system = cpu_seconds(pid)
+            spent[role] += user + system
+            spent[f"{role} system"] += system
+            if role == "engine":
+                spent["engine loop"] += sum(cpu_seconds(pid, main_thread=True))
+    return spent
+
+
+def _command(setup: Setup, place: Place) -> list[str | Path]:
+    return [
+        *(sys.executable, "-m", "service", "serve", "--port", str(place.port)),
+        *("--model-repository", place.checkpoint.parent, "--models", place.checkpoint.name),
+        *("--frontends", str(setup.frontends), "--devices", setup.devices),
+        *("--max-batch-size", str(setup.max_batch), "--log-level", "warning"),
+    ]
+
+
+def _wait_until_ready(process: ServerProcess, port: int) -> None:
+    until = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < until and not process.exited:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"the service does not get ready:\n{process.log_tail()}")
+
+
+def _told(client: subprocess.Popen[str]) -> Row:
+    assert client.stdout is not None
+    line = client.stdout.readline()
+    if not line:
+        raise RuntimeError("a client ended")
+    told: Row = json.loads(line)
+    return told
+
+
+def _dealt(cores: set[int], shares: int) -> Iterator[set[int]]:
+    """The cores, dealt out among so many."""
+    ordered = sorted(cores)
+    for i in range(shares):
+        yield set(ordered[i::shares]) or {ordered[i % len(ordered)]}
+
+
+def _described(setup: Setup) -> Row:
+    return {
+        "model": setup.checkpoint.name,
+        "devices": setup.devices,
+        "frontends": setup.frontends,
+        "max batch": setup.max_batch,
+        "server cores": len(setup.cores[0]),
+        "client cores": len(setup.cores[1]),
+        "clients": setup.clients,
+    }
+
+
+def _percentiles(latencies: np.ndarray[Any, Any]) -> Row:
+    if not len(latencies):
+        return {"p50 ms": None, "p99 ms": None}
+    p50, p99 = np.quantile(latencies, (0.5, 0.99)) * 1e3
+    return {"p50 ms": float(p50), "p99 ms": float(p99)}
+
+
+def _in_batches(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> Row:
+    """How the fields of a phase were batched: its mean batch, each size's share of the batches, device seconds."""
+    counts = {
+        size: (count - before.get(size, (0, 0))[0], ns - before.get(size, (0, 0))[1])
+        for size, (count, ns) in after.items()
+    }
+    batches = sum(count for count, _ in counts.values())
+    fields = sum(size * count for size, (count, _) in counts.items())
+    return {
+        "mean batch": fields / batches if batches else None,
+        "batches": {size: count for size, (count, _) in counts.items() if count},
+        "device s": sum(ns for _, ns in counts.values()) / 1e9,
+    }
