@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,9 @@ class Form:
         return head.encode() + body
 
 
+_BINARY_SIZE = re.compile(rb'"binary_data_size":(\d+)')
+
+
 def _json(document: Any) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -64,8 +68,10 @@ def _from_base64(body: bytes) -> Array:
 
 def _after_json(body: bytes) -> Array:
     """Of an Open Inference Protocol answer whose one output follows the JSON as raw bytes."""
-    end = body.index(b"}]}") + 3
-    return np.frombuffer(body, np.float32, offset=end)
+    found = _BINARY_SIZE.search(body)
+    if found is None:
+        raise ValueError(f"no output follows the JSON of {body[:200]!r}")
+    return np.frombuffer(body[len(body) - int(found[1]) :], np.float32)
 
 
 def _v2_numbers(field: Array) -> bytes:

@@ -33,7 +33,7 @@ def features(field: Tensor, scale: Tensor) -> Tensor:
     field = _thinned(field)
     axes = tuple(range(2, field.ndim))
     spectrum = torch.view_as_real(torch.fft.rfftn(field, dim=axes, norm="forward")).flatten(2)
-    linear, weights = _tables(tuple(field.shape[2:]), field.dtype)
+    linear, weights = _tables(tuple(field.shape[2:]), field.dtype, field.device)
     energies = spectrum.square() @ weights + (FLOOR * scale.square()).unsqueeze(-1)
     return torch.cat([spectrum[..., linear], energies.log_()], dim=-1)
 
@@ -55,7 +55,9 @@ def _thinned(field: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _tables(grid: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _tables(
+    grid: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Of rfftn's spectrum as real numbers: where the linear features lie, and what each adds to variance and octaves.
 
     By Parseval a coefficient adds its square, and that of its conjugate where rfftn leaves that out.
@@ -77,7 +79,8 @@ def _tables(grid: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         for octave in range(octaves(grid))
     ]
     weights = torch.stack([(counts * band).flatten() for band in in_band], dim=1)
-    return _linear_places(grid), weights.repeat_interleave(2, dim=0).to(dtype)
+    weights = weights.repeat_interleave(2, dim=0)
+    return _linear_places(grid).to(device), weights.to(device, dtype)
 
 
 def _linear_places(grid: tuple[int, ...]) -> Tensor:

@@ -31,7 +31,7 @@ def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
     """
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
     few = 4 * kept
-    ik, antiderivative, heat = _burgers_tables(kept, nu, time)
+    ik, antiderivative, heat = _burgers_tables(kept, nu, time, u0.device)
     before, after = torch.fft.rfft(torch.stack([u0, u]).double(), norm="forward")[
         ..., : kept + 1
     ].unbind(0)
@@ -53,7 +53,7 @@ def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
     """
     n = a.shape[-1]
     residual = source / (n - 1) ** 2 - apply_operator(a, u[:, 1:-1, 1:-1])
-    sines, inverse = _darcy_tables(n - 2, a.dtype)
+    sines, inverse = _darcy_tables(n - 2, a.dtype, a.device)
     projected = inverse * (sines.mT @ residual @ sines)
     estimate = projected.flatten(1).norm(dim=1) / a.mean((1, 2)).abs()
     return _ratio(estimate, u.flatten(1).norm(dim=1))
@@ -65,7 +65,7 @@ def navier_stokes(w0: Tensor, w1: Tensor, *, nu: float, time: float) -> Tensor:
     The integral is that of the cubic through both ends' tendencies and their rates of change (Hermite), for wavenumbers up
     to 10.
     """
-    flow = _flow_tables(nu, w0.dtype)
+    flow = _flow_tables(nu, w0.dtype, w0.device)
     both = _low_modes(torch.stack([w0, w1]))
     tendency = _tendency(both, flow) + flow.forcing
     # The advection is quadratic: its derivative along the tendency is a difference of two squares.
@@ -118,28 +118,31 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _burgers_tables(kept: int, nu: float, time: float) -> tuple[Tensor, Tensor, Tensor]:
+def _burgers_tables(
+    kept: int, nu: float, time: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """i k; what makes the exponent of phi of u0; what the heat equation leaves of each mode."""
     k = 2 * math.pi * torch.arange(kept + 1, dtype=torch.float64)
     ik = torch.complex(torch.zeros_like(k), k)
     antiderivative = torch.complex(torch.zeros_like(k), 1 / (2 * nu * k))
     antiderivative[0] = 0
-    return ik, antiderivative, torch.exp(-nu * time * k**2)
+    heat = torch.exp(-nu * time * k**2)
+    return ik.to(device), antiderivative.to(device), heat.to(device)
 
 
 @lru_cache(maxsize=16)
-def _darcy_tables(interior: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _darcy_tables(interior: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Orthonormal sines [interior, modes], and 1 / (eigenvalues of h^2 (-Laplacian)) [modes, modes]."""
     k = torch.arange(1, min(_DARCY_MODES, interior) + 1, dtype=torch.float64)
     places = torch.arange(1, interior + 1, dtype=torch.float64)
     angles = math.pi * torch.outer(places, k) / (interior + 1)
     axis = 2 - 2 * torch.cos(math.pi * k / (interior + 1))
     sines = math.sqrt(2 / (interior + 1)) * torch.sin(angles)
-    return sines.to(dtype), (1 / (axis[:, None] + axis)).to(dtype)
+    return sines.to(device, dtype), (1 / (axis[:, None] + axis)).to(device, dtype)
 
 
 @lru_cache(maxsize=16)
-def _flow_tables(nu: float, dtype: torch.dtype) -> _Flow:
+def _flow_tables(nu: float, dtype: torch.dtype, device: torch.device) -> _Flow:
     kx = torch.fft.fftfreq(_FLOW_GRID, 1 / _FLOW_GRID, dtype=torch.float64)[:, None]
     ky = torch.arange(_FLOW_GRID // 2 + 1, dtype=torch.float64)
     kept = (kx.abs() <= _FLOW_MODES) & (ky <= _FLOW_MODES)
@@ -148,9 +151,9 @@ def _flow_tables(nu: float, dtype: torch.dtype) -> _Flow:
     velocity = torch.stack([ky * inverse, -kx * inverse])
     forcing = torch.fft.rfft2(paper_forcing(_FLOW_GRID), norm="forward")
     return _Flow(
-        damping=(4 * math.pi**2 * nu * squared).to(dtype),
-        velocity=torch.complex(torch.zeros_like(velocity), velocity).to(dtype.to_complex()),
-        cross=(4 * math.pi**2 * (kx**2 - ky**2) * kept).to(dtype),
-        difference=(4 * math.pi**2 * kx * ky * kept).to(dtype),
-        forcing=forcing.to(dtype.to_complex()),
+        damping=(4 * math.pi**2 * nu * squared).to(device, dtype),
+        velocity=torch.complex(torch.zeros_like(velocity), velocity).to(device, dtype.to_complex()),
+        cross=(4 * math.pi**2 * (kx**2 - ky**2) * kept).to(device, dtype),
+        difference=(4 * math.pi**2 * kx * ky * kept).to(device, dtype),
+        forcing=forcing.to(device, dtype.to_complex()),
     )

@@ -26,18 +26,24 @@ LARGEST = 1e6
 class Signals:
     """A model's signals; without statistics and without a declared PDE there are none. Any thread may call it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
+        """`device` is where the fields will lie."""
         statistics, pde = config.statistics, config.pde
         self._distribution = None if statistics is None else statistics.distribution
         if statistics is not None and self._distribution is not None:
-            self._scale = torch.tensor([channel.std for channel in statistics.inputs])
             known = self._distribution.inputs
-            self._mean = torch.tensor([channel.mean for channel in known])
-            self._deviation = torch.tensor([channel.std for channel in known])
+            self._scale, self._mean, self._deviation = (
+                torch.tensor(values, device=device)
+                for values in (
+                    [channel.std for channel in statistics.inputs],
+                    [channel.mean for channel in known],
+                    [channel.std for channel in known],
+                )
+            )
         self._declared = None if pde is None else pde.residual
 
     def __call__(self, inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:
-        """Signal -> float32 [n] of inputs [n, in_channels, *grid] and outputs [n, out_channels, *grid], on the CPU.
+        """Signal -> float32 [n] of inputs [n, in_channels, *grid] and outputs [n, out_channels, *grid].
 
         input_distance: 1 is as far from the training distribution as one in 100 of its fields; more is farther.
         residual: how badly the output misses the PDE, about its relative L2 error; left out on grids where it

@@ -36,11 +36,18 @@ if TYPE_CHECKING:
     from service.pipeline.engine import Fields
 
     Forward = Callable[[torch.Tensor], torch.Tensor]
+    Judgement = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
+    """Numbers by name, one a field, float32 [n], of a batch's inputs and outputs."""
 
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 3
 """Batches on a GPU at once: one being gathered and copied in, one computed, one copied and handed out."""
+
+
+def unjudged(_x: torch.Tensor, _y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A judge that says nothing."""
+    return {}
 
 
 class Answer(NamedTuple):
@@ -52,6 +59,8 @@ class Answer(NamedTuple):
     """Of the device, where that is a GPU: without the copies, and without waiting for the batch before."""
     total: float
     """Sum of all values: no number, or infinite, if any of them is."""
+    judged: dict[str, list[float]]
+    """What the judge said of each field."""
     release: Callable[[], None] | None = None
     """To be called once, when nobody looks at the fields any more; None if they are nobody else's memory."""
 
@@ -69,8 +78,13 @@ class Pipeline(Protocol):
         """
         ...
 
-    def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
-        """Begin `forward` on the parts as one batch; what it returns waits for the answer. See Runnable.start."""
+    def start(
+        self, parts: Sequence[Fields], forward: Forward, judge: Judgement = unjudged
+    ) -> Callable[[], Answer]:
+        """Begin `forward`, then `judge`, on the parts as one batch; what it returns waits for the answer.
+
+        See Runnable.start.
+        """
         ...
 
 
@@ -87,16 +101,20 @@ class HostPipeline:
     def in_turn(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
+    def start(
+        self, parts: Sequence[Fields], forward: Forward, judge: Judgement = unjudged
+    ) -> Callable[[], Answer]:
         started = time.perf_counter()
-        batch = gather(parts)
+        x = torch.from_numpy(gather(parts))
         gathered = time.perf_counter()
         with torch.inference_mode():
-            fields = forward(torch.from_numpy(batch)).numpy()
-        ended = time.perf_counter()
+            y = forward(x)
+            ended = time.perf_counter()
+            judged = {name: values.tolist() for name, values in judge(x, y).items()}
+        fields = y.numpy()
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(fields.sum())
-        answer = Answer(fields, gathered - started, ended - gathered, total)
+        answer = Answer(fields, gathered - started, ended - gathered, total, judged)
         return lambda: answer
 
 
@@ -137,10 +155,12 @@ class DevicePipeline:
         """Pinned host memory held: at most twice the largest batch, in and out, for each batch in flight."""
         return sum(staging.nbytes for staging in self._staging)
 
-    def start(self, parts: Sequence[Fields], forward: Forward) -> Callable[[], Answer]:
+    def start(
+        self, parts: Sequence[Fields], forward: Forward, judge: Judgement = unjudged
+    ) -> Callable[[], Answer]:
         staging = self._free.get()
         try:
-            return self._enqueue(staging, parts, forward)
+            return self._enqueue(staging, parts, forward, judge)
         except Exception as error:
             try:
                 # What was enqueued before the failure may still read the staging memory.
@@ -153,7 +173,9 @@ class DevicePipeline:
                 self._free.put(staging)
             raise
 
-    def _enqueue(self, staging: _Staging, parts: Sequence[Fields], forward: Forward) -> _Running:
+    def _enqueue(
+        self, staging: _Staging, parts: Sequence[Fields], forward: Forward, judge: Judgement
+    ) -> _Running:
         started = time.perf_counter()
         host_in = staging.input((sum(map(len, parts)), *parts[0].shape[1:]))
         torch.cat([_tensor(part) for part in parts], out=host_in)
@@ -169,17 +191,20 @@ class DevicePipeline:
                 began.record()
                 y = forward(x)
                 ended.record()
-                total = y.sum()
+                judged = judge(x, y)
+                numbers = torch.cat([y.sum().view(1), *judged.values()])
             host_out = staging.output(tuple(y.shape))
+            host_numbers = staging.numbers(len(numbers))
             self._copy_out.wait_stream(self._kernels)
             with torch.cuda.stream(self._copy_out):
                 host_out.copy_(y, non_blocking=True)
-                staging.total.copy_(total, non_blocking=True)
+                host_numbers.copy_(numbers, non_blocking=True)
                 arrived.record()
         return _Running(
-            (x, y, total),
+            (x, y, numbers),
             host_out,
-            staging.total,
+            host_numbers,
+            tuple(judged),
             gather_seconds,
             began,
             ended,
@@ -195,7 +220,9 @@ class _Running:
     on_device: tuple[torch.Tensor, ...]
     """Held until the answer has arrived: the allocator does not know that the other streams use it."""
     host_out: torch.Tensor
-    total: torch.Tensor
+    numbers: torch.Tensor
+    """The total, then each field's judgements of one name after those of the other."""
+    judged: tuple[str, ...]
     gather_seconds: float
     began: torch.cuda.Event
     ended: torch.cuda.Event
@@ -209,11 +236,17 @@ class _Running:
         except RuntimeError as error:
             self.release()
             raise _lost(error) from error
+        total, *judgements = self.numbers.tolist()
+        count = len(self.host_out)
         return Answer(
             self.host_out.numpy(),
             self.gather_seconds,
             compute_seconds,
-            float(self.total),
+            total,
+            {
+                name: judgements[start * count : (start + 1) * count]
+                for start, name in enumerate(self.judged)
+            },
             self.release,
         )
 
@@ -223,17 +256,15 @@ class _Staging:
 
     def __init__(self) -> None:
         self._input = self._output = torch.empty(0)
-        self._total = torch.empty(0)
+        self._numbers = torch.empty(0)
 
     @property
     def nbytes(self) -> int:
         return self._input.nbytes + self._output.nbytes
 
-    @property
-    def total(self) -> torch.Tensor:
-        """Room for one number."""
-        self._total = _at_least(self._total, 1)
-        return self._total[0]
+    def numbers(self, count: int) -> torch.Tensor:
+        self._numbers = _at_least(self._numbers, count)
+        return self._numbers[:count]
 
     def input(self, shape: tuple[int, ...]) -> torch.Tensor:
         self._input = _at_least(self._input, math.prod(shape))

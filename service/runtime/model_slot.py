@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from models.trust.signals import Signals
 from service.errors import DeviceLost, NotDifferentiable
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
 from service.pipeline.totals import ModelTotals
-from service.runtime.device_pipeline import gather
+from service.runtime.device_pipeline import unjudged
 from service.runtime.gradient import Kept
+from service.runtime.judge import Judge
 from service.runtime.rollout_turn import Excess, run_turn
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from service.pipeline.batcher import Policy
     from service.pipeline.engine import Fields
     from service.pipeline.vjp import VjpShapes
-    from service.runtime.device_pipeline import Pipeline
+    from service.runtime.device_pipeline import Judgement, Pipeline
     from service.runtime.forward import Forward
     from service.runtime.rollout_turn import State, Turn
 
@@ -61,7 +61,7 @@ class ModelSlot:
         self._others = others
         self._device = device
         self._excess = Excess(config.statistics, device)
-        self._signals = Signals(config) if trust else None
+        self._judge = Judge(config, device) if trust else None
         self._kept = Kept(0.0, 0.0)
         self._no_gradient = ""
 
@@ -80,7 +80,7 @@ class ModelSlot:
 
     def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
         """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units; see Runnable."""
-        return self._start(parts, self._checked_forward, self._judge)
+        return self._start(parts, self._checked_forward, self._judge or unjudged)
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
         """Vector-Jacobian products: rows to rows of these shapes; see Runnable."""
@@ -98,9 +98,9 @@ class ModelSlot:
         self,
         parts: Sequence[Fields],
         run: Callable[[torch.Tensor], torch.Tensor],
-        judge: Callable[[Sequence[Fields], Fields], dict[str, list[float]]] | None = None,
+        judge: Judgement = unjudged,
     ) -> Callable[[], ModelOutput]:
-        wait = self._pipeline.start(parts, run)
+        wait = self._pipeline.start(parts, run, judge)
         ran = self._forward.ran
 
         def output() -> ModelOutput:
@@ -113,18 +113,10 @@ class ModelSlot:
                 compute_seconds=answer.compute_seconds,
                 total=answer.total,
                 release=answer.release,
-                trust={} if judge is None else judge(parts, answer.fields),
+                trust=answer.judged,
             )
 
         return output
-
-    def _judge(self, parts: Sequence[Fields], outputs: Fields) -> dict[str, list[float]]:
-        """Signals of each field, on the host: a GPU goes on with the next batch meanwhile."""
-        if self._signals is None:
-            return {}
-        with torch.inference_mode():
-            found = self._signals(torch.from_numpy(gather(parts)), torch.from_numpy(outputs))
-        return {name: values.tolist() for name, values in found.items()}
 
     def advance(
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int, limit: int
@@ -145,6 +137,8 @@ class ModelSlot:
         """Drop the captured graphs of all models, and what PyTorch keeps of freed device memory."""
         for slot in {self, *self._others()}:
             slot._forward.clear()
+            if slot._judge is not None:
+                slot._judge.clear()
         torch.cuda.empty_cache()
 
     def warm_up(self, policy: Policy) -> None:

@@ -1,0 +1,75 @@
+"""Signals of trust where the batch lies, as the pipeline hands them out: each field its own, whatever its company."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from models.checkpoint import load_model
+from models.problems import PROBLEMS
+from models.trust.calibrate import ZOO
+from models.trust.signals import Signals
+from service.runtime.device_pipeline import open_pipeline
+from service.runtime.judge import Judge
+
+if TYPE_CHECKING:
+    from models.checkpoint import LoadedModel
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda:0", marks=gpu)]
+
+
+def batches(model: LoadedModel, count: int) -> list[np.ndarray]:
+    """Of random sizes and amplitudes, on the training grid and a smaller one, in turn."""
+    rng = np.random.default_rng()
+    found = []
+    for index in range(count):
+        shrunk = index % 3 == 2
+        grid = tuple(n // 2 + 1 if shrunk else n for n in model.config.grid.training)
+        n = int(rng.integers(1, 10))
+        amplitude = rng.uniform(0.1, 3, (n, 1, *(1 for _ in grid)))
+        found.append((amplitude * rng.standard_normal((n, 1, *grid))).astype(np.float32))
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_each_field_gets_its_own_signals(name: str, device: str) -> None:
+    model = load_model(ZOO / PROBLEMS[name].name)
+    place, signals = torch.device(device), Signals(model.config)
+    pipeline, judge = open_pipeline(place), Judge(model.config, place)
+    module = load_model(ZOO / PROBLEMS[name].name, device=device).module
+    running = []
+    for batch in batches(model, 12):
+        running.append((batch, pipeline.start([batch], module, judge)))
+        if len(running) < pipeline.max_in_flight:
+            continue
+        fields, wait = running.pop(0)
+        answer = wait()
+        with torch.inference_mode():
+            truth = signals(torch.from_numpy(fields), torch.from_numpy(answer.fields.copy()))
+        assert set(answer.judged) == set(truth)
+        for what, values in truth.items():
+            np.testing.assert_allclose(answer.judged[what], values, rtol=2e-3, atol=1e-5)
+        if answer.release is not None:
+            answer.release()
+
+
+@gpu
+def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.runtime.judge._MOST_GRAPHS", 2)
+    model = load_model(ZOO / PROBLEMS["burgers"].name)
+    judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
+    # not the default stream, on which nothing can be captured
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+        for points in (64, 128, 256, 64, 96):
+            x = torch.randn(3, 1, points)
+            found = judge(x.cuda(), (2 * x).cuda())
+            for what, values in signals(x, 2 * x).items():
+                torch.testing.assert_close(found[what].cpu(), values, rtol=2e-3, atol=1e-5)
+            assert len(judge._graphs) <= 2
+    judge.clear()
+    assert not judge._graphs
