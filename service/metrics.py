@@ -20,8 +20,10 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from service.tally import Tally
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -123,18 +125,20 @@ class Metrics:
             batch,
             (0, *COUNTS),
         )
-        self.input_distance = self._histogram(
-            "turbofno_input_distance",
-            "Distance of each field from the training data; one in 100 training fields is above 1.",
-            MODEL,
-            DISTANCES,
-        )
-        self.residual = self._histogram(
-            "turbofno_residual",
-            "How badly each answer misses the model's PDE, about its relative error.",
-            MODEL,
-            RESIDUALS,
-        )
+        self._trust = {
+            "input_distance": Tally(
+                "turbofno_input_distance",
+                "Distance of each field from the training data; one in 100 training fields is above 1.",
+                DISTANCES,
+                registry=self.registry,
+            ),
+            "residual": Tally(
+                "turbofno_residual",
+                "How badly each answer misses the model's PDE, about its relative error.",
+                RESIDUALS,
+                registry=self.registry,
+            ),
+        }
         self.rollout_steps = self._counter(
             "turbofno_rollout_steps", "Steps of rollouts, of each field.", MODEL
         )
@@ -192,13 +196,10 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
-    def note_trust(self, model: str, version: str, trust: Mapping[str, Iterable[float]]) -> None:
-        """Count the signals of every field of a request."""
-        histograms = {"input_distance": self.input_distance, "residual": self.residual}
+    def note_trust(self, model: str, version: str, trust: Mapping[str, Sequence[float]]) -> None:
+        """Count the signals of fields."""
         for signal, values in trust.items():
-            observe = histograms[signal].labels(model, version).observe
-            for value in values:
-                observe(value)
+            self._trust[signal].add(model, version, values)
 
     async def text(self) -> bytes:
         """All of them, in the text format."""

@@ -68,6 +68,8 @@ class BatchReport:
     """Most fields that did run together."""
     errors: dict[int, ServiceError] = field(default_factory=dict)
     """Index of the slice -> why it failed."""
+    trust: dict[str, list[float]] = field(default_factory=dict)
+    """Signal -> its values for the fields that did not fail, in any order."""
     size: int = field(init=False)
     """Number of fields."""
 
@@ -196,6 +198,9 @@ class _Batch:
                 _give(part, fields, trust, output, copies)
             except ServiceError as error:
                 report.errors[index] = error
+            else:
+                for name, values in trust.items():
+                    report.trust.setdefault(name, []).extend(values)
         copies.make()
 
 

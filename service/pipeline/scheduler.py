@@ -277,7 +277,6 @@ class Scheduler:
                     trust={name: tuple(values) for name, values in ticket.trust.items()},
                 )
             )
-            self._metrics.note_trust(ticket.runnable.name, ticket.runnable.version, ticket.trust)
             answered = self._metrics.fields if ticket.vjp is None else self._metrics.gradients
             answered.labels(ticket.runnable.name, ticket.runnable.version).inc(ticket.size)
 
@@ -292,6 +291,7 @@ class Scheduler:
             self._slots.waiting(model, version)
         )
         metrics.backend_batches.labels(model, backend, report.precision).inc()
+        metrics.note_trust(model, version, report.trust)
         ticket = report.slices[0].ticket
         room = self._batcher.limit(ticket) * ticket.field_bytes
         self._slots.note_batch(model, room, report.device_seconds)

@@ -20,8 +20,6 @@ NAMES = {
     "turbofno_batch_size": ("model", "version", "backend"),
     "turbofno_batch_fill_ratio": ("model", "version", "backend"),
     "turbofno_batch_queue_depth": ("model", "version", "backend"),
-    "turbofno_input_distance": ("model", "version"),
-    "turbofno_residual": ("model", "version"),
     "turbofno_rollout_steps": ("model", "version"),
     "turbofno_rollouts_ended": ("model", "version", "outcome"),
     "turbofno_rollout_batch_size": ("model", "version"),
@@ -45,7 +43,10 @@ def test_every_metric_has_its_name_and_labels() -> None:
         one._name: one._labelnames for one in vars(metrics).values() if hasattr(one, "_labelnames")
     }
     assert found == NAMES
+    metrics.note_trust("m", "1", {"input_distance": [0.5, 2.0], "residual": [0.02]})
     text = generate_latest(metrics.registry).decode()
+    assert 'turbofno_input_distance_bucket{le="1.0",model="m",version="1"} 1.0' in text
+    assert 'turbofno_residual_count{model="m",version="1"} 1.0' in text
     assert "turbofno_device_memory_bytes" in text
     assert "turbofno_requests_total" in text
 
