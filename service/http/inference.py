@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WATCHED_AFTER_SECONDS = 0.2
-"""From when on work is cancelled if its client leaves."""
+"""From when on a prediction or a gradient is cancelled if its client leaves."""
 
 
 def begin(request: Request, protocol: Protocol, model: str, version: str | None) -> ModelConfig:
@@ -103,7 +103,8 @@ async def infer(
     if seat is not None:
         # After the first step of the work, which takes room in the queue.
         asyncio.get_running_loop().call_soon(seat.leave)
-    result = await unless_disconnected(request, work)
+    # Mostly short, and watching takes a task, which would cost more than all else here.
+    result = await unless_disconnected(request, work, watched_after=WATCHED_AFTER_SECONDS)
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds
@@ -111,10 +112,12 @@ async def infer(
     return result
 
 
-async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+async def unless_disconnected(
+    request: Request, work: Awaitable[T], *, watched_after: float = 0.0
+) -> T:
     """What `work` gives; it is cancelled if the client goes away first. Raises ClientDisconnect then.
 
-    Watching takes a task, which would cost more than all else here: short work goes unwatched.
+    For the first `watched_after` seconds nobody looks: who left meanwhile is noticed at their end.
     """
     waiting = asyncio.current_task()
     assert waiting is not None
@@ -132,7 +135,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
         nonlocal watch
         watch = asyncio.ensure_future(until_left())
 
-    timer = asyncio.get_running_loop().call_later(WATCHED_AFTER_SECONDS, begin)
+    timer = asyncio.get_running_loop().call_later(watched_after, begin)
     try:
         return await work
     except asyncio.CancelledError:

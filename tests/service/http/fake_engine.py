@@ -111,6 +111,7 @@ class FakeEngine:
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         """Each step adds 1; an `error` comes after the first frame."""
         self.rollouts.append(request)
+        self.started.set()
         try:
             for step in range(request.start + 1, request.last + 1):
                 fields = request.initial.fields + np.float32(step - request.start)

@@ -1,4 +1,4 @@
-"""Work whose client may leave: short work is not watched, long work is cancelled, cancellation from outside stays one."""
+"""Work whose client may leave: watched at once or only if it is long, cancelled then; else cancellation stays one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from service.http import inference
 from service.http.inference import unless_disconnected
 
-
-@pytest.fixture(autouse=True)
-def _watched_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "WATCHED_AFTER_SECONDS", 0.02)
+WATCHED_AFTER = 0.02
 
 
 class Client:
@@ -47,8 +43,9 @@ class Work:
         return "answer"
 
 
-async def outcome(client: Client, work: Work) -> str:
-    return await unless_disconnected(SimpleNamespace(receive=client.receive), work.run())  # type: ignore[arg-type]
+async def outcome(client: Client, work: Work, watched_after: float = WATCHED_AFTER) -> str:
+    request: Any = SimpleNamespace(receive=client.receive)
+    return await unless_disconnected(request, work.run(), watched_after=watched_after)
 
 
 def test_short_work_is_not_watched() -> None:
@@ -71,13 +68,14 @@ def test_work_goes_on_while_the_client_waits() -> None:
     assert asyncio.run(main()) == ("answer", 1, 1)
 
 
+@pytest.mark.parametrize("watched_after", [0.0, WATCHED_AFTER])
 @pytest.mark.parametrize("leaves_after", [0.0, 0.05])
-def test_a_client_that_leaves_cancels_the_work(leaves_after: float) -> None:
+def test_a_client_that_leaves_cancels_the_work(leaves_after: float, watched_after: float) -> None:
     async def main() -> tuple[Work, int]:
         client, work = Client(), Work(5.0)
         asyncio.get_running_loop().call_later(leaves_after, client.left.set)
         with pytest.raises(ClientDisconnect):
-            await asyncio.wait_for(outcome(client, work), 2)
+            await asyncio.wait_for(outcome(client, work, watched_after), 2)
         task = asyncio.current_task()
         assert task is not None
         return work, task.cancelling()
@@ -108,6 +106,6 @@ def test_an_error_of_the_work_comes_through() -> None:
     async def main() -> None:
         request: Any = SimpleNamespace(receive=Client().receive)
         with pytest.raises(ValueError, match="its own"):
-            await unless_disconnected(request, fail())
+            await unless_disconnected(request, fail(), watched_after=WATCHED_AFTER)
 
     asyncio.run(main())

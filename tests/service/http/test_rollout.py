@@ -19,6 +19,7 @@ from service.app import create_app
 from service.client import AsyncClient, BlowUp, ConnectionFailed, ServerError
 from service.errors import BlowUp as ServerBlowUp
 from service.errors import QueueFull, Unavailable
+from service.http import inference
 from service.settings import Settings
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import rollable_config, tiny_config
@@ -213,7 +214,13 @@ def test_what_fails_before_the_stream_is_an_error_like_any_other() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_goes_away_ends_the_rollout_and_gives_its_room_back() -> None:
+@pytest.mark.parametrize("accept", [FRAMES, NPY])
+def test_a_client_that_goes_away_ends_the_rollout_at_once_and_gives_its_room_back(
+    accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What predictions wait for before they look: a rollout must not.
+    monkeypatch.setattr(inference, "WATCHED_AFTER_SECONDS", 60.0)
+
     async def main() -> None:
         engine = FakeEngine(rollable_config())
         engine.held = True
@@ -225,7 +232,7 @@ def test_a_client_that_goes_away_ends_the_rollout_and_gives_its_room_back() -> N
         async def receive() -> dict[str, Any]:
             if messages:
                 return messages.pop()
-            await streaming.wait()
+            await (streaming if accept == FRAMES else engine.started).wait()
             return {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:
@@ -233,18 +240,21 @@ def test_a_client_that_goes_away_ends_the_rollout_and_gives_its_room_back() -> N
             if len(sent) == 3:
                 streaming.set()
 
-        headers = {"content-type": NPY, "accept": FRAMES, "content-length": str(len(npy(FIELDS)))}
+        headers = {"content-type": NPY, "accept": accept, "content-length": str(len(npy(FIELDS)))}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
             "scheme": "http", "path": PATH, "raw_path": PATH.encode(), "query_string": b"steps=9",
             "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "root_path": "",
         }  # fmt: skip
-        await app(scope, receive, send)  # type: ignore[arg-type]
+        await asyncio.wait_for(app(scope, receive, send), 5)  # type: ignore[arg-type]
         assert engine.cancelled == 1
         registry = app.state.context.metrics.registry
         assert registry.get_sample_value("turbofno_inflight_bytes") == 0
-        assert not any(m.get("more_body") is False for m in sent), "not ended as if complete"
+        if accept == FRAMES:
+            assert not any(m.get("more_body") is False for m in sent), "not ended as if complete"
+        else:
+            assert sent[0]["status"] == 499
 
     asyncio.run(main())
 
