@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from turbofno_ops import CompiledFNO
 
 logger = logging.getLogger(__name__)
+
+_LAYER_BYTES = 2 << 20
+"""What a layer's fields may take of a core's caches: larger batches took up to twice as long (`python -m benchmarks.caches`)."""
 
 
 class Ran(NamedTuple):
@@ -43,9 +47,10 @@ class Forward:
         self._precision = precision
         self._refusals: set[str] = set()
         self.ran = Ran("none", "fp32")
+        self._on_gpu = device.type == "cuda"
         self._chain: CompiledFNO | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
-        if device.type == "cuda":
+        if self._on_gpu:
             try:
                 self._chain = compile_fno(
                     module.description(), device=device, precision=precision, max_batch=max_batch
@@ -66,11 +71,19 @@ class Forward:
             else:
                 self.ran = Ran(self._chain.backend, self._chain.precision)
                 return y
-        y = self._module(x)
+        y = self._module(x) if self._on_gpu else self._within_caches(x)
         backend = last_backend()
         # no other backend rounds
         self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
         return y
+
+    def _within_caches(self, x: torch.Tensor) -> torch.Tensor:
+        """The module on no more fields at once than caches hold: it runs through its layers one after another."""
+        layer = 4 * self._module.arch.hidden_channels * math.prod(x.shape[2:])
+        at_once = max(1, _LAYER_BYTES // layer) * torch.get_num_threads()
+        if len(x) <= at_once:
+            return self._module(x)
+        return torch.cat([self._module(part) for part in x.split(at_once)])
 
     def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
         """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""

@@ -182,3 +182,26 @@ def test_wrong_shape_from_a_model_is_an_error(
     monkeypatch.setattr(FakeChain, "__call__", lambda _, x: x)
     with pytest.raises(RuntimeError, match=r"expected float32 \(1, 2\)"):
         slot_of(tiny_forward()[0])
+
+
+def test_a_cpu_core_takes_no_more_fields_at_once_than_its_caches_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = FNO(tiny_config().architecture).eval()
+    points = 24
+    layer = 4 * module.arch.hidden_channels * points
+    monkeypatch.setattr(forward_module, "_LAYER_BYTES", 3 * layer + 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    forward = Forward("tiny", module, torch.device("cpu"), precision="fp32", max_batch=32)
+    sizes: list[int] = []
+    module.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    x = torch.randn(15, 1, points)
+    with torch.inference_mode():
+        found = forward(x)
+        assert sizes == [6, 6, 3]
+        torch.testing.assert_close(found, module(x), rtol=1e-5, atol=1e-6)
+        sizes.clear()
+        forward(x[:6])
+        monkeypatch.setattr(forward_module, "_LAYER_BYTES", 1)
+        forward(x[:3])
+    assert sizes == [6, 2, 1]

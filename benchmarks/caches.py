@@ -1,0 +1,64 @@
+"""What a field costs on a CPU core by how many the network takes at once: `python -m benchmarks.caches`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import print_table, save
+from models.checkpoint import load_model
+from service.runtime.forward import Forward
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+ZOO = Path(__file__).parents[1] / "models" / "zoo"
+CASES = (
+    ("burgers-1d", (1024,)),
+    ("navier-stokes-2d", (32, 32)),
+    ("navier-stokes-2d", (64, 64)),
+    ("darcy-2d", (85, 85)),
+    ("navier-stokes-2d", (128, 128)),
+)
+BATCH = 16
+_ROUNDS = 7
+
+
+def main() -> None:
+    """CPU milliseconds a field of one thread, for a batch of 16 in pieces; write results/caches.jsonl."""
+    torch.set_num_threads(1)
+    rows: list[dict[str, object]] = []
+    for name, grid in CASES:
+        module = load_model(ZOO / name).module
+        served = Forward(name, module, torch.device("cpu"), precision="fp32", max_batch=BATCH)
+        x = torch.randn(BATCH, module.arch.in_channels, *grid)
+        calls: dict[str, tuple[Call, int]] = {
+            f"{size} at once": (module, size) for size in (1, 2, 4, 8, BATCH)
+        }
+        calls["as served"] = (served, BATCH)
+        taken: dict[str, list[float]] = {what: [] for what in calls}
+        with torch.inference_mode():
+            for _ in range(_ROUNDS):
+                for what, (call, size) in calls.items():
+                    began = time.thread_time()
+                    for piece in x.split(size):
+                        call(piece)
+                    taken[what].append((time.thread_time() - began) / BATCH * 1e3)
+        layer = 4 * module.arch.hidden_channels * math.prod(grid)
+        rows.append(
+            {
+                "model": name,
+                "grid": "x".join(map(str, grid)),
+                "layer KiB a field": layer // 1024,
+                **{what: min(times) for what, times in taken.items()},
+            }
+        )
+    print_table("CPU ms a field", rows)
+    print(f"written to {save('caches', rows)}")
+
+
+if __name__ == "__main__":
+    main()
