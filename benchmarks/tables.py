@@ -194,6 +194,7 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
 _CPU_TITLES = {
     "ops": "Spectral convolution on a CPU",
     "models": "Whole models on a CPU",
+    "caches": "CPU milliseconds of a field by how many a core takes at once",
     "service": "The service",
     "resolution": "Where to run a network between two grids: mean relative L2 against the solvers",
     "mixed_grids": "Eight fields on eight grids on a CPU",
