@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.trust.signals import Signals
+from models.trust.tables import holding
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -33,7 +34,7 @@ class Judge:
         self._on_gpu = device.type == "cuda"
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Signal -> float32 [n] of inputs and outputs [n, channels, *grid]; none if memory does not do.
+        """Signal -> float32 [n] of inputs and outputs [n, channels, *grid]; none if it fails: answers go out without.
 
         To be read before the next call.
         """
@@ -41,8 +42,11 @@ class Judge:
             if not self._on_gpu or x.nbytes + y.nbytes > _MOST_GRAPH_BYTES:
                 return self._signals(x, y)
             return self._graph(x, y).run(x, y)
-        except torch.OutOfMemoryError:
-            logger.warning("no memory to judge a batch of %d: its answers carry no trust", len(x))
+        except RuntimeError as error:
+            # Mostly no memory, which cuFFT and the CPU's allocator say in words of their own.
+            logger.warning(
+                "a batch of %d was not judged, its answers carry no trust: %s", len(x), error
+            )
             return {}
 
     def clear(self) -> None:
@@ -74,7 +78,10 @@ class _Graph:
         # the first run makes tables and plans of transforms, which a capture must not
         signals(x, y)
         # thread_local: other threads may allocate meanwhile
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with (
+            holding() as self._tables,
+            torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             self._found = signals(x, y)
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
