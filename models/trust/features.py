@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from models.trust.tables import remembered
 
 FLOOR = 1e-4
 """Energy, as a share of the channel's variance in training, below which features do not tell fields apart."""
@@ -54,7 +55,7 @@ def _thinned(field: Tensor) -> Tensor:
     return field
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def _tables(
     grid: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

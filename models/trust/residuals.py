@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from models.pde.darcy import apply_operator
 from models.pde.navier_stokes import paper_forcing
+from models.trust.tables import remembered
 
 _BURGERS_MODES = 64
 _DARCY_MODES = 16
@@ -117,7 +117,7 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _burgers_tables(
     kept: int, nu: float, time: float, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,7 +130,7 @@ def _burgers_tables(
     return ik.to(device), antiderivative.to(device), heat.to(device)
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _darcy_tables(interior: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Orthonormal sines [interior, modes], and 1 / (eigenvalues of h^2 (-Laplacian)) [modes, modes]."""
     k = torch.arange(1, min(_DARCY_MODES, interior) + 1, dtype=torch.float64)
@@ -141,7 +141,7 @@ def _darcy_tables(interior: int, dtype: torch.dtype, device: torch.device) -> tu
     return sines.to(device, dtype), (1 / (axis[:, None] + axis)).to(device, dtype)
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _flow_tables(nu: float, dtype: torch.dtype, device: torch.device) -> _Flow:
     kx = torch.fft.fftfreq(_FLOW_GRID, 1 / _FLOW_GRID, dtype=torch.float64)[:, None]
     ky = torch.arange(_FLOW_GRID // 2 + 1, dtype=torch.float64)

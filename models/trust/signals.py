@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INPUT_DISTANCE = "input_distance"
 RESIDUAL = "residual"
 LARGEST = 1e6
-"""Stands for what is too large to be told, infinite or NaN."""
+"""No value is above it; it also stands for what cannot be told, NaN."""
 
 
 class Signals:
@@ -56,7 +56,9 @@ class Signals:
         residual = residual_on(self._declared, tuple(inputs.shape[2:]))
         if residual is not None and inputs.shape[2:] == outputs.shape[2:]:
             found[RESIDUAL] = residual(inputs[:, 0], outputs[:, 0])
-        return {name: value.nan_to_num_(LARGEST, LARGEST) for name, value in found.items()}
+        return {
+            name: value.nan_to_num_(LARGEST).clamp_max_(LARGEST) for name, value in found.items()
+        }
 
 
 def residual_on(

@@ -1,18 +1,19 @@
 """The signals of trust of a batch, where the batch lies: on a GPU as one CUDA graph a bucket and grid.
 
 They are some sixty small operations, which on a GPU take longer to issue than to run. Larger batches are judged
-call by call: there the kernels are what takes the time, and a graph would hold copies of all fields.
+call by call: there the kernels are what takes the time, and a graph would hold copies of all fields. So are those that
+come when there are many graphs: a capture waits for the device, so none makes room for another.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from models.trust.signals import Signals
+from models.trust.tables import holding
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_GRAPHS = 32
-_MOST_GRAPH_BYTES = 64 << 20
-"""Of the inputs and outputs of a batch that is judged by a graph."""
+_MOST_GRAPH_BYTES = 16 << 20
+"""Of the inputs and outputs that a graph is made for."""
 
 
 class Judge:
@@ -29,52 +30,63 @@ class Judge:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._signals = Signals(config, device)
-        self._graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
-        self._on_gpu = device.type == "cuda"
+        self._graphs: dict[tuple[int, ...], _Graph] = {}
+        # One for all: they run one after another, and need of it only what they gave last.
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Signal -> float32 [n] of inputs and outputs [n, channels, *grid]; none if memory does not do.
+        """Signal -> float32 [n] of inputs and outputs [n, channels, *grid]; none if it fails: answers go out without.
 
         To be read before the next call.
         """
         try:
-            if not self._on_gpu or x.nbytes + y.nbytes > _MOST_GRAPH_BYTES:
-                return self._signals(x, y)
-            return self._graph(x, y).run(x, y)
-        except torch.OutOfMemoryError:
-            logger.warning("no memory to judge a batch of %d: its answers carry no trust", len(x))
+            graph = None if self._pool is None else self._graph(x, y)
+            return self._signals(x, y) if graph is None else graph.run(x, y)
+        except RuntimeError as error:
+            # Mostly no memory, which cuFFT and the CPU's allocator say in words of their own.
+            logger.warning(
+                "a batch of %d was not judged, its answers carry no trust: %s", len(x), error
+            )
             return {}
 
     def clear(self) -> None:
         """Let the graphs go."""
         self._graphs.clear()
+        if self._pool is not None:
+            self._pool = torch.cuda.graph_pool_handle()
 
-    def _graph(self, x: torch.Tensor, y: torch.Tensor) -> _Graph:
+    def _graph(self, x: torch.Tensor, y: torch.Tensor) -> _Graph | None:
         bucket = 1 << (len(x) - 1).bit_length()
         key = (bucket, *x.shape[2:])
         if key not in self._graphs:
-            if len(self._graphs) == _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
+            size = bucket * (x[0].nbytes + y[0].nbytes)
+            if size > _MOST_GRAPH_BYTES or len(self._graphs) == _MOST_GRAPHS:
+                return None
             self._graphs[key] = _Graph(
                 self._signals,
                 x.new_zeros(bucket, *x.shape[1:]),
                 y.new_zeros(bucket, *y.shape[1:]),
+                self._pool,
             )
-        self._graphs.move_to_end(key)
         return self._graphs[key]
 
 
 class _Graph:
     """The signals of batches up to that of its own x and y."""
 
-    def __init__(self, signals: Signals, x: torch.Tensor, y: torch.Tensor) -> None:
+    def __init__(self, signals: Signals, x: torch.Tensor, y: torch.Tensor, pool: Any) -> None:
         self._x, self._y = x, y
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(x.device)
         # the first run makes tables and plans of transforms, which a capture must not
         signals(x, y)
         # thread_local: other threads may allocate meanwhile
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with (
+            holding() as self._tables,
+            torch.cuda.graph(
+                self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ),
+        ):
             self._found = signals(x, y)
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -87,17 +87,18 @@ def run_turn(
             if step in wanted[index]:
                 keys.append((index, step))
                 kept.append(part)
-    # The one trip to the host, and copies: a view would hold the fields of all the others in memory.
+    # The one trip to the host. What several rollouts share is copied: a view would hold the fields of all of them.
+    alone = len(sizes) == 1
     checked = torch.stack(checks).cpu().numpy()
     frames: list[dict[int, Fields]] = [{} for _ in states]
     if kept:
         host = torch.cat(kept).cpu().numpy()
         ends = np.cumsum([sizes[index] for index, _ in keys])
         for (index, step), fields in zip(keys, np.split(host, ends[:-1]), strict=True):
-            frames[index][step] = fields
+            frames[index][step] = fields if alone else fields.copy()
     rows = np.cumsum(sizes)[:-1]
     return Turn(
-        states=[part if len(sizes) == 1 else part.clone() for part in x.split(sizes)],
+        states=[part if alone else part.clone() for part in x.split(sizes)],
         frames=frames,
         excess=np.split(checked, rows, axis=1),
     )

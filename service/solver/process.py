@@ -126,12 +126,15 @@ class SolverProcess:
 
     async def _failure(self) -> DeadlineExceeded | Unavailable:
         child = self._child
-        if child is not None:
-            # Most likely it has ended by itself: killed before that is known, it would not tell what by.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await child.wait()
-        await self.close()
+        try:
+            if child is not None:
+                # Most likely it has ended by itself: killed before that is known, it would not tell what by.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await child.wait()
+        finally:
+            # Also when the client leaves meanwhile: what the process still says would answer the next request.
+            await self.close()
         if child is not None and child.returncode == -signal.SIGALRM:
             self._metrics.rejections.labels(reason="solver_timeout").inc()
             return DeadlineExceeded(

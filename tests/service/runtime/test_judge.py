@@ -58,6 +58,21 @@ def test_each_field_gets_its_own_signals(name: str, device: str) -> None:
             answer.release()
 
 
+def test_a_failure_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED")
+
+    monkeypatch.setattr(Signals, "__call__", fail)
+    model, x = load_model(ZOO / PROBLEMS["burgers"].name), np.zeros((2, 1, 64), np.float32)
+    judge = Judge(model.config, torch.device("cpu"))
+    answer = open_pipeline(torch.device("cpu")).start([x], model.module, judge)()
+    assert answer.fields.shape == x.shape
+    assert answer.judged == {}
+    assert "CUFFT_ALLOC_FAILED" in caplog.text
+
+
 @gpu
 def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.runtime.judge._MOST_GRAPHS", 2)
@@ -73,3 +88,20 @@ def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -
             assert len(judge._graphs) <= 2
     judge.clear()
     assert not judge._graphs
+
+
+@gpu
+def test_a_graph_outlives_the_tables_of_other_grids() -> None:
+    model = load_model(ZOO / PROBLEMS["darcy"].name)
+    judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+        # more grids than tables are remembered; then those graphs again, the tables' memory being others'
+        fields = [torch.rand(1, 1, points, points) + 3 for points in range(43, 68)]
+        for x in fields:
+            judge(x.cuda(), x.cuda())
+        others = [torch.full((size,), torch.nan, device="cuda") for size in range(16, 4096, 16)]
+        for x in fields:
+            found = judge(x.cuda(), x.cuda())
+            for what, values in signals(x, x).items():
+                torch.testing.assert_close(found[what].cpu(), values, rtol=2e-3, atol=1e-5)
+        assert others

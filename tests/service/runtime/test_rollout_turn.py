@@ -66,6 +66,7 @@ def test_frames_and_states_hold_nobody_elses_memory() -> None:
     memory = [one.untyped_storage().data_ptr() for one in result.states]
     assert memory[0] != memory[1]
     assert result.frames[0][1].ctypes.data not in memory
+    assert all(one[1].flags.owndata for one in result.frames)
 
 
 def statistics(*ranges: tuple[float, float, float]) -> Statistics:

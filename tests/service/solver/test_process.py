@@ -94,3 +94,21 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
         assert child.returncode is not None
 
     asyncio.run(main())
+
+
+def test_a_client_that_leaves_while_a_failure_is_looked_into_takes_no_process_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        solver = SolverProcess(Metrics(), seconds=60.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(process, "_START_SECONDS", 0.01)
+            work = asyncio.ensure_future(solver.run(QUICK))
+            await asyncio.sleep(0.3)  # the start has taken too long, and its end is waited for
+            work.cancel()
+            await asyncio.wait([work])
+        assert solver._child is None
+        assert (await solver.run(QUICK)).shape == (1, 64)
+        await solver.close()
+
+    asyncio.run(main())
