@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: install serve test test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
+.PHONY: install serve test test-thorough test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
 
 install: $(SERVE_READY)
 
@@ -15,6 +15,10 @@ serve: $(SERVE_READY)
 
 test: $(DEV_READY)
 	$(BIN)/python -m pytest
+
+# Some minutes longer: more of what is drawn at random.
+test-thorough: $(DEV_READY)
+	TEST_THOROUGH=1 $(BIN)/python -m pytest
 
 # Two Ray nodes on this machine, for a minute or two.
 test-ray: $(DEV_READY)

@@ -22,8 +22,9 @@ from models import import_arguments, import_command
 from models.importers.normalizers import read_normalizer
 from models.importers.refusal import ImportRefused
 from tests.attacks import honest
+from tests.thorough import tried
 
-SECONDS = 0.8
+SECONDS = tried(2, thoroughly=8) / 10
 FEWEST = 6
 MAX_SECONDS = 30.0
 MAX_GROWTH = 700 << 20

@@ -88,15 +88,15 @@ def test_answer_is_that_of_a_float64_forward(
 def test_answers_on_other_grids_are_as_near_the_solver_as_the_card_says(
     server: ServerProcess,
 ) -> None:
-    w = navier_stokes.sample_inputs(range(2), seed=HELD_OUT_SEED, n=96, dtype=torch.float32)
-    frames = navier_stokes.solve(w, times=[10.0, 11.0]).numpy()[:, :, None]
+    w = navier_stokes.sample_inputs(range(1), seed=HELD_OUT_SEED, n=96, dtype=torch.float32)
+    frames = navier_stokes.solve(w, times=[10.0, 11.0], dt=0.04).numpy()[:, :, None]
     with Client(server.url) as client:
         for given, asked in ((96, 96), (48, 96), (96, 48)):
             fields, truth = frames[:, 0, :, :: 96 // given, :: 96 // given], frames[:, 1]
             answer = client.predict(NAVIER_STOKES.name, fields, output_grid=(asked, asked))
             card = checkpoint(NAVIER_STOKES.name).config.evaluation[0].value
             assert relative(answer, truth[:, :, :: 96 // asked, :: 96 // asked]) < MARGIN * card
-        a = darcy.sample_inputs(range(2), seed=HELD_OUT_SEED)
+        a = darcy.sample_inputs(range(1), seed=HELD_OUT_SEED)
         truth = darcy.solve(a)[:, None].numpy()
         answer = client.predict(DARCY.name, a[:, None].numpy(), output_grid=(421, 421))
         assert relative(answer, truth) < MARGIN * checkpoint(DARCY.name).config.evaluation[0].value

@@ -12,12 +12,13 @@ import pytest
 from models.problems import BURGERS, NAVIER_STOKES
 from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ServerProcess
+from tests.thorough import tried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CONFIGURATION = """
+CONFIGURATION = f"""
 color = false
 # More would trip over python/cpython#106905: ast.parse in two threads at once can fail in 3.11.
 workers = 1
@@ -26,7 +27,7 @@ request-timeout = 20
 warnings = false
 
 [generation]
-max-examples = 60
+max-examples = {tried(15, thoroughly=60)}
 database = "none"
 
 [phases.stateful]

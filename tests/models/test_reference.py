@@ -23,18 +23,7 @@ from models.sampling import complete, parameters_of
 from models.train import relative_l2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from models.config import PDE
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the solver process has it: on grids this small more of them only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def defaults(pde: PDE | None, **given: float) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,14 +40,6 @@ def architecture(
         odd_axes_rolled=rolled,
         resolution_scaling=scaling,
     )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_weight(modes: tuple[int, ...]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from tests.models.importers.parity import (
     read_saved,
     spread,
 )
+from tests.thorough import tried
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -41,7 +42,7 @@ def fields(arguments: dict[str, Any], grids: tuple[tuple[int, ...], ...]) -> lis
     return [torch.randn(2, arguments["in_channels"], *grid) for grid in grids]
 
 
-@pytest.mark.parametrize("number", range(150))
+@pytest.mark.parametrize("number", range(tried(50, thoroughly=150)))
 def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path) -> None:
     drawn, network = draw_built(random_source(), "2.0.0", neuralop.models)
     theirs = spread(network)

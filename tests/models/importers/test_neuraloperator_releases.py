@@ -9,8 +9,9 @@ import torch
 
 from tests.models.importers.old_release import draw_and_save
 from tests.models.importers.parity import assert_parity, imported_exactly, read_saved
+from tests.thorough import tried
 
-COUNT = 40
+COUNT = tried(15, thoroughly=40)
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "1.0"])

@@ -15,9 +15,10 @@ from models.importers.refusal import ImportRefused
 from models.importers.result import Options
 from tests.models.importers.comparison import our_module
 from tests.models.importers.other_libraries import draw_and_save
+from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
 
-COUNT = 12
+COUNT = tried(4, thoroughly=12)
 
 
 @pytest.mark.parametrize("name", ["modulus-0.9", "physicsnemo-1", "physicsnemo-2", "pdebench"])
