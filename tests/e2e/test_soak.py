@@ -54,6 +54,10 @@ async def _leave_a_rollout(client: httpx.AsyncClient) -> None:
             break
 
 
+LATE_THREADS = 8
+"""Thread pools, for large bodies and for rollouts' frames, start a thread when first that many are wanted at once."""
+
+
 async def _send_all(url: str, calls: list[Call]) -> list[str]:
     """Send the calls over CONNECTIONS connections; returns the request id of every answer."""
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
@@ -135,7 +139,7 @@ def test_soak_of_mixed_requests_loses_nothing_and_leaves_nothing_behind(
         sys.stdout.write(f"before {before}\nafter  {after}\n")
         assert after.processes == before.processes, server.tail()
         assert after.files <= before.files
-        assert after.threads <= before.threads
+        assert after.threads <= before.threads + LATE_THREADS
         assert after.rss_bytes <= before.rss_bytes + growth
         assert not any(_held(server).values())
         assert server.stop() == 0, server.tail()
