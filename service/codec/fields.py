@@ -13,7 +13,7 @@ from service.errors import BadRequest, InvalidField, PayloadTooLarge
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from models.config import ModelConfig
+    from models.config import Channel, ModelConfig
     from service.pipeline.engine import Fields
 
 INPUT = "input"
@@ -118,7 +118,7 @@ def fields_from_tensor(
     check_shape(array.shape, config, max_fields=max_fields, name=name)
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
-    _check_finite(fields, config)
+    check_finite(fields, config.inputs)
     return fields
 
 
@@ -249,7 +249,7 @@ def _stack_channels(
     with np.errstate(over="ignore", invalid="ignore"):
         for i, name in enumerate(channels):
             fields[:, i] = arrays[name]
-    _check_finite(fields, config)
+    check_finite(fields, config.inputs)
     return fields, Form(by_channel=True, batched=batched)
 
 
@@ -269,13 +269,20 @@ def check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
         )
 
 
-def _check_finite(fields: Fields, config: ModelConfig) -> None:
+def check_finite(
+    fields: Fields,
+    channels: Sequence[Channel],
+    *,
+    what: str = "field",
+    every: str = "every input value",
+) -> None:
+    """Raises InvalidField for NaN and infinity; names the first place."""
     where = first_nonfinite(fields)
     if where is not None:
         field, channel, *point = where
         raise InvalidField(
-            f"field {field}, channel '{config.inputs[channel].name}', grid point {point} is "
-            f"{fields[where]} in float32: every input value must be finite"
+            f"{what} {field}, channel '{channels[channel].name}', grid point {point} is "
+            f"{fields[where]} in float32: {every} must be finite"
         )
 
 

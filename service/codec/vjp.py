@@ -10,8 +10,8 @@ from service.codec.fields import (
     OUTPUT,
     Form,
     check_dtype,
+    check_finite,
     fields_from_arrays,
-    first_nonfinite,
 )
 from service.errors import InvalidField
 
@@ -70,7 +70,7 @@ def vjp_from_arrays(
     stacked = [np.asarray(given[name]).reshape(len(fields), -1, *grid) for name in expected]
     with np.errstate(over="ignore", invalid="ignore"):
         cotangents = np.concatenate(stacked, axis=1, dtype=np.float32)
-    _check_finite(cotangents, config)
+    check_finite(cotangents, config.outputs, what="the cotangent of field", every="every value")
     return fields, cotangents, VjpForm(form, Form(by_channel=by_channel, batched=form.batched))
 
 
@@ -107,14 +107,4 @@ def _check(array: Array, shape: tuple[int, ...], *, name: str) -> None:
     if array.shape != shape:
         raise InvalidField(
             f"'{name}' has shape {list(array.shape)}, expected {list(shape)}: that of the output for this input"
-        )
-
-
-def _check_finite(cotangents: Fields, config: ModelConfig) -> None:
-    where = first_nonfinite(cotangents)
-    if where is not None:
-        field, channel, *point = where
-        raise InvalidField(
-            f"the cotangent of field {field}, channel '{config.outputs[channel].name}', grid point {point} is "
-            f"{cotangents[where]} in float32: every value must be finite"
         )

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ import torch
 
 from models.checkpoint import save_model
 from models.fno import FNO
+from tests.service.process_log import announced
 from tests.service.tiny import save_tiny, tiny_config
 
 pytestmark = pytest.mark.timeout(60)
@@ -69,29 +69,8 @@ def running(repository: Path, *, before: str = "", **settings: object) -> Iterat
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     log: list[str] = []
-    found = threading.Event()
-    server = Server(process, 0, log)
-
-    def read() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            log.append(line)
-            if match := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
-                server.port = int(match[1])
-                found.set()
-        found.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        assert found.wait(30)
-        yield server
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        assert process.stderr is not None
-        process.stderr.close()
+    with announced(process, r"running on http://127\.0\.0\.1:(\d+)", log) as port:
+        yield Server(process, int(port or 0), log)
 
 
 @pytest.fixture(scope="module")

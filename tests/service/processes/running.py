@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
+
+from tests.service.process_log import announced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,25 +134,5 @@ def running(repository: Path, **settings: object) -> Iterator[Service]:
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     service = Service(process)
-    found = threading.Event()
-
-    def read() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            service.log.append(line)
-            if match := re.search(r"front ends on (http://\S+),", line):
-                service.url = match[1]
-                found.set()
-        found.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        assert found.wait(30)
+    with announced(process, r"front ends on (http://\S+),", service.log) as service.url:
         yield service
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        assert process.stderr is not None
-        process.stderr.close()

@@ -1,0 +1,43 @@
+"""A server process whose log says where it listens."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+
+@contextmanager
+def announced(process: subprocess.Popen[str], pattern: str, log: list[str]) -> Iterator[str]:
+    """What the group of `pattern` is in the log, or nothing if the process ends first; killed on leaving.
+
+    All lines of its stderr are added to `log` as they come.
+    """
+    places: list[str] = []
+    found = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            log.append(line)
+            if match := re.search(pattern, line):
+                places.append(match[1])
+                found.set()
+        found.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert found.wait(30)
+        yield places[0] if places else ""
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
