@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
-from service.http.direct import DirectPredictions
+from service.http.journal import POLLED, Journal
 from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.lean_api import LeanAPI
-from service.http.middleware import POLLED, RequestMiddleware
+from service.http.middleware import RequestMiddleware
 from service.http.oip import router as oip_router
 from service.http.openapi import DescribedAPI
 from service.http.predict import router as predict_router
@@ -70,6 +70,7 @@ def create_app(
         engine=engine or _local_engine(settings, metrics, slots),
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
+        journal=Journal(metrics, SERVER),
         scrape=scrape or metrics.text,
         keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
@@ -105,7 +106,6 @@ def create_app(
         },
     )
     app.state.context = context
-    app.add_middleware(DirectPredictions)  # the innermost
     if context.keys is not None:
         app.add_middleware(
             KeyMiddleware,
@@ -116,7 +116,7 @@ def create_app(
         )
     if settings.tracing:
         _trace(app)
-    app.add_middleware(RequestMiddleware, metrics=metrics, server=SERVER)
+    app.add_middleware(RequestMiddleware, journal=context.journal)
     problems.install(app)
     app.include_router(predict_router)
     app.include_router(rollout_router)

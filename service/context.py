@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from service.http.journal import Journal
     from service.http.keys import Keys
     from service.metrics import Metrics
     from service.pipeline.admission import Admission
@@ -42,6 +44,7 @@ class AppContext:
     engine: Engine
     admission: Admission
     metrics: Metrics
+    journal: Journal
     scrape: Callable[[], Awaitable[bytes]]
     """The metrics of the whole service, in the text format."""
     keys: Keys | None = None
@@ -52,13 +55,14 @@ class AppContext:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Filled by the route as it learns; the middleware turns it into metrics, Server-Timing and the access line.
+    """Filled by the route as it learns; the journal turns it into metrics, Server-Timing and the access line.
 
     `model` and `version` are set only to names the engine knows, so that metric labels stay bounded.
     Times are seconds; None means that the step did not happen.
     """
 
     request_id: str
+    started: float = field(default_factory=time.perf_counter)
     caller: Caller = ANYONE
     protocol: Protocol = "admin"
     model: str = ""
@@ -72,7 +76,7 @@ class RequestRecord:
     trace: str = ""
     """The W3C traceparent of its span; empty if it is not traced."""
     until_sent: ExitStack = field(default_factory=ExitStack)
-    """Closed by the middleware once the answer has been sent, or nobody is there to send it to."""
+    """Closed by the journal once the answer has been sent, or nobody is there to send it to."""
 
 
 def context_of(request: Request) -> AppContext:
@@ -82,7 +86,7 @@ def context_of(request: Request) -> AppContext:
 
 
 def record_of(request: Request) -> RequestRecord:
-    """The record of `request`, put into its scope by the middleware (a fresh one where none ran)."""
+    """The record of `request`, put into its scope before its route runs (a fresh one where that was not)."""
     record: RequestRecord | None = request.scope.get(RECORD_KEY)
     if record is None:
         record = request.scope[RECORD_KEY] = RequestRecord(request_id="")

@@ -37,7 +37,7 @@ _ROUNDS = 7
 _PARTS = {
     "HTTP: parse, write (uvicorn, httptools)": ("uvicorn/", "httptools", "http/protocol.py"),
     "refuse early, seats": ("http/early_refusal.py",),
-    "layers, routing, record (Starlette)": ("http/middleware", "direct.py", "lean_api.py", "starlette/", "context.py", "logs.py"),
+    "meet, record, send": ("http/arrival.py", "direct.py", "head.py", "journal.py", "starlette/", "context.py", "logs.py"),
     "read the body": ("http/body.py", "pipeline/engine.py", "pipeline/admission.py"),
     "decode, check, encode": ("codec/", "http/oip.py", "http/offload.py", "numpy/"),
     "queue, batch, hand out": ("service/pipeline/", "http/inference.py", "runtime/"),
@@ -59,8 +59,10 @@ class Wire:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         """Away with it."""
+
+    writelines = write
 
     def close(self) -> None:
         raise RuntimeError("the server gave the connection up")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     _Chunks = list[bytes | bytearray]
 
 WHOLE_BODY = "turbofno.whole_body"
-"""In a request's scope: all of its body has come, so that reading it takes no time."""
+"""In a request's scope: all of its body, in pieces, where it had come before anybody asked for it."""
 
 _SMALL_CHUNK = 4096
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
@@ -77,15 +77,17 @@ async def read_body(
     if declared is not None and declared > limit:
         raise _too_large(request, f"the body has {declared} bytes", limit, setting)
     context = context_of(request)
-    if coding is None and declared is not None:
-        reading = _read_declared(request, room, declared)
-    else:
-        reading = _read_unknown(request, room, limit, setting)
-    if request.scope.get(WHOLE_BODY):
-        chunks = await reading
-    else:
+    chunks: _Chunks | None = request.scope.get(WHOLE_BODY)
+    if chunks is None:
+        if coding is None and declared is not None:
+            reading = _read_declared(request, room, declared)
+        else:
+            reading = _read_unknown(request, room, limit, setting)
         chunks = await _in_time(context, reading)
     size = sum(map(len, chunks))
+    if size > limit:
+        raise _too_large(request, "the body is longer than allowed", limit, setting)
+    room.hold(size)
     # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
     if aligned_at is None or coding is not None:
         body = heap_buffer(size)

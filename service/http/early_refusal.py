@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
-from service.errors import QueueFull, ServiceError
+from service.errors import QueueFull
+from service.http.head import head_of
 from service.http.problems import problem_response
-from service.logs import accept_request_id, request_id
-from service.pipeline.admission import ANYONE
-from service.version import SERVER
+from service.logs import request_id
 
 if TYPE_CHECKING:
-    from service.context import AppContext, Protocol
+    from service.context import AppContext
+    from service.errors import ServiceError
+    from service.http.arrival import Arrival, Headers
 
 access = logging.getLogger("service.access")
 
@@ -32,17 +30,6 @@ BURST = 64
 LONGEST_PAUSE = 1.0
 """Seconds. No Retry-After is shorter, so a client that keeps to it never meets a pause."""
 _LOG_SECONDS = 1.0
-
-_PREDICTION = re.compile(
-    rb"/(v[12])/models/([^/:%?]+)(?:/versions/([^/:%?]+))?(:predict|:vjp|/infer)(?:\?.*)?"
-)
-_PROTOCOLS: dict[tuple[bytes, bytes], Protocol] = {
-    (b"v1", b":predict"): "predict",
-    (b"v1", b":vjp"): "vjp",
-    (b"v2", b"/infer"): "oip",
-}
-
-Headers = list[tuple[bytes, bytes]]
 
 SEAT = "turbofno.seat"
 """In a request's scope: its seat, if it has one."""
@@ -65,7 +52,7 @@ class Seat:
 
 
 class EarlyRefusal:
-    """What the connections of one server ask, each time a request's headers have come. For the event loop only."""
+    """What the connections of one server ask, each time the headers of a prediction have come. For the event loop only."""
 
     def __init__(self, context: AppContext) -> None:
         self._context = context
@@ -76,36 +63,36 @@ class EarlyRefusal:
         self._unlogged: Counter[tuple[str, str, str]] = Counter()
         """By caller, model and version."""
 
-    def decide(self, target: bytes, headers: Headers, *, adding: Headers) -> bytes | Seat | None:
+    def decide(self, arrival: Arrival, headers: Headers, *, adding: Headers) -> bytes | Seat:
         """Of the POST of a small body: the whole response, if it is refused; its seat, if it would find room in the
-        queue; None: the application is to look at it. The response has the headers `adding` as well.
+        queue. The response has the headers `adding` as well.
         """
         started = time.perf_counter()
         context = self._context
-        match = _PREDICTION.fullmatch(target)
-        protocol = match and _PROTOCOLS.get((match[1], match[4]))
-        if not match or not protocol or context.admission.draining:
-            return None
-        # A caller without a known key is told that, and nothing of the queue.
-        caller = ANYONE if context.keys is None else context.keys.caller_of(headers)
-        if caller is None:
-            return None
-        model, version = match[2].decode("latin-1"), (match[3] or b"").decode("latin-1") or None
-        try:
-            config = context.engine.config(model, version)
-        except ServiceError:
-            return None
-        served = (config.name, config.version)
+        served = (arrival.model, arrival.version)
         try:
             context.admission.refuse_if_full(*served, coming=self._seats[served])
         except QueueFull as error:
-            answer = _answer(target, headers, error, adding)
+            answer = self._answer(arrival.path, headers, error, adding)
         else:
             return Seat(self._seats, served)
-        context.metrics.requests.labels(*served, protocol, QueueFull.status).inc()
+        context.metrics.requests.labels(*served, arrival.protocol, QueueFull.status).inc()
         context.metrics.request_duration.labels(*served).observe(time.perf_counter() - started)
-        self._note(caller.name, *served)
+        self._note(arrival.caller.name, *served)
         return answer
+
+    def _answer(
+        self, path: str, headers: Headers, error: ServiceError, adding: Headers
+    ) -> bytes:
+        journal = self._context.journal
+        record = journal.open(headers)
+        token = request_id.set(record.request_id)
+        try:
+            response = problem_response(path, error)
+        finally:
+            request_id.reset(token)
+        lines = (*adding, *response.raw_headers, *journal.headers(record))
+        return head_of(error.status, lines) + bytes(response.body)
 
     def pause(self) -> float:
         """Seconds for which the connection just refused is not to be read, so that refusals leave time for answers."""
@@ -130,21 +117,3 @@ class EarlyRefusal:
             data |= {"model": model, "version": version}
             access.info("the queue was full", extra={"data": data})
         self._unlogged.clear()
-
-
-def _answer(target: bytes, headers: Headers, error: ServiceError, adding: Headers) -> bytes:
-    offered = next((value for name, value in headers if name == b"x-request-id"), b"")
-    identity = accept_request_id(offered.decode("latin-1"))
-    token = request_id.set(identity)
-    try:
-        response = problem_response(target.partition(b"?")[0].decode("latin-1"), error)
-    finally:
-        request_id.reset(token)
-    lines = [
-        *adding,
-        *response.raw_headers,
-        (b"server", SERVER.encode("latin-1")),
-        (b"x-request-id", identity.encode("latin-1")),
-    ]
-    head = b"".join(b"%b: %b\r\n" % line for line in lines)
-    return b"%b%b\r\n%b" % (STATUS_LINE[error.status], head, bytes(response.body))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.http.body import WHOLE_BODY
+from service.http.arrival import arrival_of
+from service.http.direct import DirectCycle, handler_of
 from service.http.early_refusal import SEAT, SMALL_BODY, EarlyRefusal, Seat
 from service.settings import env_name
 
 if TYPE_CHECKING:
     from service.context import AppContext
+    from service.http.arrival import Arrival
+    from service.http.direct import Handler
     from service.metrics import Metrics
     from service.settings import Settings
 
@@ -27,6 +30,7 @@ def bounded_protocol(context: AppContext) -> type[HttpToolsProtocol]:
     """A protocol class with the limits of this service, as uvicorn makes one object for each connection from a class."""
 
     class Bounded(BoundedProtocol):
+        app_context = context
         limits = context.settings
         counts = context.metrics
         early = EarlyRefusal(context)
@@ -37,6 +41,7 @@ def bounded_protocol(context: AppContext) -> type[HttpToolsProtocol]:
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses with a JSON body that both protocols' clients can read: `error` and RFC 9457's members."""
 
+    app_context: AppContext
     limits: Settings
     counts: Metrics
     early: EarlyRefusal
@@ -106,11 +111,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        if not self._refuse_early():
+        if not self._meet_prediction():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self._refused:
+        if self._refused:
+            pass
+        elif isinstance(self.cycle, DirectCycle):
+            self.cycle.take(body)
+        else:
             super().on_body(body)
         self._header_bytes = 0
 
@@ -122,10 +131,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger_timer = None
         if self._refused:
             self._end_refusal()
+        elif isinstance(self.cycle, DirectCycle):
+            self.cycle.end_body()
         else:
             super().on_message_complete()
             self.cycle.more_body = False
-            cast("dict[str, Any]", self.cycle.scope)[WHOLE_BODY] = True
 
     def on_response_complete(self) -> None:
         self._leave()
@@ -157,26 +167,67 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._refuse(400, "no_http", msg)
 
-    def _refuse_early(self) -> bool:
-        """Answer a prediction that would only be refused; else hold its seat, if it needs one."""
+    def _meet_prediction(self) -> bool:
+        """Answer a prediction that would only be refused; else hold its seat, if it needs one, and start it if it can
+        go without the application. False: it is not answered, nor started.
+        """
         if (
             self.parser.get_method() != b"POST"
             or (self.cycle is not None and not self.cycle.response_complete)
             or self.flow.write_paused
             or self.expect_100_continue
-            or not 0 <= _declared(self.headers) <= SMALL_BODY
         ):
             return False
+        arrival = arrival_of(self.url, self.headers, self.app_context)
+        if arrival is None:
+            return False
+        if 0 <= _declared(self.headers) <= SMALL_BODY and self._refuse_early(arrival):
+            return True
+        handler = handler_of(arrival, self.headers)
+        if handler is None or self.limits.tracing:
+            return False
+        self._start(handler, arrival)
+        return True
+
+    def _refuse_early(self, arrival: Arrival) -> bool:
         self._last = not self.parser.should_keep_alive()
         adding = [*self.server_state.default_headers, *([_CLOSE] if self._last else ())]
-        decision = self.early.decide(self.url, self.headers, adding=adding)
+        decision = self.early.decide(arrival, self.headers, adding=adding)
         if isinstance(decision, bytes):
             self._refused = True
             self.transport.write(decision)
-        elif decision is not None:
+        else:
             self._seat = decision
             cast("dict[str, Any]", self.scope)[SEAT] = decision
         return self._refused
+
+    def _start(self, handler: Handler, arrival: Arrival) -> None:
+        """What uvicorn does once it has the headers, with another cycle."""
+        version = self.parser.get_http_version()
+        cast("dict[str, Any]", self.scope).update(
+            method="POST",
+            http_version=version,
+            path=arrival.path,
+            raw_path=self.url.partition(b"?")[0],
+            query_string=arrival.query,
+        )
+        self.cycle = DirectCycle(
+            handler,
+            arrival,
+            self.app_context.journal,
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self._start_asgi_task(self.cycle, self.app)
 
     def _leave(self) -> None:
         if self._seat is not None:
