@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from service.http.journal import Journal
     from service.http.keys import Keys
     from service.metrics import Metrics
-    from service.pipeline.admission import Admission
+    from service.pipeline.admission import Admission, Room
     from service.pipeline.engine import Engine
     from service.settings import Settings
     from service.solver.process import SolverProcess
@@ -75,8 +74,8 @@ class RequestRecord:
     encode_seconds: float | None = None
     trace: str = ""
     """The W3C traceparent of its span; empty if it is not traced."""
-    until_sent: ExitStack = field(default_factory=ExitStack)
-    """Closed by the journal once the answer has been sent, or nobody is there to send it to."""
+    room: Room | None = None
+    """What it holds; left by the journal once the answer has been sent, or nobody is there to send it to."""
 
 
 def context_of(request: Request) -> AppContext:

@@ -11,7 +11,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     GCCollector,
-    Histogram,
     Info,
     PlatformCollector,
     ProcessCollector,
@@ -70,10 +69,6 @@ class _Gauge(_Remembers, Gauge):
     pass
 
 
-class _Histogram(_Remembers, Histogram):
-    pass
-
-
 class Metrics:
     """All metrics, registered in `registry` so that several applications can live in one process."""
 
@@ -126,17 +121,17 @@ class Metrics:
             (0, *COUNTS),
         )
         self._trust = {
-            "input_distance": Tally(
+            "input_distance": self._histogram(
                 "turbofno_input_distance",
                 "Distance of each field from the training data; one in 100 training fields is above 1.",
+                MODEL,
                 DISTANCES,
-                registry=self.registry,
             ),
-            "residual": Tally(
+            "residual": self._histogram(
                 "turbofno_residual",
                 "How badly each answer misses the model's PDE, about its relative error.",
+                MODEL,
                 RESIDUALS,
-                registry=self.registry,
             ),
         }
         self.rollout_steps = self._counter(
@@ -199,7 +194,7 @@ class Metrics:
     def note_trust(self, model: str, version: str, trust: Mapping[str, Sequence[float]]) -> None:
         """Count the signals of fields."""
         for signal, values in trust.items():
-            self._trust[signal].add(model, version, values)
+            self._trust[signal].labels(model, version).observe_all(values)
 
     async def text(self) -> bytes:
         """All of them, in the text format."""
@@ -213,10 +208,10 @@ class Metrics:
 
     def _histogram(
         self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
-    ) -> Histogram:
-        return _Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+    ) -> Tally:
+        return Tally(name, text, labels, buckets, registry=self.registry)
 
-    def _seconds(self, name: str, text: str) -> Histogram:
+    def _seconds(self, name: str, text: str) -> Tally:
         return self._histogram(name, text, MODEL, SECONDS)
 
 

@@ -1,8 +1,7 @@
-"""A histogram that takes many values at once: with one call a value, a batch's signals cost more than its answers."""
+"""Histograms whose values are counted in bulk: a call a value into prometheus_client's costs a request more than its batch."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,35 +9,38 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from numpy.typing import NDArray
     from prometheus_client import CollectorRegistry
+
+_MOST_UNCOUNTED = 4096
 
 
 class Tally(Collector):
-    """A Prometheus histogram with two labels, model and version."""
+    """A Prometheus histogram with labels."""
 
     def __init__(
-        self, name: str, text: str, buckets: Sequence[float], *, registry: CollectorRegistry
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        buckets: Sequence[float],
+        *,
+        registry: CollectorRegistry,
     ) -> None:
         """`buckets` are ascending upper bounds, without infinity."""
-        self._name, self._text = name, text
+        self._name, self._text, self._labelnames = name, text, tuple(labels)
         self._bounds = np.asarray(buckets, np.float64)
-        self._counts: dict[tuple[str, str], np.ndarray] = {}
-        self._sums: dict[tuple[str, str], float] = {}
-        self._lock = threading.Lock()
+        self._children: dict[tuple[str, ...], Child] = {}
         registry.register(self)
 
-    def add(self, model: str, version: str, values: Sequence[float]) -> None:
-        """Count these values."""
-        array = np.asarray(values, np.float64)
-        # a value that equals a bound is within it
-        places = np.searchsorted(self._bounds, array, side="left")
-        found = np.bincount(places, minlength=len(self._bounds) + 1)
-        key = (model, version)
-        with self._lock:
-            self._counts[key] = self._counts.get(key, 0) + found
-            self._sums[key] = self._sums.get(key, 0.0) + float(array.sum())
+    def labels(self, *values: str) -> Child:
+        """The counts under these label values."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = Child(self._bounds)
+        return child
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         """The family without samples, which claims its name in the registry."""
@@ -48,11 +50,46 @@ class Tally(Collector):
         """Everything so far."""
         family = self._family()
         bounds = [*map(str, self._bounds.tolist()), "+Inf"]
-        with self._lock:
-            for key, counts in self._counts.items():
-                upto = np.cumsum(counts).tolist()
-                family.add_metric(key, list(zip(bounds, upto, strict=True)), self._sums[key])
+        for values, child in list(self._children.items()):
+            upto, total = child.counted()
+            family.add_metric(values, list(zip(bounds, upto, strict=True)), total)
         yield family
 
     def _family(self) -> HistogramMetricFamily:
-        return HistogramMetricFamily(self._name, self._text, labels=("model", "version"))
+        return HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
+
+
+class Child:
+    """One histogram. Any thread may observe; one at a time counts, as the event loop does."""
+
+    def __init__(self, bounds: NDArray[np.float64]) -> None:
+        self._bounds = bounds
+        self._uncounted: list[float] = []
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Take in a value."""
+        self._uncounted.append(value)
+        if len(self._uncounted) >= _MOST_UNCOUNTED:
+            self._count()
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Take in several."""
+        self._uncounted.extend(values)
+        if len(self._uncounted) >= _MOST_UNCOUNTED:
+            self._count()
+
+    def counted(self) -> tuple[list[int], float]:
+        """How many values are within each bound, and in all, and their sum."""
+        self._count()
+        return np.cumsum(self._counts).tolist(), self._total
+
+    def _count(self) -> None:
+        values = np.asarray(self._uncounted, np.float64)
+        # what another thread has added since stays
+        del self._uncounted[: len(values)]
+        # a value that equals a bound is within it
+        places = np.searchsorted(self._bounds, values, side="left")
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._total += float(values.sum())

@@ -73,20 +73,13 @@ async def read_body(
         ClientDisconnect: the client went away.
     """
     coding = _coding(request)
-    declared = _content_length(request)
-    if declared is not None and declared > limit:
-        raise _too_large(request, f"the body has {declared} bytes", limit, setting)
     context = context_of(request)
     chunks: _Chunks | None = request.scope.get(WHOLE_BODY)
     if chunks is None:
-        if coding is None and declared is not None:
-            reading = _read_declared(request, room, declared)
-        else:
-            reading = _read_unknown(request, room, limit, setting)
-        chunks = await _in_time(context, reading)
+        chunks = await _in_time(context, _read(request, room, coding, limit, setting))
     size = sum(map(len, chunks))
     if size > limit:
-        raise _too_large(request, "the body is longer than allowed", limit, setting)
+        raise _too_large(request, f"the body has {size} bytes", limit, setting)
     room.hold(size)
     # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
     if aligned_at is None or coding is not None:
@@ -162,6 +155,17 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
+
+
+async def _read(
+    request: Request, room: Room, coding: str | None, limit: int, setting: str | None
+) -> _Chunks:
+    declared = _content_length(request)
+    if declared is not None and declared > limit:
+        raise _too_large(request, f"the body has {declared} bytes", limit, setting)
+    if coding is None and declared is not None:
+        return await _read_declared(request, room, declared)
+    return await _read_unknown(request, room, limit, setting)
 
 
 async def _read_declared(request: Request, room: Room, size: int) -> _Chunks:

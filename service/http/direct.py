@@ -6,6 +6,7 @@ the exchange of request and response is uvicorn's own class.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from functools import partial
@@ -20,6 +21,7 @@ from service.errors import ServiceError
 from service.http import oip, predict
 from service.http.body import WHOLE_BODY
 from service.http.head import head_of
+from service.http.inference import CANCELLED
 from service.http.journal import shown_path
 from service.http.problems import CLIENT_CLOSED_REQUEST, problem_response, unexpected
 from service.logs import request_id
@@ -68,6 +70,7 @@ class DirectCycle(RequestResponseCycle):
         self._pieces: list[bytes] = []
         """Of the body: what has come and was not received yet."""
         self._received = False
+        self._answering: asyncio.Task[None] | None = None
 
     def take(self, piece: bytes) -> None:
         """Keep what has come of the body."""
@@ -82,6 +85,11 @@ class DirectCycle(RequestResponseCycle):
         if not self._received:
             cast("dict[str, Any]", self.scope)[WHOLE_BODY] = self._pieces
         self.message_event.set()
+
+    def abandon(self) -> None:
+        """The client has left: nobody wants the answer any more."""
+        if self._answering is not None:
+            self._answering.cancel()
 
     async def receive(self) -> ASGIReceiveEvent:
         if self.disconnected or self.response_complete:
@@ -99,13 +107,13 @@ class DirectCycle(RequestResponseCycle):
     async def run_asgi(self, app: ASGI3Application) -> None:
         """Answer, and be done with the request; under the name by which uvicorn starts it."""
         scope = cast("Scope", self.scope)
-        scope["app"] = app
+        scope["app"], scope[CANCELLED] = app, True
         record = scope[RECORD_KEY] = self._journal.open(scope["headers"])
         record.caller = self._arrival.caller
         token = request_id.set(record.request_id)
         status, size = CLIENT_CLOSED_REQUEST, 0
         try:
-            response = await self._response(scope)
+            response = None if self.disconnected else await self._response(scope)
             if response is not None:
                 status, size = response.status_code, len(response.body)
                 await self._send(response, record)
@@ -124,8 +132,13 @@ class DirectCycle(RequestResponseCycle):
 
     async def _response(self, scope: Scope) -> Response | None:
         """What to send; None: nobody is there to read it."""
+        self._answering = task = asyncio.current_task()
         try:
             return await self._handler(Request(scope, self.receive))
+        except asyncio.CancelledError:
+            if task is not None and self.disconnected and not task.uncancel():
+                return None
+            raise
         except ServiceError as error:
             return problem_response(scope["path"], error)
         except ClientDisconnect:
@@ -133,6 +146,8 @@ class DirectCycle(RequestResponseCycle):
         except Exception:
             logger.exception("unexpected failure of POST %s", shown_path(scope))
             return unexpected(scope["path"])
+        finally:
+            self._answering = None
 
     async def _send(self, response: Response, record: RequestRecord) -> None:
         if self.flow.write_paused and not self.disconnected:

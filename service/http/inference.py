@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CANCELLED = "turbofno.cancelled"
+"""In a request's scope: its task is cancelled when its client leaves, so nobody need watch."""
+
 WATCHED_AFTER_SECONDS = 0.2
 """From when on a prediction or a gradient is cancelled if its client leaves."""
 
@@ -52,14 +55,10 @@ def admit(request: Request, config: ModelConfig) -> Room:
         BadRequest, UnsupportedMediaType: the headers do not say how long the body is.
     """
     record = record_of(request)
-    return record.until_sent.enter_context(
-        context_of(request).admission.admit(
-            declared_size(request),
-            model=config.name,
-            version=config.version,
-            caller=record.caller,
-        )
+    record.room = context_of(request).admission.admit(
+        declared_size(request), model=config.name, version=config.version, caller=record.caller
     )
+    return record.room
 
 
 async def infer(
@@ -103,8 +102,11 @@ async def infer(
     if seat is not None:
         # After the first step of the work, which takes room in the queue.
         asyncio.get_running_loop().call_soon(seat.leave)
-    # Mostly short, and watching takes a task, which would cost more than all else here.
-    result = await unless_disconnected(request, work, watched_after=WATCHED_AFTER_SECONDS)
+    if request.scope.get(CANCELLED):
+        result = await work
+    else:
+        # Mostly short, and watching takes a task, which would cost more than all else here.
+        result = await unless_disconnected(request, work, watched_after=WATCHED_AFTER_SECONDS)
     record.version = result.version
     record.fields = len(fields)
     record.queue_seconds = result.queue_seconds

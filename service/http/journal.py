@@ -48,7 +48,8 @@ class Journal:
 
     def close(self, scope: Scope, record: RequestRecord, status: int, sent_bytes: int) -> None:
         """Count and log it: its answer has been sent, or nobody is there to send it to."""
-        record.until_sent.close()
+        if record.room is not None:
+            record.room.leave()
         seconds = time.perf_counter() - record.started
         metrics, model = self._metrics, (record.model, record.version)
         metrics.requests.labels(*model, record.protocol, status).inc()

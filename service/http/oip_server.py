@@ -257,5 +257,5 @@ async def _control_parameters(request: Request) -> dict[str, Any]:
 
 async def _control_body(request: Request) -> dict[str, Any]:
     # Not refused when the service is full: that is when operators need these routes.
-    body = await read_body(request, Room.uncounted(), limit=_CONTROL_BYTES, setting=None)
+    body = await read_body(request, Room(), limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

@@ -77,6 +77,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timers()
         self._leave()
         super().connection_lost(exc)
+        if isinstance(self.cycle, DirectCycle):
+            self.cycle.abandon()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

@@ -35,15 +35,33 @@ ANYONE = Caller()
 class Room:
     """The bytes that one admitted request holds: of its body, then of its answer. Used from the event loop only."""
 
-    def __init__(self, check: Callable[[int], None], change: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        check: Callable[[int], None] = lambda _: None,
+        change: Callable[[int], None] = lambda _: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Without arguments it counts nothing: for a body too small to matter, which must be let in when there is no
+        room for others.
+        """
         self._check = check
         self._change = change
+        self._leave = leave
         self._held = 0
+        self._left = False
 
-    @classmethod
-    def uncounted(cls) -> Self:
-        """For a body too small to matter, which must be let in when there is no room for others."""
-        return cls(lambda _: None, lambda _: None)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Hold nothing any more: the request is over. Repeatable."""
+        if not self._left:
+            self._left = True
+            self.hold_answer(0)
+            self._leave()
 
     def hold(self, size: int) -> None:
         """Hold `size` bytes in all from now on. Raises QueueFull, PayloadTooLarge if there is no room, or never is."""
@@ -79,7 +97,6 @@ class Admission:
         self.draining = False
         metrics.inflight_bytes.set_function(lambda: self._bytes)
 
-    @contextmanager
     def admit(
         self,
         content_length: int | None,
@@ -87,8 +104,8 @@ class Admission:
         model: str,
         version: str,
         caller: Caller = ANYONE,
-    ) -> Iterator[Room]:
-        """Let one request in, from before its body is read until its answer is sent.
+    ) -> Room:
+        """Let one request in, from before its body is read until its answer is sent, when it is to leave its room.
 
         What it holds is counted as it arrives (`Room.hold`), not as it is announced: a client that
         announces much and sends nothing must not keep others out.
@@ -115,14 +132,16 @@ class Admission:
         self._check_room(caller, model, size)
         self._requests += 1
         self._idle.clear()
-        room = Room(partial(self._check_room, caller, model), partial(self._change, caller, model))
-        try:
-            yield room
-        finally:
-            room.hold_answer(0)
-            self._requests -= 1
-            if not self._requests:
-                self._idle.set()
+        return Room(
+            partial(self._check_room, caller, model),
+            partial(self._change, caller, model),
+            self._leave,
+        )
+
+    def _leave(self) -> None:
+        self._requests -= 1
+        if not self._requests:
+            self._idle.set()
 
     def start_draining(self) -> None:
         """Refuse everything from now on; what was let in goes on."""

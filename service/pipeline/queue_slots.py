@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
@@ -199,10 +200,12 @@ class QueueSlots:
     def _count(self, ticket: Ticket, fields: int) -> None:
         model, version = ticket.runnable.name, ticket.runnable.version
         self.total += fields
-        self._waiting[model, version] += fields
+        key = (model, version)
+        if key not in self._waiting:
+            self._metrics.queue_depth.labels(*key).set_function(partial(self.waiting, *key))
+        self._waiting[key] += fields
         levels = self._ahead.setdefault(model, Counter())
         levels[ticket.flow.level] += fields * ticket.field_bytes
-        self._metrics.queue_depth.labels(model, version).inc(fields)
 
 
 def _bounded(seconds: float) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from service.runtime.model_slot import ModelSlot
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import torch
 
@@ -56,6 +55,29 @@ class _Users:
 
     count: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Lease:
+    """By hand, not by contextmanager: every prediction takes one."""
+
+    __slots__ = ("_all", "_slot", "_users")
+
+    def __init__(self, slot: ModelSlot, users: dict[int, _Users]) -> None:
+        self._slot, self._all = slot, users
+
+    def __enter__(self) -> ModelSlot:
+        users = self._all.get(id(self._slot))
+        if users is None:
+            users = self._all[id(self._slot)] = _Users()
+        self._users = users
+        users.count += 1
+        return self._slot
+
+    def __exit__(self, *_: object) -> None:
+        self._users.count -= 1
+        if not self._users.count:
+            del self._all[id(self._slot)]
+            self._users.idle.set()
 
 
 class Repository:
@@ -186,19 +208,9 @@ class Repository:
             retry_after=1.0 if newest.state == "LOADING" else None,
         )
 
-    @contextmanager
-    def lease(self, name: str, version: str | None) -> Iterator[ModelSlot]:
-        """The same, held against unloading while the context lasts."""
-        slot = self.slot(name, version)
-        users = self._users.setdefault(id(slot), _Users())
-        users.count += 1
-        try:
-            yield slot
-        finally:
-            users.count -= 1
-            if not users.count:
-                del self._users[id(slot)]
-                users.idle.set()
+    def lease(self, name: str, version: str | None) -> _Lease:
+        """The same as a context, held against unloading while it lasts. Raises NotFound, Unavailable."""
+        return _Lease(self.slot(name, version), self._users)
 
     def statuses(self) -> list[ModelStatus]:
         """Every known (name, version), sorted."""

@@ -23,7 +23,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
 
 def test_a_tally_is_a_histogram() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally = Tally("signal", "A signal.", BOUNDS, registry=ours)
+    tally = Tally("signal", "A signal.", ("model", "version"), BOUNDS, registry=ours)
     histogram = Histogram(
         "signal", "A signal.", ("model", "version"), buckets=BOUNDS, registry=theirs
     )
@@ -31,10 +31,24 @@ def test_a_tally_is_a_histogram() -> None:
     rng = np.random.default_rng()
     for model in ("a", "b", "a"):
         values = [*BOUNDS, 1e6, *rng.exponential(1.0, rng.integers(0, 9)).tolist()]
-        tally.add(model, "1", values)
-        for value in values:
+        tally.labels(model, "1").observe_all(values)
+        tally.labels(model, "1").observe(0.5)
+        for value in (*values, 0.5):
             histogram.labels(model, "1").observe(value)
     found, expected = samples(ours), samples(theirs)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-12)
+
+
+def test_values_are_counted_as_they_come_without_a_scrape() -> None:
+    registry = CollectorRegistry()
+    tally = Tally("signal", "A signal.", ("model",), BOUNDS, registry=registry)
+    child = tally.labels("m")
+    for _ in range(10_000):
+        child.observe(1.0)
+    child.observe_all([2.0] * 10_000)
+    assert len(child._uncounted) < 10_000, "they would pile up where nobody scrapes"
+    assert registry.get_sample_value("signal_count", {"model": "m"}) == 20_000
+    assert registry.get_sample_value("signal_bucket", {"model": "m", "le": "1.0"}) == 10_000
+    assert registry.get_sample_value("signal_sum", {"model": "m"}) == 30_000
