@@ -21,6 +21,7 @@ from turbofno_ops.description import (
 from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
 from turbofno_ops.fourier_layer import fourier_layer
 from turbofno_ops.plan import CompiledFNO, compile_fno
+from turbofno_ops.replay import Replay, Unrecordable
 from turbofno_ops.spectral_conv import spectral_conv
 
 __version__ = "0.1.0"
@@ -36,7 +37,9 @@ __all__ = [
     "FourierMap",
     "NativeStatus",
     "PointwiseMap",
+    "Replay",
     "Scaling",
+    "Unrecordable",
     "compile_fno",
     "explain",
     "fourier_layer",

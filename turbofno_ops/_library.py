@@ -7,11 +7,12 @@ op, at run time, so that a compiled or exported graph holds one opaque node and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import Library
 
 from turbofno_ops import _cuda, _gemm, _reference
@@ -186,6 +187,8 @@ def _fake_fourier_layer(
     return x.new_empty((x.shape[0], weight.shape[1], *x.shape[2:]))
 
 
+_runs: dict[str, Callable[..., Any]] = {}
+
 for _name, _run, _fake in (
     ("spectral_conv", _spectral_conv, _fake_spectral_conv),
     ("spectral_conv_backward", _spectral_conv_backward, _fake_spectral_conv_backward),
@@ -196,8 +199,15 @@ for _name, _run, _fake in (
     ),
     ("fourier_layer", _fourier_layer, _fake_fourier_layer),
 ):
+    _runs[f"turbofno::{_name}"] = _run
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
+
+
+def implementation_of(op: OpOverload | OpOverloadPacket) -> Callable[..., Any] | None:
+    """What one of our ops runs, in PyTorch's own; None for an op of others."""
+    packet = op.overloadpacket if isinstance(op, OpOverload) else op
+    return _runs.get(packet._qualified_op_name)
 
 
 def _save_spectral_conv(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

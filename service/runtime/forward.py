@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from service.runtime import gradient
+from service.runtime.replays import Replays
 from turbofno_ops import ChainRefused, compile_fno
 from turbofno_ops.dispatch import last_backend
 
@@ -48,6 +49,8 @@ class Forward:
         self._refusals: set[str] = set()
         self.ran = Ran("none", "fp32")
         self._on_gpu = device.type == "cuda"
+        self._max_batch = max_batch
+        self._replays = Replays(name, lambda x: (module(x),), at_once=self.at_once)
         self._chain: CompiledFNO | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
         if self._on_gpu:
@@ -71,19 +74,21 @@ class Forward:
             else:
                 self.ran = Ran(self._chain.backend, self._chain.precision)
                 return y
-        y = self._module(x) if self._on_gpu else self._within_caches(x)
+        y = self._module(x) if self._on_gpu else self._replays(x)[0]
         backend = last_backend()
         # no other backend rounds
         self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
         return y
 
-    def _within_caches(self, x: torch.Tensor) -> torch.Tensor:
-        """The module on no more fields at once than caches hold: it runs through its layers one after another."""
-        layer = 4 * self._module.arch.hidden_channels * math.prod(x.shape[2:])
-        at_once = max(1, _LAYER_BYTES // layer) * torch.get_num_threads()
-        if len(x) <= at_once:
-            return self._module(x)
-        return torch.cat([self._module(part) for part in x.split(at_once)])
+    def at_once(self, field: torch.Size) -> int:
+        """How many fields of this shape, [in_channels, *grid], a CPU takes through its layers together: what caches hold."""
+        layer = 4 * self._module.arch.hidden_channels * math.prod(field[1:])
+        return min(self._max_batch, max(1, _LAYER_BYTES // layer) * torch.get_num_threads())
+
+    def prepare(self, field: torch.Size) -> None:
+        """Make batches of such fields, [in_channels, *grid], fast on a CPU; in inference mode, on the device thread."""
+        if not self._on_gpu:
+            self._replays.prepare(field)
 
     def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
         """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""
@@ -103,7 +108,8 @@ class Forward:
         return 0 if self._chain is None else self._chain.device_bytes()
 
     def clear(self) -> None:
-        """Give the memory of captured graphs back."""
+        """Give the memory of captured graphs and recordings back."""
+        self._replays.clear()
         if self._chain is not None:
             self._chain.clear()
 
