@@ -72,7 +72,7 @@ class EngineServer:
         engine: LocalEngine,
         slots: QueueSlots,
         on_call: Callable[[], None],
-        on_memory: Callable[[NDArray[np.uint8]], None] = lambda _: None,
+        on_memory: Callable[[NDArray[np.uint8]], object] = lambda _: None,
     ) -> None:
         """`on_call` is called when a model was loaded or unloaded, before whoever asked for it is told.
 

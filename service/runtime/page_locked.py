@@ -6,6 +6,7 @@ CUDA knows such memory by its addresses, for the whole process, and so does this
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,19 @@ _regions: dict[int, int] = {}
 """First address -> one past the last."""
 
 
-def lock(memory: NDArray[np.uint8], device: torch.device) -> None:
-    """Page-lock the start of `memory` for a CUDA device, as long as that array lives; views of it keep it alive.
+def lock(memory: NDArray[np.uint8], device: torch.device) -> threading.Thread:
+    """Page-lock the start of `memory` for a CUDA device, for as long as that array lives; its views keep it alive.
 
-    It is shared memory, so it must not end before the array. If the system refuses, fields there are copied as all
-    others.
+    What the array stands in must not end before it. Until the thread that is returned has ended, and if the system
+    refuses, fields there are copied as all others.
     """
+    # It takes a tenth of a second; and CUDA keeps an error for whatever the same thread calls next.
+    thread = threading.Thread(target=_lock, args=(memory, device), daemon=True)
+    thread.start()
+    return thread
+
+
+def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
     start, size = memory.ctypes.data, min(memory.nbytes, MOST_BYTES)
     with torch.cuda.device(device):
         status = torch.cuda.cudart().cudaHostRegister(start, size, 0)
@@ -60,7 +68,7 @@ def _locked(array: Fields) -> bool:
     start = array.__array_interface__["data"][0]
     stop = start + array.nbytes
     return array.flags.carray and any(
-        first <= start and stop <= past for first, past in tuple(_regions.items())
+        first <= start and stop <= past for first, past in _regions.copy().items()
     )
 
 

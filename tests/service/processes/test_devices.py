@@ -39,7 +39,7 @@ DEVICES = [
 
 
 class Asked:
-    """Inputs of the zoo's models, one to twelve fields each, and their answers."""
+    """Inputs of the zoo's models, one to twelve fields each, and their answers; some so large that a GPU fetches them."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng()
@@ -47,9 +47,12 @@ class Asked:
         for problem in PROBLEMS.values():
             module = load_model(ZOO / problem.name).module
             drawn = problem.sample(range(2), seed=int(rng.integers(1000, 4096))).unsqueeze(1)
-            for _ in range(4):
-                n = int(rng.integers(1, 13))
-                fields = drawn[torch.from_numpy(rng.integers(0, len(drawn), n))]
+            inputs = [
+                drawn[torch.from_numpy(rng.integers(0, len(drawn), n))] for n in (1, 3, 7, 12)
+            ]
+            if problem.name == "navier-stokes-2d":
+                inputs += [torch.randn(n, 1, 128, 128) for n in (8, 16)]
+            for fields in inputs:
                 with torch.inference_mode():
                     truth = module(fields).numpy()
                 self.requests.append((problem.name, as_npy(fields.numpy()), truth))

@@ -107,7 +107,7 @@ def test_a_batch_with_an_answer_elsewhere_is_handed_out_by_copies(memory: np.nda
 def slots() -> tuple[SlotMemory, LentMemory]:
     memory = SlotMemory(64 * MIB)
     lent = LentMemory(memory.attachment())
-    lock(lent.bytes, torch.device("cuda", 0))
+    lock(lent.bytes, torch.device("cuda", 0)).join()
     return memory, lent
 
 
@@ -171,7 +171,7 @@ def test_a_refusal_costs_a_warning_and_no_batch(
     slots: tuple[SlotMemory, LentMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     locked = dict(page_locked._regions)
-    lock(slots[1].bytes, torch.device("cuda", 0))
+    lock(slots[1].bytes, torch.device("cuda", 0)).join()
     assert "could not be page-locked" in caplog.text
     assert page_locked._regions == locked
     assert torch.ones(3, device="cuda").sum().item() == 3, "the error is not met by others"
@@ -182,7 +182,7 @@ def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> 
     for _ in range(5):
         memory = SlotMemory(200 * MIB)
         lent = LentMemory(memory.attachment())
-        lock(lent.bytes, torch.device("cuda", 0))
+        lock(lent.bytes, torch.device("cuda", 0)).join()
         low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
         view, beyond = (lent.array(memory.span(array)) for array in (low, high))
         del lent
