@@ -232,7 +232,7 @@ class DevicePipeline:
         )
 
     def _taken_in(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
-        """The parts as one batch on the device, once the stream for copies in is there."""
+        """The parts as one batch on the device, for whoever waits for the stream of copies in."""
         sizes = [len(part) for part in parts]
         shape = (sum(sizes), *parts[0].shape[1:])
         if straight(parts):
