@@ -146,7 +146,8 @@ class Settings(BaseSettings):
     )
     shared_memory_bytes: PositiveInt = Field(
         default=512 * MIB,
-        description="with frontends: most memory of each for the bodies and answers under way",
+        description="with frontends: most memory of each for the bodies and answers under way; "
+        "each GPU's engine page-locks the first 128 MiB of it",
     )
     hang_seconds: PositiveFloat = Field(
         default=10.0,

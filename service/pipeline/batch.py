@@ -18,6 +18,7 @@ from service.errors import (
     ServiceError,
     Unavailable,
 )
+from service.runtime.page_locked import straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +116,12 @@ class _Batch:
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:
         fields = [part.fields for _, part in parts]
         runnable, vjp = self._report.runnable, self._report.slices[0].ticket.vjp
-        return runnable.start(fields) if vjp is None else runnable.start_vjp(fields, vjp)
+        if vjp is not None:
+            return runnable.start_vjp(fields, vjp)
+        answers = [answer for _, part in parts if (answer := _place(part)) is not None]
+        if len(answers) == len(parts) and straight(answers):
+            return runnable.start(fields, answers)
+        return runnable.start(fields)
 
     def _run_in_pieces(self, parts: Parts, error: Exception) -> None:
         pieces = self._pieces(parts, error)
@@ -177,16 +183,19 @@ class _Batch:
         report.gather_seconds += output.gather_seconds
         report.compute_seconds += output.compute_seconds
         report.backend, report.precision = output.backend, output.precision
-        report.largest_run = max(report.largest_run, len(output.fields))
+        report.largest_run = max(report.largest_run, _size(parts))
         # NaN and infinity survive a sum, so most batches need no closer look; a sum may also overflow by itself.
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = output.fields.sum() if output.total is None else output.total
+        total = output.total
+        if total is None:
+            assert output.fields is not None
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = output.fields.sum()
         all_finite = math.isfinite(total)
         copies = _Copies()
         start = 0
         for index, part in parts:
             count = part.stop - part.start
-            fields = output.fields[start : start + count]
+            fields = _answer_of(part, output, start)
             trust = {name: values[start : start + count] for name, values in output.trust.items()}
             start += count
             if not all_finite:
@@ -232,12 +241,34 @@ def _give(
     for name, values in trust.items():
         of_all = ticket.trust.setdefault(name, [0.0] * ticket.size)
         of_all[part.start : part.stop] = values
+    if output.fields is None:
+        ticket.outputs = ticket.answer
+        return
     if part.whole and ticket.answer is None and output.release is None:
         ticket.outputs = fields
         return
     if ticket.outputs is None:
         ticket.outputs = _room(ticket, fields.shape[1:])
     copies.add(ticket.outputs[part.start : part.stop], fields)
+
+
+def _place(part: Slice) -> Fields | None:
+    """Where the outputs of a slice are to stand, if that is known beforehand."""
+    answer = part.ticket.answer
+    return None if answer is None else answer[part.start : part.stop]
+
+
+def _answer_of(part: Slice, output: ModelOutput, start: int) -> Fields:
+    """The outputs of a slice, which in those of the whole run begin at `start`."""
+    if output.fields is not None:
+        return output.fields[start : start + part.stop - part.start]
+    placed = _place(part)
+    assert placed is not None
+    return placed
+
+
+def _size(parts: Parts) -> int:
+    return sum(part.stop - part.start for _, part in parts)
 
 
 def _room(ticket: Ticket, shape: tuple[int, ...]) -> Fields:
@@ -257,7 +288,8 @@ def _owned(output: ModelOutput) -> ModelOutput:
     if output.release is None:
         return output
     try:
-        return output._replace(fields=output.fields.copy(), release=None)
+        fields = None if output.fields is None else output.fields.copy()
+        return output._replace(fields=fields, release=None)
     finally:
         output.release()
 
@@ -268,7 +300,7 @@ def _given(output: ModelOutput) -> ModelOutput:
 
 def _halves(parts: Parts) -> list[Parts]:
     """The same fields in two pieces of equal size, to one; none if there is but one field."""
-    total = sum(part.stop - part.start for _, part in parts)
+    total = _size(parts)
     if total == 1:
         return []
     first: Parts = []

@@ -22,7 +22,8 @@ _serial = itertools.count()
 class ModelOutput(NamedTuple):
     """What one run of a model gave, float32 [n, out_channels, *grid], and what really ran. Times are seconds."""
 
-    fields: Fields
+    fields: Fields | None
+    """None if they stand where `Runnable.start` was told."""
     backend: str
     precision: str = "fp32"
     gather_seconds: float = 0.0
@@ -44,10 +45,13 @@ class Runnable(Protocol):
     @property
     def version(self) -> str: ...
 
-    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+    def start(
+        self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+    ) -> Callable[[], ModelOutput]:
         """Begin to predict `parts`, each float32 [n, in_channels, *grid], as one batch; on the device thread.
 
-        The parts must be left unchanged. What it returns is called once, on any thread; it waits for the
+        With `answers`, which must be `page_locked.straight`, those of each part are written there if they have that
+        shape. The parts must be left unchanged, and the answers alone. What it returns is called once, on any thread; it waits for the
         answer, whose memory may be lent (`ModelOutput.release`): there is not much of it.
 
         Raises:

@@ -41,11 +41,16 @@ from service.processes.messages import (
     Told,
 )
 from service.processes.rollout_ring import Writer
+from service.runtime.device import resolve_device
+from service.runtime.page_locked import lock
 from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from models.config import ModelConfig
     from service.pipeline.engine import Fields, ModelStatus
@@ -62,10 +67,20 @@ _REMEMBERED = 256
 class EngineServer:
     """Answers every Predict, Begin and Ask of every front end exactly once, as long as that front end lives."""
 
-    def __init__(self, engine: LocalEngine, slots: QueueSlots, on_call: Callable[[], None]) -> None:
-        """`on_call` is called when a model was loaded or unloaded, before whoever asked for it is told."""
+    def __init__(
+        self,
+        engine: LocalEngine,
+        slots: QueueSlots,
+        on_call: Callable[[], None],
+        on_memory: Callable[[NDArray[np.uint8]], object] = lambda _: None,
+    ) -> None:
+        """`on_call` is called when a model was loaded or unloaded, before whoever asked for it is told.
+
+        `on_memory` is called with the memory of each front end, all of it, before anything there is used.
+        """
         self._engine = engine
         self._on_call = on_call
+        self._on_memory = on_memory
         self._slots = slots
         self._memories: dict[bytes, LentMemory] = {}
         self._work: dict[tuple[bytes, int], asyncio.Task[Predicted | Told]] = {}
@@ -104,9 +119,11 @@ class EngineServer:
         match message:
             case Attach():
                 try:
-                    self._memories[sender] = LentMemory(message)
+                    memory = self._memories[sender] = LentMemory(message)
                 except OSError as error:
                     logger.warning("the memory of %s is gone: %s", sender.decode(), error)
+                else:
+                    self._on_memory(memory.bytes)
                 self._channel.send(self._state, sender)
                 self._channel.send(self._queue, sender)
             case Predict() | Begin() | Ask():
@@ -258,7 +275,13 @@ async def run(launch: Launch) -> int:
     slots = QueueSlots(launch.settings, metrics)
     engine = LocalEngine(launch.settings, metrics, slots, launch.remembered)
     engine.start()
-    server = EngineServer(engine, slots, on_call=lambda: line.beat())
+    device = resolve_device(launch.settings.device)
+    server = EngineServer(
+        engine,
+        slots,
+        on_call=lambda: line.beat(),
+        on_memory=partial(lock, device=device) if device.type == "cuda" else lambda _: None,
+    )
 
     def tell(message: Message) -> None:
         if isinstance(message, Gone):

@@ -134,11 +134,12 @@ class LentMemory:
             raise FileNotFoundError(f"{path} is not {attachment.name}")
         fd = os.open(path, os.O_RDWR)
         try:
-            self._map = mmap.mmap(fd, attachment.size)
+            # one array, of which all others are views: it ends before the memory does
+            self.bytes = np.frombuffer(mmap.mmap(fd, attachment.size), np.uint8)
         finally:
             os.close(fd)
 
     def array(self, span: Span) -> Fields:
         """The float32 array there."""
-        count = math.prod(span.shape)
-        return np.frombuffer(self._map, np.float32, count, span.offset).reshape(span.shape)
+        stop = span.offset + 4 * math.prod(span.shape)
+        return self.bytes[span.offset : stop].view(np.float32).reshape(span.shape)

@@ -3,7 +3,8 @@
 On a GPU three streams work side by side: while the kernels of batch n run, batch n+1 is copied in and batch n-1
 copied out. Host memory follows in the same order: `start`, on the device thread, gathers the fields of n+1 into
 pinned memory; the wait that it returns, on another thread, lends the answer of n-1 where it came out, until it has
-been handed out.
+been handed out. Fields that lie in page-locked slots are not gathered, and answers that go there not handed out: the
+GPU reads and writes them itself.
 
 What a batch costs in Python counts twice while an event loop is busy: every call that gives the interpreter lock
 away waits to get it back. So fields are gathered by one call, however many they are.
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 
 from service.errors import DeviceLost
+from service.runtime.page_locked import straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +55,8 @@ def unjudged(_x: torch.Tensor, _y: torch.Tensor) -> dict[str, torch.Tensor]:
 class Answer(NamedTuple):
     """What came out; seconds."""
 
-    fields: Fields
+    fields: Fields | None
+    """None if they stand where `start` was told."""
     gather_seconds: float
     compute_seconds: float
     """Of the device, where that is a GPU: without the copies, and without waiting for the batch before."""
@@ -79,7 +82,11 @@ class Pipeline(Protocol):
         ...
 
     def start(
-        self, parts: Sequence[Fields], forward: Forward, judge: Judgement = unjudged
+        self,
+        parts: Sequence[Fields],
+        forward: Forward,
+        judge: Judgement = unjudged,
+        answers: Sequence[Fields] = (),
     ) -> Callable[[], Answer]:
         """Begin `forward`, then `judge`, on the parts as one batch; what it returns waits for the answer.
 
@@ -102,7 +109,11 @@ class HostPipeline:
         return nullcontext()
 
     def start(
-        self, parts: Sequence[Fields], forward: Forward, judge: Judgement = unjudged
+        self,
+        parts: Sequence[Fields],
+        forward: Forward,
+        judge: Judgement = unjudged,
+        _: Sequence[Fields] = (),
     ) -> Callable[[], Answer]:
         started = time.perf_counter()
         x = torch.from_numpy(gather(parts))
@@ -132,7 +143,8 @@ class DevicePipeline:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copy_in, self._kernels, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
+        self._streams = [torch.cuda.Stream(device) for _ in range(3)]
+        self._copy_in, self._kernels, self._copy_out = self._streams
         self._staging = [_Staging() for _ in range(IN_FLIGHT)]
         self._free: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
         for staging in self._staging:
@@ -156,16 +168,20 @@ class DevicePipeline:
         return sum(staging.nbytes for staging in self._staging)
 
     def start(
-        self, parts: Sequence[Fields], forward: Forward, judge: Judgement = unjudged
+        self,
+        parts: Sequence[Fields],
+        forward: Forward,
+        judge: Judgement = unjudged,
+        answers: Sequence[Fields] = (),
     ) -> Callable[[], Answer]:
         staging = self._free.get()
         try:
-            return self._enqueue(staging, parts, forward, judge)
+            return self._enqueue(staging, parts, forward, judge, answers)
         except Exception as error:
             try:
-                # What was enqueued before the failure may still read the staging memory.
-                self._kernels.synchronize()
-                self._copy_in.synchronize()
+                # What was enqueued before the failure may still use the memory.
+                for stream in self._streams:
+                    stream.synchronize()
             except RuntimeError:
                 raise _lost(error) from error
             finally:
@@ -174,18 +190,20 @@ class DevicePipeline:
             raise
 
     def _enqueue(
-        self, staging: _Staging, parts: Sequence[Fields], forward: Forward, judge: Judgement
+        self,
+        staging: _Staging,
+        parts: Sequence[Fields],
+        forward: Forward,
+        judge: Judgement,
+        answers: Sequence[Fields],
     ) -> _Running:
-        started = time.perf_counter()
-        host_in = staging.input((sum(map(len, parts)), *parts[0].shape[1:]))
-        torch.cat([_tensor(part) for part in parts], out=host_in)
-        gather_seconds = time.perf_counter() - started
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # waited for asleep: spinning would take a core from the front ends
         arrived = torch.cuda.Event(blocking=True)
         with torch.inference_mode():
-            with torch.cuda.stream(self._copy_in):
-                x = host_in.to(self._device, non_blocking=True)
+            started = time.perf_counter()
+            x = self._taken_in(staging, parts)
+            gather_seconds = time.perf_counter() - started
             self._kernels.wait_stream(self._copy_in)
             with torch.cuda.stream(self._kernels):
                 began.record()
@@ -193,11 +211,12 @@ class DevicePipeline:
                 ended.record()
                 judged = judge(x, y)
                 numbers = torch.cat([y.sum().view(1), *judged.values()])
-            host_out = staging.output(tuple(y.shape))
             host_numbers = staging.numbers(len(numbers))
-            self._copy_out.wait_stream(self._kernels)
+            # the answer leaves while it is judged
+            self._copy_out.wait_event(ended)
             with torch.cuda.stream(self._copy_out):
-                host_out.copy_(y, non_blocking=True)
+                host_out = self._put_out(staging, y, answers)
+                self._copy_out.wait_stream(self._kernels)
                 host_numbers.copy_(numbers, non_blocking=True)
                 arrived.record()
         return _Running(
@@ -212,6 +231,33 @@ class DevicePipeline:
             release=partial(self._free.put, staging),
         )
 
+    def _taken_in(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
+        """The parts as one batch on the device, for whoever waits for the stream of copies in."""
+        sizes = [len(part) for part in parts]
+        shape = (sum(sizes), *parts[0].shape[1:])
+        if straight(parts):
+            with torch.cuda.stream(self._copy_in):
+                x = torch.empty(shape, device=self._device)
+                rows = list(x.split(sizes))
+                torch._foreach_copy_(rows, [*map(_tensor, parts)], non_blocking=True)
+                return x
+        host_in = staging.input(shape)
+        torch.cat([_tensor(part) for part in parts], out=host_in)
+        with torch.cuda.stream(self._copy_in):
+            return host_in.to(self._device, non_blocking=True)
+
+    def _put_out(
+        self, staging: _Staging, y: torch.Tensor, answers: Sequence[Fields]
+    ) -> torch.Tensor | None:
+        """Copy the batch out on the current stream: into `answers`, or else into what it returns."""
+        sizes = [len(answer) for answer in answers]
+        if sum(sizes) == len(y) and {answer.shape[1:] for answer in answers} == {y.shape[1:]}:
+            rows = list(y.split(sizes))
+            torch._foreach_copy_([*map(_tensor, answers)], rows, non_blocking=True)
+            return None
+        host_out = staging.output(tuple(y.shape))
+        return host_out.copy_(y, non_blocking=True)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Running:
@@ -219,7 +265,7 @@ class _Running:
 
     on_device: tuple[torch.Tensor, ...]
     """Held until the answer has arrived: the allocator does not know that the other streams use it."""
-    host_out: torch.Tensor
+    host_out: torch.Tensor | None
     numbers: torch.Tensor
     """The total, then each field's judgements of one name after those of the other."""
     judged: tuple[str, ...]
@@ -237,9 +283,9 @@ class _Running:
             self.release()
             raise _lost(error) from error
         total, *judgements = self.numbers.tolist()
-        count = len(self.host_out)
+        count = len(judgements) // max(1, len(self.judged))
         return Answer(
-            self.host_out.numpy(),
+            None if self.host_out is None else self.host_out.numpy(),
             self.gather_seconds,
             compute_seconds,
             total,

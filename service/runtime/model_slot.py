@@ -78,9 +78,11 @@ class ModelSlot:
         """Bytes that its compiled chain with its graphs holds on the device."""
         return self._forward.device_bytes
 
-    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+    def start(
+        self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+    ) -> Callable[[], ModelOutput]:
         """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units; see Runnable."""
-        return self._start(parts, self._checked_forward, self._judge or unjudged)
+        return self._start(parts, self._checked_forward, self._judge or unjudged, answers)
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
         """Vector-Jacobian products: rows to rows of these shapes; see Runnable."""
@@ -99,8 +101,9 @@ class ModelSlot:
         parts: Sequence[Fields],
         run: Callable[[torch.Tensor], torch.Tensor],
         judge: Judgement = unjudged,
+        answers: Sequence[Fields] = (),
     ) -> Callable[[], ModelOutput]:
-        wait = self._pipeline.start(parts, run, judge)
+        wait = self._pipeline.start(parts, run, judge, answers)
         ran = self._forward.ran
 
         def output() -> ModelOutput:

@@ -112,6 +112,7 @@ def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float
 
     def hand_out(answer: Answer) -> None:
         assert answer.release is not None
+        assert answer.fields is not None
         answer.fields.copy()
         answer.release()
 

@@ -61,8 +61,8 @@ class Service:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), timeout=10)
 
-    def until_ready(self, seconds: float = 40) -> None:
-        """All processes are there, and each front end says that it is ready."""
+    def until_ready(self, seconds: float = 40, *, processes: int = 3) -> None:
+        """All so many processes are there, and each front end says that it is ready."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -73,7 +73,7 @@ class Service:
             except httpx.TransportError:
                 return False
             seen = {labels["process"] for name, labels, _ in metrics if "process" in labels}
-            return set(answers) == {200} and seen == set(self.pids()) and len(seen) == 3
+            return set(answers) == {200} and seen == set(self.pids()) and len(seen) == processes
 
         until(ready, seconds, what=lambda: "ready: " + "".join(self.log[-20:]))
 

@@ -1,0 +1,196 @@
+"""Fields in page-locked memory: read and written there by the GPU, by nobody once the memory is gone."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from service.errors import InvalidField
+from service.pipeline.batch import start_batch
+from service.pipeline.engine import Fields
+from service.pipeline.ticket import ModelOutput, Slice, Ticket
+from service.processes.memory import LentMemory, SlotMemory
+from service.runtime import page_locked
+from service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
+from service.runtime.page_locked import lock, straight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Four MiB, the first three of which count as locked."""
+    memory = np.zeros(4 * MIB, np.uint8)
+    start = memory.ctypes.data
+    monkeypatch.setattr(page_locked, "_regions", {start: start + 3 * MIB})
+    return memory
+
+
+def fields(memory: np.ndarray, start: int, stop: int) -> Fields:
+    return memory[start:stop].view(np.float32).reshape(-1, 1, 16)
+
+
+def test_only_large_arrays_that_are_locked_to_their_end_go_straight(memory: np.ndarray) -> None:
+    large = fields(memory, 0, MIB)
+    assert straight([large])
+    assert straight([large, fields(memory, 2 * MIB, 3 * MIB)])
+    assert not straight([large, fields(memory, 2 * MIB, 3 * MIB + 64)])
+    assert not straight([large, np.zeros_like(large)])
+    assert not straight([large.reshape(-1, 2, 16)[:, :1]]), "not in one piece"
+    assert not straight([fields(memory, i * 65536, (i + 1) * 65536) for i in range(16)])
+
+
+class Placing:
+    """Doubles its input, into the answers if it is given any; then the batch fails on what is not finite."""
+
+    name, version = "double", "1"
+
+    def start(
+        self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+    ) -> Callable[[], ModelOutput]:
+        y = 2 * np.concatenate(parts)
+        trust = {"residual": [float(row[0, 0]) for row in y]}
+        if not answers:
+            return lambda: ModelOutput(y, "fake", total=float(y.sum()), trust=trust)
+        start = 0
+        for answer in answers:
+            answer[:] = y[start : start + len(answer)]
+            start += len(answer)
+        return lambda: ModelOutput(None, "fake", total=float(y.sum()), trust=trust)
+
+
+def ticket(x: Fields, answer: Fields | None) -> Any:
+    return Ticket(Placing(), x, 0.0, None, answer=answer)  # type: ignore[arg-type]
+
+
+def test_answers_that_stand_where_they_should_are_handed_out_as_they_are(
+    memory: np.ndarray,
+) -> None:
+    rng = np.random.default_rng()
+    inputs = [rng.standard_normal((size, 1, 16), np.float32) for size in (6000, 9000)]
+    rooms = [
+        fields(memory, start, start + x.nbytes) for start, x in zip((0, MIB), inputs, strict=True)
+    ]
+    inputs[1][7, 0, 3] = np.nan
+    tickets = [ticket(x, room) for x, room in zip(inputs, rooms, strict=True)]
+    part = Slice(tickets[0], 0, 6000)
+    report = start_batch([part, Slice(tickets[1], 0, 5000), Slice(tickets[1], 5000, 9000)])()
+    assert report.largest_run == 15000
+    assert tickets[0].outputs is rooms[0]
+    np.testing.assert_array_equal(rooms[0], 2 * inputs[0])
+    np.testing.assert_array_equal(rooms[1][5000:], 2 * inputs[1][5000:])
+    assert tickets[0].trust["residual"] == pytest.approx(2 * inputs[0][:, 0, 0])
+    assert set(report.errors) == {1}
+    assert isinstance(report.errors[1], InvalidField)
+    assert "field 7 of 9000" in report.errors[1].message
+
+
+def test_a_batch_with_an_answer_elsewhere_is_handed_out_by_copies(memory: np.ndarray) -> None:
+    x = np.ones((9000, 1, 16), np.float32)
+    placed, owned = ticket(x, fields(memory, 0, x.nbytes)), ticket(x, None)
+    report = start_batch([Slice(placed, 0, 9000), Slice(owned, 0, 9000)])()
+    assert not report.errors
+    assert (placed.answer == 2).all()
+    assert (owned.outputs == 2).all()
+
+
+@pytest.fixture
+def slots() -> tuple[SlotMemory, LentMemory]:
+    memory = SlotMemory(64 * MIB)
+    lent = LentMemory(memory.attachment())
+    lock(lent.bytes, torch.device("cuda", 0)).join()
+    return memory, lent
+
+
+@gpu
+def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemory]) -> None:
+    memory, lent = slots
+    pipeline, rng = DevicePipeline(torch.device("cuda", 0)), np.random.default_rng()
+    running: list[tuple[list[Fields], list[Fields], Any]] = []
+    kept = []
+    for number in range(60):
+        sizes = rng.integers(5, 9, int(rng.integers(1, 5)))
+        placed = [memory.array((int(n), 2, 97, 101)) for n in sizes for _ in "io"]
+        kept.append(placed)
+        for array in placed:
+            array[:] = rng.standard_normal(array.shape, np.float32)
+        seen = [lent.array(memory.span(array)) for array in placed]
+        parts, answers = seen[::2], seen[1::2]
+        assert straight(parts)
+        gathered = [part.copy() for part in parts] if number % 3 == 0 else parts
+        own = number % 4 == 1
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            torch.cuda._sleep(500_000)
+            return 2 * x
+
+        def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            torch.cuda._sleep(500_000)
+            return {"first": x[:, 0, 0, 0], "last": y[:, -1, -1, -1]}
+
+        wait = pipeline.start(gathered, forward, judge, () if own else answers)
+        running.append((parts, answers, wait))
+        if len(running) < IN_FLIGHT and number < 57:
+            continue
+        parts, answers, wait = running.pop(0)
+        answer = wait()
+        truth = 2 * np.concatenate(parts)
+        found = np.concatenate(answers) if answer.fields is None else answer.fields.copy()
+        answer.release()
+        np.testing.assert_array_equal(found, truth)
+        np.testing.assert_array_equal(answer.judged["first"], truth[:, 0, 0, 0] / 2)
+        np.testing.assert_array_equal(answer.judged["last"], truth[:, -1, -1, -1])
+        assert answer.total == pytest.approx(float(truth.astype(np.float64).sum()), abs=1)
+        kept.pop(0)
+
+
+@gpu
+def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, LentMemory]) -> None:
+    memory, lent = slots
+    x = np.ones((8, 1, 128, 128), np.float32)
+    placed = memory.array((8, 2, 128, 128))
+    placed[:] = 7
+    pipeline = DevicePipeline(torch.device("cuda", 0))
+    answer = pipeline.start([x], torch.neg, answers=[lent.array(memory.span(placed))])()
+    assert answer.fields is not None
+    assert (answer.fields == -1).all()
+    assert (placed == 7).all()
+
+
+@gpu
+def test_a_refusal_costs_a_warning_and_no_batch(
+    slots: tuple[SlotMemory, LentMemory], caplog: pytest.LogCaptureFixture
+) -> None:
+    locked = dict(page_locked._regions)
+    lock(slots[1].bytes, torch.device("cuda", 0)).join()
+    assert "could not be page-locked" in caplog.text
+    assert page_locked._regions == locked
+    assert torch.ones(3, device="cuda").sum().item() == 3, "the error is not met by others"
+
+
+@gpu
+def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> None:
+    for _ in range(5):
+        memory = SlotMemory(200 * MIB)
+        lent = LentMemory(memory.attachment())
+        lock(lent.bytes, torch.device("cuda", 0)).join()
+        low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
+        view, beyond = (lent.array(memory.span(array)) for array in (low, high))
+        del lent
+        gc.collect()
+        assert straight([view])
+        assert torch.from_numpy(view).is_pinned()
+        assert not straight([beyond]), "only so much of each memory"
+        assert len(page_locked._regions) == 1
+        del view, beyond, low, high, memory
+        gc.collect()
+        assert not page_locked._regions
