@@ -153,7 +153,10 @@ def _compiled(
             values[number] = value
         for call in recorder.calls:
             made: list[torch.Tensor] = []
-            _mapped(call.function(*_filled(call.args, values), **_filled(call.kwargs, values)), made.append)
+            _mapped(
+                call.function(*_filled(call.args, values), **_filled(call.kwargs, values)),
+                made.append,
+            )
             for number, value in zip(call.results, made, strict=True):
                 values[number] = value
         return tuple(values[number] for number in last)
@@ -173,8 +176,10 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [_mapped(one, change) for one in value] if isinstance(value, list) else tuple(
-            _mapped(one, change) for one in value
+        return (
+            [_mapped(one, change) for one in value]
+            if isinstance(value, list)
+            else tuple(_mapped(one, change) for one in value)
         )
     if isinstance(value, dict):
         return {name: _mapped(one, change) for name, one in value.items()}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.responses import Response
-    from starlette.types import Scope
+    from starlette.types import Receive, Scope
     from uvicorn._types import ASGI3Application, ASGIReceiveEvent
 
     from service.context import RequestRecord
@@ -134,7 +134,7 @@ class DirectCycle(RequestResponseCycle):
         """What to send; None: nobody is there to read it."""
         self._answering = task = asyncio.current_task()
         try:
-            return await self._handler(Request(scope, self.receive))
+            return await self._handler(Request(scope, cast("Receive", self.receive)))
         except asyncio.CancelledError:
             if task is not None and self.disconnected and not task.uncancel():
                 return None

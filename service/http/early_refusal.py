@@ -81,9 +81,7 @@ class EarlyRefusal:
         self._note(arrival.caller.name, *served)
         return answer
 
-    def _answer(
-        self, path: str, headers: Headers, error: ServiceError, adding: Headers
-    ) -> bytes:
+    def _answer(self, path: str, headers: Headers, error: ServiceError, adding: Headers) -> bytes:
         journal = self._context.journal
         record = journal.open(headers)
         token = request_id.set(record.request_id)

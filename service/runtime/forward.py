@@ -50,7 +50,7 @@ class Forward:
         self.ran = Ran("none", "fp32")
         self._on_gpu = device.type == "cuda"
         self._max_batch = max_batch
-        self._replays = Replays(name, lambda x: (module(x),), at_once=self.at_once)
+        self._replays = Replays(name, module, at_once=self._at_once)
         self._chain: CompiledFNO | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
         if self._on_gpu:
@@ -74,13 +74,13 @@ class Forward:
             else:
                 self.ran = Ran(self._chain.backend, self._chain.precision)
                 return y
-        y = self._module(x) if self._on_gpu else self._replays(x)[0]
+        y = self._module(x) if self._on_gpu else self._replays(x)
         backend = last_backend()
         # no other backend rounds
         self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
         return y
 
-    def at_once(self, field: torch.Size) -> int:
+    def _at_once(self, field: torch.Size) -> int:
         """How many fields of this shape, [in_channels, *grid], a CPU takes through its layers together: what caches hold."""
         layer = 4 * self._module.arch.hidden_channels * math.prod(field[1:])
         return min(self._max_batch, max(1, _LAYER_BYTES // layer) * torch.get_num_threads())

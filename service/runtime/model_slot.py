@@ -168,6 +168,8 @@ class ModelSlot:
             self.backend, self.precision = output.backend, output.precision
             if output.release is not None:
                 output.release()
+        with self._pipeline.in_turn(), torch.inference_mode():
+            self._forward.prepare(torch.Size(shape))
         self._try_gradient(shape)
 
     def _try_gradient(self, shape: tuple[int, ...]) -> None:

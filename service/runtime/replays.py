@@ -1,4 +1,4 @@
-"""A function of batches on a CPU, replayed where that pays, rather than run call by call (turbofno_ops/replay.py)."""
+"""A network on a CPU, replayed where that pays, rather than run call by call (turbofno_ops/replay.py)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from turbofno_ops import Replay, Unrecordable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    Tensors = tuple[torch.Tensor, ...]
-    Grid = tuple[torch.Size, ...]
-    """The shapes of the inputs, without their batch axis."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,74 +34,75 @@ class Replays:
     def __init__(
         self,
         name: str,
-        function: Callable[..., Tensors],
+        network: Callable[[torch.Tensor], torch.Tensor],
         *,
         at_once: Callable[[torch.Size], int],
     ) -> None:
-        """`function` takes and gives tensors [n, ...]; no more fields than `at_once` of the first input's shape without
-        its batch axis are run together. `name` is for the log.
+        """`network` takes [n, channels, *grid]; no more fields than `at_once` of a field's shape are run together.
+
+        `name` is for the log.
         """
         self._name = name
-        self._function = function
+        self._network = network
         self._at_once = at_once
-        self._known: OrderedDict[Grid, _Recordings] = OrderedDict()
+        self._known: OrderedDict[torch.Size, _Recordings] = OrderedDict()
 
-    def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """What the function gives."""
-        grid = tuple(one.shape[1:] for one in inputs)
-        known = self._recordings(grid)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """What the network gives."""
+        field = x.shape[1:]
+        known = self._recordings(field)
         if not known.tried:
             known.runs += 1
             if known.runs == _OFTEN:
-                self._record(known, grid)
-        most = self._at_once(grid[0])
-        if known.replays:
-            sizes = list(_powers_of_two(len(inputs[0]), most))
-            parts = zip(*(one.split(sizes) for one in inputs), strict=True)
-            return _joined([known.replays[len(part[0])](*part) for part in parts])
-        parts = zip(*(one.split(most) for one in inputs), strict=True)
-        return _joined([self._function(*part) for part in parts])
+                self._record(known, field)
+        most = self._at_once(field)
+        if not known.replays:
+            return _joined([self._network(part) for part in x.split(most)])
+        parts = x.split(list(_powers_of_two(len(x), most)))
+        return _joined([known.replays[len(part)](part)[0] for part in parts])
 
-    def prepare(self, *grid: torch.Size) -> None:
-        """Record what is done to inputs of these shapes, which are without their batch axis, if that pays."""
-        known = self._recordings(grid)
+    def prepare(self, field: torch.Size) -> None:
+        """Record what is done to such fields, if that pays."""
+        known = self._recordings(field)
         if not known.tried:
-            self._record(known, grid)
+            self._record(known, field)
 
     def clear(self) -> None:
         """Forget all recordings."""
         self._known.clear()
 
-    def _recordings(self, grid: Grid) -> _Recordings:
-        known = self._known.setdefault(grid, _Recordings())
-        self._known.move_to_end(grid)
+    def _recordings(self, field: torch.Size) -> _Recordings:
+        known = self._known.setdefault(field, _Recordings())
+        self._known.move_to_end(field)
         if len(self._known) > _MOST_GRIDS:
             self._known.popitem(last=False)
         return known
 
-    def _record(self, known: _Recordings, grid: Grid) -> None:
+    def _record(self, known: _Recordings, field: torch.Size) -> None:
         known.tried = True
-        inputs = [torch.zeros(1, *shape) for shape in grid]
-        self._function(*inputs)
+        x = torch.zeros(1, *field)
+        self._network(x)
         started = time.perf_counter()
-        self._function(*inputs)
+        self._network(x)
         if time.perf_counter() - started > _LONG_SECONDS:
             return
         replays = {}
         try:
-            for exponent in range(self._at_once(grid[0]).bit_length()):
+            for exponent in range(self._at_once(field).bit_length()):
                 size = 1 << exponent
-                examples = [torch.zeros(size, *shape) for shape in grid]
-                replays[size] = Replay(self._function, examples)
+                replays[size] = Replay(self._run, [torch.zeros(size, *field)])
         except (Unrecordable, RuntimeError, AttributeError, TypeError) as error:
             # PyTorch may do away with TorchScript; call by call everything is as right, and slower.
-            logger.info("%s runs call by call on %s: %s", self._name, list(grid[0]), error)
+            logger.info("%s runs call by call on %s: %s", self._name, list(field), error)
         else:
             known.replays = replays
 
+    def _run(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self._network(x),)
+
 
 class _Recordings:
-    """Of one grid."""
+    """Of one shape of field."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -125,7 +122,5 @@ def _powers_of_two(count: int, most: int) -> Iterator[int]:
             size >>= 1
 
 
-def _joined(parts: list[Tensors]) -> Tensors:
-    if len(parts) == 1:
-        return parts[0]
-    return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
