@@ -1,74 +1,315 @@
-"""Predictions past FastAPI's routing answer as those through it."""
+"""Predictions past ASGI answer as those through it, and are as well behaved on their connection."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import json
-from typing import Any
+import logging
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
 import pytest
 
-from service.http.direct import DirectPredictions
-from tests.service.http.serving import application
+from service.http import protocol
+from tests.service.http.live import connected, listening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(30)
 
 FIELD = np.random.default_rng().standard_normal((1, 1, 16)).astype("<f4")
 RAW = {"Inference-Header-Content-Length": "0"}
-PREDICT, INFER = "/v1/models/{}:predict", "/v2/models/{}/infer"
+NPY = {"Content-Type": "application/x-npy"}
+PREDICT, INFER = "/v1/models/tiny-1d:predict", "/v2/models/tiny-1d/infer"
+INFER_RAW = INFER + "?shape=1,1,16"
+KEY = "a-key-of-this-test"
+INPUTS = {"inputs": {"input": FIELD.tolist()}}
 
 
-def ask(path: str, *, direct: bool, **options: Any) -> httpx.Response:
-    async def main() -> httpx.Response:
-        app, _ = application()
-        if not direct:
-            app.user_middleware = [m for m in app.user_middleware if m.cls is not DirectPredictions]
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            headers = {"X-Request-Id": "one-and-the-same", **options.pop("headers", {})}
-            method = options.pop("method", "POST")
-            return await client.request(method, path, headers=headers, **options)
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
 
-    return asyncio.run(main())
+    return run
 
 
-@pytest.mark.parametrize(
-    ("path", "options"),
-    [
-        (PREDICT.format("tiny-1d"), {"json": {"inputs": {"input": FIELD.tolist()}}}),
-        (PREDICT.format("tiny-1d"), {"json": {"inputs": {"nonsense": 1}}}),
-        (PREDICT.format("absent"), {"json": {}}),
-        (PREDICT.format("%2e%2e"), {"json": {}}),
-        (PREDICT.format("tiny-1d"), {"content": b"x", "headers": {"Content-Type": "image/png"}}),
-        (PREDICT.format("tiny-1d"), {"json": {}, "headers": {"X-Deadline-Ms": "never"}}),
-        (PREDICT.format("tiny-1d") + "?priority=-1", {"json": {}}),
-        (PREDICT.format("tiny-1d") + "?version=1", {"json": {}}),
-        (PREDICT.format("tiny-1d"), {"method": "GET"}),
-        (INFER.format("tiny-1d") + "?shape=1,1,16", {"content": FIELD.tobytes(), "headers": RAW}),
-        (INFER.format("tiny-1d") + "?shape=1,1,15", {"content": FIELD.tobytes(), "headers": RAW}),
-        (INFER.format("tiny-1d") + "?shape=a", {"content": FIELD.tobytes(), "headers": RAW}),
-        (INFER.format("tiny-1d") + "?shape=1%2C1%2C16", {"content": b"", "headers": RAW}),
-        (INFER.format("tiny-1d"), {"content": FIELD.tobytes(), "headers": RAW}),
-        (INFER.format("absent"), {"content": b"{}"}),
-        (INFER.format("tiny-1d"), {"content": b"{"}),
-        (INFER.format("tiny-1d"), {"method": "DELETE"}),
-    ],
-)
-def test_both_ways_give_the_same_answer(path: str, options: dict[str, Any]) -> None:
-    one, other = (ask(path, direct=way, **dict(options)) for way in (True, False))
-    assert one.status_code == other.status_code
-    assert one.content == other.content
-    unlike = {"server-timing", "date"}
-    assert {k: v for k, v in one.headers.items() if k not in unlike} == {
-        k: v for k, v in other.headers.items() if k not in unlike
-    }
+def npy(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
 
 
-def test_a_plain_prediction_does_not_reach_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+def raw_request(path: str = INFER_RAW, body: bytes = FIELD.tobytes(), *lines: str) -> bytes:
+    head = [f"POST {path} HTTP/1.1", "Host: x", "Inference-Header-Content-Length: 0", *lines]
+    if not any(line.lower().startswith(("content-length", "transfer")) for line in lines):
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+async def reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return (
+        int(status.split()[1]),
+        headers,
+        await reader.readexactly(int(headers["content-length"])),
+    )
+
+
+def values(body: bytes) -> Any:
+    """The answer after its JSON, which ends with the last brace: u and v on 16 points."""
+    return np.frombuffer(body[-2 * 16 * 4 :], np.float32).reshape(1, 2, 16)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Turns the way past ASGI off and on."""
+    original = protocol.handler_of
+
+    def turn(on: bool) -> None:
+        monkeypatch.setattr(protocol, "handler_of", original if on else lambda *_: None)
+
+    return turn
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (PREDICT, {"json": INPUTS}),
+    (PREDICT, {"json": {"inputs": {"nonsense": 1}}}),
+    (PREDICT, {"content": npy(FIELD), "headers": NPY}),
+    (PREDICT, {"content": npy(FIELD[0]), "headers": {**NPY, "Accept": "application/json"}}),
+    (PREDICT, {"content": npy(FIELD), "headers": {**NPY, "Accept": "image/png"}}),
+    (PREDICT, {"content": npy(np.float32([[[np.nan] * 16]])), "headers": NPY}),
+    (PREDICT, {"content": npy(np.zeros((500, 1, 512), "f4")), "headers": NPY}),
+    (
+        PREDICT,
+        {"content": gzip.compress(npy(FIELD)), "headers": {**NPY, "Content-Encoding": "gzip"}},
+    ),
+    (PREDICT, {"content": b"x", "headers": {"Content-Type": "image/png"}}),
+    (PREDICT, {"json": {}, "headers": {"X-Deadline-Ms": "never"}}),
+    (PREDICT, {"json": INPUTS, "headers": {"X-Deadline-Ms": "500"}}),
+    (PREDICT, {"json": INPUTS, "headers": {"X-Request-Id": "bad id \x7f"}}),
+    (PREDICT + "?priority=-1", {"json": {}}),
+    (PREDICT + "?priority=3", {"json": INPUTS}),
+    (PREDICT + "?version=1", {"json": {}}),
+    (PREDICT + "?output_grid=24", {"json": INPUTS}),
+    (PREDICT, {"method": "GET"}),
+    ("/v1/models/tiny-1d/versions/1:predict", {"json": INPUTS}),
+    ("/v1/models/tiny-1d/versions/7:predict", {"json": INPUTS}),
+    ("/v1/models/absent:predict", {"json": {}}),
+    ("/v1/models/%2e%2e:predict", {"json": {}}),
+    (INFER_RAW, {"content": FIELD.tobytes(), "headers": RAW}),
+    (INFER_RAW, {"content": FIELD.tobytes(), "headers": {**RAW, "Accept-Encoding": "gzip"}}),
+    (INFER + "?shape=1,1,15", {"content": FIELD.tobytes(), "headers": RAW}),
+    (INFER + "?shape=a", {"content": FIELD.tobytes(), "headers": RAW}),
+    (INFER + "?shape=1%2C1%2C16", {"content": b"", "headers": RAW}),
+    (INFER, {"content": FIELD.tobytes(), "headers": RAW}),
+    (INFER, {"content": b"{"}),
+    (INFER, {"method": "DELETE"}),
+    ("/v2/models/absent/infer", {"content": b"{}"}),
+    (
+        "/v2/models/tiny-1d/versions/2/infer?shape=1,1,16",
+        {"content": FIELD.tobytes(), "headers": RAW},
+    ),
+]
+
+
+@in_loop
+async def test_both_ways_give_the_same_answer(direct: Callable[[bool], None]) -> None:
+    async with (
+        listening() as (port, _, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        for path, given in CASES:
+            headers = {"X-Request-Id": "one-and-the-same", **given.get("headers", {})}
+            options = {"method": "POST", **given, "headers": headers}
+            answers = []
+            for on in (True, False):
+                direct(on)
+                answers.append(await client.request(url=path, **options))
+            one, other = answers
+            about = (path, given, one.text[:300], other.text[:300])
+            assert one.status_code == other.status_code, about
+            assert set(one.headers) == set(other.headers), about
+            unlike = {"server-timing", "date"}
+            if "\x7f" in headers["X-Request-Id"]:
+                unlike.add("x-request-id")
+            for name in set(one.headers) - unlike:
+                assert one.headers[name] == other.headers[name], about
+            assert one.content == other.content, about
+
+
+@in_loop
+async def test_a_plain_prediction_does_not_reach_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def unreachable(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("starlette.routing.Router.__call__", unreachable)
-    answer = ask(PREDICT.format("tiny-1d"), direct=True, json={"inputs": {"input": FIELD.tolist()}})
-    assert answer.status_code == 200
-    assert np.asarray(json.loads(answer.content)["outputs"]["output"]).shape == (1, 2, 16)
+    async with (
+        listening() as (port, engine, context),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        monkeypatch.setattr("service.http.lean_api.LeanAPI.__call__", unreachable)
+        answer = await client.post(PREDICT, json=INPUTS)
+        assert answer.status_code == 200
+        expected = engine.answer(FIELD, 2)
+        np.testing.assert_allclose(
+            np.asarray(json.loads(answer.content)["outputs"]["output"]), expected, rtol=1e-6
+        )
+        counted = context.metrics.registry.get_sample_value(
+            "turbofno_requests_total",
+            {"model": "tiny-1d", "version": "2", "protocol": "predict", "code": "200"},
+        )
+        assert counted == 1
+
+
+@in_loop
+async def test_a_connection_carries_one_after_another_and_those_that_come_at_once() -> None:
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        health = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        fields = [FIELD + k for k in range(4)]
+        for field in fields:
+            writer.write(raw_request(body=field.tobytes()))
+            status, _, body = await reply(reader)
+            assert status == 200
+            np.testing.assert_array_equal(values(body), engine.answer(field, 2))
+        writer.write(
+            b"".join([raw_request(body=fields[1].tobytes()), health, raw_request(), health])
+        )
+        assert [(await reply(reader))[0] for _ in range(4)] == [200] * 4
+        writer.write(raw_request(INFER_RAW, FIELD.tobytes(), "Connection: close"))
+        status, headers, _ = await reply(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert await reader.read() == b""
+
+
+@in_loop
+async def test_a_body_in_pieces_is_put_together() -> None:
+    async with (
+        listening(max_fields_per_request=2000) as (port, engine, _),
+        connected(port) as (reader, writer),
+    ):
+        request = raw_request()
+        for start in range(0, len(request), 7):
+            writer.write(request[start : start + 7])
+            await asyncio.sleep(0.001)
+        status, _, body = await reply(reader)
+        assert status == 200
+        np.testing.assert_array_equal(values(body), engine.answer(FIELD, 2))
+        many = np.random.default_rng().standard_normal((2000, 1, 64)).astype("<f4")
+        writer.write(raw_request(INFER + "?shape=2000,1,64", many.tobytes()))
+        status, _, body = await reply(reader)
+        assert status == 200, body[:200]
+        answer = np.frombuffer(body[-2 * many.nbytes :], np.float32).reshape(2000, 2, 64)
+        np.testing.assert_array_equal(answer, engine.answer(many, 2))
+        chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in (b"", FIELD.tobytes()) if part]
+        writer.write(
+            raw_request(INFER_RAW, b"".join([*chunks, b"0\r\n\r\n"]), "Transfer-Encoding: chunked")
+        )
+        assert (await reply(reader))[0] == 200
+
+
+@in_loop
+async def test_a_body_that_does_not_come_is_refused_in_time_and_leaves_its_room() -> None:
+    async with (
+        listening(body_timeout_seconds=0.3) as (port, _, context),
+        connected(port) as (reader, writer),
+    ):
+        writer.write(raw_request()[:-10])
+        status, _, body = await reply(reader)
+        assert status == 408, body
+        held = context.metrics.registry.get_sample_value("turbofno_inflight_bytes")
+        assert held == 0
+
+
+@in_loop
+async def test_who_leaves_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+    async with listening() as (port, engine, context), connected(port) as (_, writer):
+        engine.held = True
+        writer.write(raw_request())
+        await engine.started.wait()
+        began = asyncio.get_running_loop().time()
+        writer.transport.abort()
+        while not engine.cancelled:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.005)
+        assert asyncio.get_running_loop().time() - began < 0.15
+        await asyncio.sleep(0.05)
+        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
+        (line,) = [record for record in caplog.records if record.name == "service.access"]
+        assert line.__dict__["data"]["status"] == 499
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@in_loop
+async def test_half_a_body_and_then_nothing_is_a_client_that_left() -> None:
+    async with listening() as (port, engine, context), connected(port) as (_, writer):
+        writer.write(raw_request()[:-10])
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        assert not engine.requests
+        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
+
+
+@in_loop
+async def test_what_nobody_foresaw_is_a_500_with_an_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        engine.error = ZeroDivisionError("inside")
+        writer.write(raw_request(INFER_RAW, FIELD.tobytes(), "X-Request-Id: find-me"))
+        status, headers, body = await reply(reader)
+        assert (status, headers["x-request-id"]) == (500, "find-me")
+        assert b"inside" not in body
+        assert "find-me" in json.loads(body)["error"]
+        assert "ZeroDivisionError" in caplog.text
+        engine.error = None
+        writer.write(raw_request())
+        assert (await reply(reader))[0] == 200, "the connection lives on"
+
+
+@in_loop
+async def test_an_answer_that_is_not_read_holds_its_room_and_nobody_else() -> None:
+    many = np.zeros((4000, 1, 64), "<f4")
+    settings = {"max_fields_per_request": 4000, "keep_alive_seconds": 60}
+    async with (
+        listening(**settings) as (port, _, context),
+        connected(port) as (_, writer),
+        connected(port) as (other, its_writer),
+    ):
+        for _ in range(8):
+            writer.write(raw_request(INFER + "?shape=4000,1,64", many.tobytes()))
+        await asyncio.sleep(1.0)
+        held = context.metrics.registry.get_sample_value("turbofno_inflight_bytes")
+        assert held, "an answer that nobody reads takes memory"
+        its_writer.write(raw_request())
+        assert (await reply(other))[0] == 200
+        writer.transport.abort()
+        await asyncio.sleep(0.2)
+        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
+
+
+@in_loop
+async def test_keys_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"somebody {KEY} fields=1\n")
+    async with (
+        listening(api_keys_file=file) as (port, engine, _),
+        connected(port) as (reader, writer),
+    ):
+        for line, expected in (
+            ("Authorization: Bearer another-key-of-no-one", 401),
+            (f"Authorization: Bearer {KEY}", 200),
+        ):
+            writer.write(raw_request(INFER_RAW, FIELD.tobytes(), line))
+            assert (await reply(reader))[0] == expected
+        (request,) = engine.requests
+        assert (request.client, request.client_max_fields) == ("somebody", 1)

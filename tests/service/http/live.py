@@ -1,0 +1,46 @@
+"""The whole application around a fake engine, on a real socket of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from service.server import server_config
+from tests.service.http.serving import application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from service.context import AppContext
+    from tests.service.http.fake_engine import FakeEngine
+
+
+@asynccontextmanager
+async def listening(**settings: Any) -> AsyncIterator[tuple[int, FakeEngine, AppContext]]:
+    """Its port, its engine, its context."""
+    app, engine = application(port=0, **settings)
+    server = uvicorn.Server(server_config(app, app.state.context.settings))
+    # Signals are the test runner's.
+    running = asyncio.create_task(server._serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1], engine, app.state.context
+    finally:
+        server.should_exit = True
+        await running
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
