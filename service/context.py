@@ -80,7 +80,9 @@ class RequestRecord:
 
 def context_of(request: Request) -> AppContext:
     """The context of the application that serves `request`."""
-    context: AppContext = request.app.state.context
+    context: AppContext | None = request.scope.get(CONTEXT_KEY)
+    if context is None:
+        context = request.scope["app"].state.context
     return context
 
 
@@ -93,3 +95,5 @@ def record_of(request: Request) -> RequestRecord:
 
 
 RECORD_KEY = "turbofno.record"
+CONTEXT_KEY = "turbofno.context"
+"""In the scope of a request that no application serves."""

@@ -217,8 +217,9 @@ def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order, None if there is none."""
     flat = array.ravel()
     # Half the price of looking at each: a sum of squares is finite only if all are (it may also overflow by itself).
-    if math.isfinite(flat.dot(flat)):
-        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(flat.dot(flat)):
+            return None
     finite = np.isfinite(array)
     if finite.all():
         return None

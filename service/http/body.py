@@ -77,10 +77,12 @@ async def read_body(
     chunks: _Chunks | None = request.scope.get(WHOLE_BODY)
     if chunks is None:
         chunks = await _in_time(context, _read(request, room, coding, limit, setting))
-    size = sum(map(len, chunks))
-    if size > limit:
-        raise _too_large(request, f"the body has {size} bytes", limit, setting)
-    room.hold(size)
+        size = sum(map(len, chunks))
+    else:
+        size = sum(map(len, chunks))
+        if size > limit:
+            raise _too_large(request, f"the body has {size} bytes", limit, setting)
+        room.hold(size)
     # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
     if aligned_at is None or coding is not None:
         body = heap_buffer(size)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from service.context import RECORD_KEY
+from service.context import CONTEXT_KEY, RECORD_KEY
 from service.errors import ServiceError
 from service.http import oip, predict
 from service.http.body import WHOLE_BODY
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope
     from uvicorn._types import ASGI3Application, ASGIReceiveEvent
 
-    from service.context import RequestRecord
+    from service.context import AppContext, RequestRecord
     from service.http.arrival import Arrival, Headers
-    from service.http.journal import Journal
 
     Handler = Callable[[Request], Awaitable[Response]]
 
@@ -61,19 +60,22 @@ class DirectCycle(RequestResponseCycle):
     """One prediction, from its headers to its last byte: uvicorn's cycle with a handler in the application's place."""
 
     def __init__(
-        self, handler: Handler, arrival: Arrival, journal: Journal, **uvicorns: Any
+        self, handler: Handler, arrival: Arrival, context: AppContext, **uvicorns: Any
     ) -> None:
         super().__init__(**uvicorns)
         self._handler = handler
         self._arrival = arrival
-        self._journal = journal
+        self._context = context
+        self._journal = context.journal
         self._pieces: list[bytes] = []
         """Of the body: what has come and was not received yet."""
         self._received = False
         self._answering: asyncio.Task[None] | None = None
 
     def take(self, piece: bytes) -> None:
-        """Keep what has come of the body."""
+        """Keep what has come of the body, unless it was answered without."""
+        if self.response_complete:
+            return
         self._pieces.append(piece)
         if sum(map(len, self._pieces)) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -106,8 +108,9 @@ class DirectCycle(RequestResponseCycle):
 
     async def run_asgi(self, app: ASGI3Application) -> None:
         """Answer, and be done with the request; under the name by which uvicorn starts it."""
+        del app
         scope = cast("Scope", self.scope)
-        scope["app"], scope[CANCELLED] = app, True
+        scope[CONTEXT_KEY], scope[CANCELLED] = self._context, True
         record = scope[RECORD_KEY] = self._journal.open(scope["headers"])
         record.caller = self._arrival.caller
         token = request_id.set(record.request_id)

@@ -216,7 +216,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = DirectCycle(
             handler,
             arrival,
-            self.app_context.journal,
+            self.app_context,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,

@@ -230,6 +230,20 @@ async def test_a_body_that_does_not_come_is_refused_in_time_and_leaves_its_room(
 
 
 @in_loop
+async def test_a_body_that_was_refused_unread_is_passed_over() -> None:
+    big = np.zeros((4000, 1, 64), "<f4").tobytes()
+    async with listening() as (port, _, _), connected(port) as (reader, writer):
+        for _ in range(2):
+            request = raw_request(INFER_RAW, big, "Content-Encoding: zstd")
+            writer.write(request[:500])
+            assert (await reply(reader))[0] == 415, "before the body has come"
+            writer.write(request[500:])
+            await asyncio.wait_for(writer.drain(), 5)
+        writer.write(raw_request())
+        assert (await reply(reader))[0] == 200
+
+
+@in_loop
 async def test_who_leaves_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "service.access")
     async with listening() as (port, engine, context), connected(port) as (_, writer):

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from service.app import create_app
+from service.http.arrival import arrival_of
 from service.http.early_refusal import BURST, LONGEST_PAUSE, SECONDS_EACH, EarlyRefusal, Seat
 from service.metrics import Metrics
 from service.pipeline.queue_slots import QueueSlots
@@ -234,12 +235,14 @@ async def test_those_that_come_at_once_do_not_all_find_the_same_room() -> None:
     async with serving() as service:
         service.fill(ROOM - 2)
         refusal = EarlyRefusal(service.context)
-        decisions = [refusal.decide(INFER.encode(), [], adding=[]) for _ in range(5)]
+        arrival = arrival_of(INFER.encode(), [], service.context)
+        assert arrival is not None
+        decisions = [refusal.decide(arrival, [], adding=[]) for _ in range(5)]
         seats = [decision for decision in decisions if isinstance(decision, Seat)]
         assert len(seats) == 2
         seats[0].leave()
         seats[0].leave()
-        decisions = [refusal.decide(INFER.encode(), [], adding=[]) for _ in range(2)]
+        decisions = [refusal.decide(arrival, [], adding=[]) for _ in range(2)]
         assert [isinstance(decision, Seat) for decision in decisions] == [True, False]
 
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 
 from service.context import record_of
 from service.http import problems
+from service.http.journal import Journal
 from service.http.middleware import RequestMiddleware
 from service.logs import ConsoleFormatter, JsonFormatter
 from service.metrics import Metrics
@@ -23,7 +24,7 @@ from tests.service.http.serving import application
 def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
     metrics = Metrics()
     app = FastAPI()
-    app.add_middleware(RequestMiddleware, metrics=metrics, server="turbofno/9")
+    app.add_middleware(RequestMiddleware, journal=Journal(metrics, "turbofno/9"))
     problems.install(app)
 
     @app.get("/x")

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from service import errors
 from service.errors import QueueFull, ServiceError
 from service.http import problems
+from service.http.journal import Journal
 from service.http.middleware import RequestMiddleware
 from service.metrics import Metrics
 
@@ -27,7 +28,7 @@ ALL_ERRORS = [
 def ask(error: Exception, path: str = "/x", method: str = "GET", **options: Any) -> httpx.Response:
     """What a client gets from a route at `/x` and `/v2/x` that raises `error`."""
     app = FastAPI()
-    app.add_middleware(RequestMiddleware, metrics=Metrics(), server="test")
+    app.add_middleware(RequestMiddleware, journal=Journal(Metrics(), "test"))
     problems.install(app)
 
     @app.get("/x")
