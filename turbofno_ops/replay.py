@@ -26,8 +26,20 @@ Function = Callable[..., Tensors]
 
 _WARM_RUNS = 3
 """TorchScript looks on for a run and optimises in the next."""
-_QUERIES = frozenset({"__get__", "size", "dim", "numel", "is_contiguous", "is_complex", "stride"})
-"""What gives no tensor and changes none: its results have become constants of later calls."""
+_QUERIES = frozenset(
+    {
+        "__get__",
+        "__len__",
+        "size",
+        "dim",
+        "numel",
+        "stride",
+        "is_contiguous",
+        "is_complex",
+        "is_floating_point",
+    }
+)
+"""What gives no tensor and writes into none: its results have become constants of later calls."""
 
 
 class Unrecordable(RuntimeError):
@@ -82,7 +94,7 @@ class _Call(NamedTuple):
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes every call into PyTorch that gives tensors."""
+    """Notes every call into PyTorch that gives tensors, or writes into one."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -120,11 +132,12 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         made: list[torch.Tensor] = []
         _mapped(result, made.append)
-        if made:
+        name = getattr(func, "__name__", str(func))
+        if made or name == "__setitem__":
             given = _mapped(args, self.place), _mapped(kwargs, self.place)
             numbers = [(self._places.get(id(one)) or self._new(one)).number for one in made]
             self.calls.append(_Call(func, *given, numbers))
-        elif (name := getattr(func, "__name__", str(func))) not in _QUERIES:
+        elif name not in _QUERIES:
             raise Unrecordable(f"{name} gives no tensor")
         return result
 

@@ -1,0 +1,96 @@
+"""What is replayed, and when; the answers are those of the network."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from models.config import FNOArchitecture
+from models.fno import FNO
+from service.runtime import replays
+from service.runtime.replays import Replays
+
+ARCHITECTURE = FNOArchitecture(
+    in_channels=2, out_channels=1, hidden_channels=4, n_layers=2, modes=(5, 4)
+)
+
+
+class Counted:
+    """A network that counts how often it is called."""
+
+    def __init__(self) -> None:
+        self.network = FNO(ARCHITECTURE).eval()
+        self.batches: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches.append(len(x))
+        found: torch.Tensor = self.network(x)
+        return found
+
+
+def check(found: Replays, network: Counted, batch: int, grid: tuple[int, int]) -> int:
+    """How often the network itself was called for a batch, whose answer is looked at."""
+    x = torch.randn(batch, 2, *grid)
+    network.batches.clear()
+    with torch.inference_mode():
+        y = found(x)
+        calls = len(network.batches)
+        torch.testing.assert_close(y, network.network(x), rtol=1e-5, atol=1e-6)
+    return calls
+
+
+def test_a_prepared_grid_is_replayed_in_every_size() -> None:
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 4)
+    with torch.inference_mode():
+        found.prepare(torch.Size((2, 12, 14)))
+    for batch in (1, 2, 3, 4, 5, 7, 11):
+        assert check(found, network, batch, (12, 14)) == 0
+    assert check(found, network, 3, (13, 14)) == 1
+
+
+def test_another_grid_is_once_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "_OFTEN", 3)
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 2)
+    assert [check(found, network, 5, (12, 12)) for _ in range(2)] == [3, 3]
+    assert check(found, network, 5, (12, 12)) > 3, "it is being recorded"
+    assert check(found, network, 5, (12, 12)) == 0
+    found.clear()
+    assert check(found, network, 5, (12, 12)) == 3
+
+
+def test_callers_cannot_have_grids_without_number_recorded() -> None:
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 1)
+    with torch.inference_mode():
+        for size in range(10, 10 + replays._MOST_GRIDS + 3):
+            found.prepare(torch.Size((2, size, 10)))
+    assert len(found._known) == replays._MOST_GRIDS
+    assert check(found, network, 1, (10, 10)) == 1, "the oldest went"
+    assert check(found, network, 1, (10 + replays._MOST_GRIDS + 2, 10)) == 0
+
+
+def test_long_runs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "_LONG_SECONDS", 0.0)
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 4)
+    with torch.inference_mode():
+        found.prepare(torch.Size((2, 12, 12)))
+    assert check(found, network, 6, (12, 12)) == 2
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    def decides(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    found = Replays("decider", decides, at_once=lambda _: 4)
+    with torch.inference_mode():
+        found.prepare(torch.Size((1, 8)))
+        for sign in (1.0, -1.0):
+            assert torch.equal(found(torch.full((2, 1, 8), sign)), torch.ones(2, 1, 8))
+    assert "decider runs call by call" in caplog.text

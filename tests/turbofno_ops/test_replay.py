@@ -1,0 +1,161 @@
+"""A replay gives what the function gives, to the bit, on any values; what cannot be replayed is refused."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from models.config import DomainPadding, FNOArchitecture
+from models.fno import FNO
+from turbofno_ops import Replay, Unrecordable, fourier_layer, last_choice, spectral_conv
+from turbofno_ops.dispatch import choose, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def check(function: Function, *examples: torch.Tensor) -> Replay:
+    replay = Replay(function, examples)
+    with torch.inference_mode():
+        for scale in (1.0, 1e-3, 1e6):
+            inputs = [scale * torch.randn_like(one) for one in examples]
+            before = [one.clone() for one in inputs]
+            for ours, theirs in zip(replay(*inputs), function(*inputs), strict=True):
+                assert ours.dtype == theirs.dtype
+                assert torch.equal(ours, theirs)
+            assert all(map(torch.equal, inputs, before)), "inputs are left alone"
+    return replay
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("size", "modes"),
+    [
+        ((16,), (5,)),
+        ((33,), (17,)),
+        ((12, 20), (6, 5)),
+        ((17, 9), (16, 5)),
+        ((8, 6, 10), (4, 3, 4)),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gemm", "reference"])
+def test_spectral_layers(
+    size: tuple[int, ...], modes: tuple[int, ...], backend: str, dtype: torch.dtype
+) -> None:
+    complex_dtype = torch.complex64 if dtype == torch.float32 else torch.complex128
+    weight = torch.randn(3, 4, *modes, dtype=complex_dtype)
+    skip, bias = torch.randn(4, 3, dtype=dtype), torch.randn(4, dtype=dtype)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = fourier_layer(
+            x, weight, skip_weight=skip, bias=bias, activation="gelu", backend=backend
+        )
+        return layer, spectral_conv(x, weight, backend=backend)
+
+    for batch in (1, 3):
+        check(both, torch.randn(batch, 3, *size, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_layers": 2, "positional_grid": "endpoint_included", "in_channels": 2},
+        {"projection_channels": (), "activation": "silu"},
+        {"domain_padding": DomainPadding(fraction=(0.25, 0.25))},
+        {"norm": "instance_norm"},
+    ],
+)
+def test_whole_networks(changes: dict[str, object]) -> None:
+    values = {
+        "in_channels": 1,
+        "out_channels": 2,
+        "hidden_channels": 6,
+        "n_layers": 3,
+        "modes": (6, 4),
+    }
+    network = FNO(FNOArchitecture.model_validate({**values, **changes})).eval()
+    channels = network.arch.in_channels
+    for grid in ((16, 20), (21, 13)):
+        check(lambda x: (network(x),), torch.randn(2, channels, *grid))
+
+
+def test_it_says_which_backend_ran() -> None:
+    weight = torch.randn(2, 2, 5, dtype=torch.complex64)
+    replay = Replay(lambda x: (spectral_conv(x, weight, backend="gemm"),), [torch.randn(1, 2, 16)])
+    record(choose((5,), (16,), (16,), requested="reference"))
+    with torch.inference_mode():
+        replay(torch.randn(1, 2, 16))
+    choice = last_choice()
+    assert choice is not None
+    assert choice.backend == "gemm"
+
+
+def test_weights_are_looked_at_when_it_runs() -> None:
+    weight = torch.ones(3)
+    replay = Replay(lambda x: (x * weight,), [torch.zeros(3)])
+    weight.mul_(5)
+    with torch.inference_mode():
+        (found,) = replay(torch.ones(3))
+    assert found.tolist() == [5.0] * 3
+
+
+def test_views_and_changes_in_place_are_kept() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.clone()
+        rows = y.view(-1, 2)
+        rows[:, 0].add_(1.0)
+        first, *_ = torch.split(y, 2)
+        first.mul_(-2.0)
+        y[3] = 0.5
+        y[-2:] = x[:2]
+        return y, torch.cat([first, y])
+
+    check(function, torch.randn(6))
+
+
+def decides(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x if x.sum() > 0 else -x,)
+
+
+def reads_a_value(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x * x.max().item(),)
+
+
+def remembers(seen: list[float] = []) -> Function:  # noqa: B006 - that it remembers is the point
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        seen.append(1.0)
+        return (x * len(seen),)
+
+    return function
+
+
+@pytest.mark.parametrize("function", [decides, reads_a_value, remembers()])
+def test_what_depends_on_more_than_shapes_is_refused(function: Function) -> None:
+    with pytest.raises(Unrecordable):
+        Replay(function, [torch.randn(4)])
+
+
+def test_what_it_was_made_of_is_freed_with_it() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as stream:
+            return int(stream.read().split()[1]) * 4096
+
+    network = FNO(
+        FNOArchitecture(in_channels=1, out_channels=1, hidden_channels=8, n_layers=4, modes=(8, 8))
+    ).eval()
+
+    def again(times: int) -> None:
+        for _ in range(times):
+            Replay(lambda x: (network(x),), [torch.randn(1, 1, 24, 24)])
+        gc.collect()
+
+    again(10)
+    before = resident()
+    again(20)
+    assert resident() - before < 20 * 400_000, "torch.jit.trace keeps some megabytes of each"
