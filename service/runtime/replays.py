@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 _OFTEN = 8
 """Runs on a grid before it is recorded: that takes as long as some dozens of them."""
+_PAUSE = 50
+"""Times as long as a recording took there is none again, of grids that callers choose: all else waits while one is made,
+and a caller who goes from grid to grid would have little else done."""
 _LONG_SECONDS = 0.02
 """Where one field takes longer, nearly all of it is arithmetic, and there is little to gain."""
 _MOST_GRIDS = 8
@@ -46,6 +49,7 @@ class Replays:
         self._network = network
         self._at_once = at_once
         self._known: OrderedDict[torch.Size, _Recordings] = OrderedDict()
+        self._pause_ends = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """What the network gives."""
@@ -53,8 +57,10 @@ class Replays:
         known = self._recordings(field)
         if not known.tried:
             known.runs += 1
-            if known.runs == _OFTEN:
+            if known.runs >= _OFTEN and time.monotonic() >= self._pause_ends:
+                started = time.monotonic()
                 self._record(known, field)
+                self._pause_ends = started + (1 + _PAUSE) * (time.monotonic() - started)
         most = self._at_once(field)
         if not known.replays:
             return _joined([self._network(part) for part in x.split(most)])
