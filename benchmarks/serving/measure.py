@@ -42,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a phase that count, and of a closed loop's warm-up before them."""
+    """Seconds of a phase that count, and of the warm-up before them."""
 
     measured: float = 1.2
     warm_up: float = 0.4
@@ -167,14 +167,20 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
     for share in plan.open_shares:
         rate = share * best
         wait_until_right(target, process)
-        phase = open_loop(target, rate=rate, connections=_OPEN_CONNECTIONS, seconds=pace.measured)
+        phase = open_loop(
+            target,
+            rate=rate,
+            connections=_OPEN_CONNECTIONS,
+            seconds=pace.measured,
+            warm_up=pace.warm_up,
+        )
         (load, late), cpu = _with_cpu(phase, process)
         figures = _figures(load, cpu)
         yield {"load": f"open, {share:g} of peak", "offered/s": rate, **figures, "late ms": late}
 
 
 def _figures(load: Load, cpu_seconds: float) -> Row:
-    answered = len(load.latencies)
+    answered = load.answered
     return {
         "fields/s": load.rate,
         "p50 ms": load.percentile_ms(0.5),
