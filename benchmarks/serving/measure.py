@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.serving.checkpoint import Question, questions
 from benchmarks.serving.load import Load, Target, closed_loop, open_loop
 from benchmarks.serving.processes import ServerProcess, running
-from benchmarks.serving.servers import ROOT, Place, Server, environment
+from benchmarks.serving.servers import ARITHMETIC, ROOT, Place, Server, environment
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *option
     """Median milliseconds of the network alone, in a process of its own on these cores; options as `forward` takes."""
     command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
     command += [str(side), str(batch), *options]
-    with running(command, environment={"OMP_NUM_THREADS": "1"}, cores=cores, cwd=ROOT) as process:
+    with running(command, environment=ARITHMETIC, cores=cores, cwd=ROOT) as process:
         while not process.exited:
             time.sleep(0.05)
         return float(process.log_tail())
