@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.serving.checkpoint import HEAVY, LIGHT, write_light
-from benchmarks.serving.forward import TORCH_FFT
+from benchmarks.serving.forward import REPLAYED, TORCH_FFT
 from benchmarks.serving.measure import (
     Pace,
     Plan,
@@ -61,7 +61,7 @@ def forward_rows(light: Path, cores: set[int]) -> list[Row]:
         }
         for checkpoint, side in ((light, 64), (light, 128), (ROOT / "models/zoo" / HEAVY, 64))
         for batch in (1, 16)
-        for network, options in (("ours", ()), (TORCH_FFT, (TORCH_FFT,)))
+        for network, options in (("ours", ()), (REPLAYED, (REPLAYED,)), (TORCH_FFT, (TORCH_FFT,)))
         for taken in [forward_ms(checkpoint, side, batch, cores, *options)]
     ]
 

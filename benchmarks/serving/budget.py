@@ -29,7 +29,7 @@ from benchmarks.timing import print_table, save
 from service import logs
 from service.app import create_app
 from service.pipeline.worker import THREAD_NAME
-from service.server import SWITCH_SECONDS, keep_imports, server_config
+from service.server import SWITCH_SECONDS, keep_objects, server_config
 from service.settings import Settings
 
 _REQUESTS = 1500
@@ -123,7 +123,7 @@ async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
         engine = app.state.context.engine
         while not engine.ready:  # noqa: ASYNC110 - told by state only
             await asyncio.sleep(0.02)
-        keep_imports()
+        keep_objects()
         load = Load(app, settings, connections)
         await load.run(_REQUESTS)
         idents = [t.ident for t in threading.enumerate() if t.name.startswith(THREAD_NAME)]

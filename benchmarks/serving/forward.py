@@ -1,11 +1,13 @@
 """Median milliseconds of a checkpoint's network on one thread: `python -m benchmarks.serving.forward FOLDER SIDE BATCH`.
 
-With a fourth argument, torch.fft, its layers go through that, as in the libraries that the network comes from.
+With a fourth argument, torch.fft, its layers go through that, as in the libraries that the network comes from; with
+replayed it runs as turbofno serves it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,10 +15,12 @@ import torch
 
 from benchmarks.timing import medians
 from models.checkpoint import load_model
+from service.runtime.forward import Forward
 from turbofno_ops import dispatch
 
 _SECONDS = 0.7
 TORCH_FFT = "torch.fft"
+REPLAYED = "replayed"
 
 
 def main() -> None:
@@ -26,11 +30,22 @@ def main() -> None:
         slow = dispatch.Choice("reference", "asked for")
         patch.object(dispatch, "_cheapest", lambda *_: slow).start()
     torch.set_num_threads(1)
-    module = load_model(folder).module
+    run: Callable[[torch.Tensor], torch.Tensor] = load_model(folder).module
     fields = torch.randn(batch, 1, side, side)
     with torch.inference_mode():
-        taken = medians({"module": lambda: module(fields)}, seconds=_SECONDS)
-    print(taken["module"] * 1e3)
+        if sys.argv[4:] == [REPLAYED]:
+            run = _served(folder, fields)
+        taken = medians({"network": lambda: run(fields)}, seconds=_SECONDS)
+    print(taken["network"] * 1e3)
+
+
+def _served(folder: Path, fields: torch.Tensor) -> Forward:
+    loaded, device = load_model(folder), torch.device("cpu")
+    forward = Forward(
+        loaded.config.name, loaded.module, device, precision="fp32", max_batch=len(fields)
+    )
+    forward.prepare(fields.shape[1:])
+    return forward
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ class Load:
     seconds: float
     offered: int
     latencies: list[float] = field(default_factory=list)
+    answered: int = 0
+    """Answers with status 200 in all, those of the warm-up too."""
     right_in_time: int = 0
     """Right answers that came before the phase ended."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -217,21 +219,20 @@ async def closed_loop(target: Target, *, connections: int, seconds: float, warm_
         outcomes.append(outcome)
         connection.send(target.requests[outcome.question], outcome)
 
-    began = end - seconds
     pool = Pool(target, send_next)
     await pool.open(connections)
     await _finish(outcomes, end, pool)
-    counted = [o for o in outcomes if o.done >= began or not o.status]
-    return _judge(target, counted, seconds, end)
+    return _judge(target, outcomes, seconds, end)
 
 
 async def open_loop(
-    target: Target, *, rate: float, connections: int, seconds: float
+    target: Target, *, rate: float, connections: int, seconds: float, warm_up: float
 ) -> tuple[Load, float]:
     """Requests due at random (Poisson) times, `rate` a second on average, whatever has been answered.
 
-    One that finds no connection free waits for one, and its waiting counts. Also returns the generator's own
-    lateness in milliseconds: how long after it was due a request went out that found a connection free, p99.
+    Answers of the first `warm_up` seconds do not count. A request that finds no connection free waits for one, and its
+    waiting counts. Also returns the generator's own lateness in milliseconds: how long after it was due a request went
+    out that found a connection free, p99.
     """
     outcomes: list[Outcome] = []
     free: deque[Connection] = deque()
@@ -249,8 +250,9 @@ async def open_loop(
 
     pool = Pool(target, idle)
     await pool.open(connections)
-    began = due = time.perf_counter() + _CONNECT_SECONDS
-    while (due := due + random.expovariate(rate)) < began + seconds:
+    due = time.perf_counter() + _CONNECT_SECONDS
+    end = due + warm_up + seconds
+    while (due := due + random.expovariate(rate)) < end:
         await _until(due)
         outcome = Outcome(len(outcomes) % len(target.requests), due=due)
         outcomes.append(outcome)
@@ -267,9 +269,9 @@ async def open_loop(
     for outcome in waiting:
         outcome.done, outcome.status = time.perf_counter(), NEVER_SENT
     waiting.clear()
-    await _finish(outcomes, began + seconds, pool)
+    await _finish(outcomes, end, pool)
     lateness = sorted(late)[int(0.99 * len(late))] * 1e3 if late else 0.0
-    return _judge(target, outcomes, seconds, began + seconds), lateness
+    return _judge(target, outcomes, seconds, end), lateness
 
 
 async def _until(due: float) -> None:
@@ -289,8 +291,10 @@ async def _finish(outcomes: list[Outcome], end: float, pool: Pool) -> None:
 
 
 def _judge(target: Target, outcomes: list[Outcome], seconds: float, end: float) -> Load:
-    load = Load(seconds, offered=len(outcomes))
-    for outcome in outcomes:
+    answered = sum(outcome.status == HTTPStatus.OK for outcome in outcomes)
+    counted = [o for o in outcomes if o.done >= end - seconds or not o.status]
+    load = Load(seconds, offered=len(counted), answered=answered)
+    for outcome in counted:
         if outcome.status == 0:
             load.errors["no answer"] += 1
         elif outcome.status == NEVER_SENT:

@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.serving.checkpoint import Question, questions
 from benchmarks.serving.load import Load, Target, closed_loop, open_loop
 from benchmarks.serving.processes import ServerProcess, running
-from benchmarks.serving.servers import ROOT, Place, Server, environment
+from benchmarks.serving.servers import ARITHMETIC, ROOT, Place, Server, environment
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a phase that count, and of a closed loop's warm-up before them."""
+    """Seconds of a phase that count, and of the warm-up before them."""
 
     measured: float = 1.2
     warm_up: float = 0.4
@@ -91,7 +91,7 @@ def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *option
     """Median milliseconds of the network alone, in a process of its own on these cores; options as `forward` takes."""
     command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
     command += [str(side), str(batch), *options]
-    with running(command, environment={"OMP_NUM_THREADS": "1"}, cores=cores, cwd=ROOT) as process:
+    with running(command, environment=ARITHMETIC, cores=cores, cwd=ROOT) as process:
         while not process.exited:
             time.sleep(0.05)
         return float(process.log_tail())
@@ -167,14 +167,20 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
     for share in plan.open_shares:
         rate = share * best
         wait_until_right(target, process)
-        phase = open_loop(target, rate=rate, connections=_OPEN_CONNECTIONS, seconds=pace.measured)
+        phase = open_loop(
+            target,
+            rate=rate,
+            connections=_OPEN_CONNECTIONS,
+            seconds=pace.measured,
+            warm_up=pace.warm_up,
+        )
         (load, late), cpu = _with_cpu(phase, process)
         figures = _figures(load, cpu)
         yield {"load": f"open, {share:g} of peak", "offered/s": rate, **figures, "late ms": late}
 
 
 def _figures(load: Load, cpu_seconds: float) -> Row:
-    answered = len(load.latencies)
+    answered = load.answered
     return {
         "fields/s": load.rate,
         "p50 ms": load.percentile_ms(0.5),

@@ -130,6 +130,15 @@ SERVERS = (
     ),
 )
 
+ARITHMETIC = {
+    "OMP_NUM_THREADS": "1",
+    # as bin/turbofno sets it
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+}
+"""Environment of every process that runs the network."""
+
 
 def environment(server: Server, place: Place) -> dict[str, str]:
     """What every server is told: the checkpoint, the limits, one thread of arithmetic, glibc's memory kept."""
@@ -140,11 +149,7 @@ def environment(server: Server, place: Place) -> dict[str, str]:
         "BENCH_SCRATCH": str(place.scratch),
         "BENCH_MAX_BATCH": str(MAX_BATCH),
         "BENCH_MAX_WAITING": str(MAX_WAITING),
-        "OMP_NUM_THREADS": "1",
-        # as bin/turbofno sets it
-        "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": "1073741824",
-        "MALLOC_TRIM_THRESHOLD_": "1073741824",
+        **ARITHMETIC,
         **dict(server.environment),
     }
 

@@ -10,7 +10,7 @@ import uvloop
 
 from service import logs
 from service.processes.lifeline import EX_CONFIG, Launch, die_with
-from service.server import SWITCH_SECONDS, keep_imports
+from service.server import SWITCH_SECONDS, keep_objects
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
         from service.processes.engine_process import run
     else:
         from service.processes.frontend_process import run
-    keep_imports()
+    keep_objects()
     try:
         return uvloop.run(run(launch))
     except (ValueError, OSError) as error:

@@ -43,6 +43,7 @@ from service.processes.messages import (
 from service.processes.rollout_ring import Writer
 from service.runtime.device import resolve_device
 from service.runtime.page_locked import lock
+from service.server import keep_objects
 from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
@@ -98,7 +99,11 @@ class EngineServer:
 
     async def run(self) -> None:
         """Tell the front ends of every change, until the device fails or the task is cancelled."""
+        warm = False
         while not self._engine.failure:
+            if not warm and self._engine.ready:
+                warm = True
+                keep_objects()
             self._publish()
             await asyncio.sleep(_STATE_SECONDS)
         self._publish()

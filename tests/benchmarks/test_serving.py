@@ -85,7 +85,7 @@ def test_a_stall_counts_for_all_that_were_due_in_it() -> None:
         return reply(b"%d" % question)
 
     async def steady(target: Target) -> Load:
-        load, _ = await open_loop(target, rate=200.0, connections=1, seconds=0.6)
+        load, _ = await open_loop(target, rate=200.0, connections=1, seconds=0.6, warm_up=0.0)
         return load
 
     load = load_against(answer, lambda target: asyncio.ensure_future(steady(target)))
@@ -101,7 +101,7 @@ def test_requests_past_what_connections_take_are_counted() -> None:
         return reply(b"%d" % question)
 
     async def too_much(target: Target) -> Load:
-        load, _ = await open_loop(target, rate=1000.0, connections=2, seconds=0.3)
+        load, _ = await open_loop(target, rate=1000.0, connections=2, seconds=0.3, warm_up=0.1)
         return load
 
     load = load_against(answer, lambda target: asyncio.ensure_future(too_much(target)))

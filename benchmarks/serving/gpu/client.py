@@ -48,11 +48,18 @@ def _together(truth: list[Question], start: int, fields: int) -> Question:
 def _measured(phase: dict[str, Any], at: Target) -> tuple[Load, float]:
     if phase["rate"]:
         loop = open_loop(
-            at, rate=phase["rate"], connections=phase["connections"], seconds=phase["seconds"]
+            at,
+            rate=phase["rate"],
+            connections=phase["connections"],
+            seconds=phase["seconds"],
+            warm_up=0.0,
         )
         return run(loop)
     closed = closed_loop(
-        at, connections=phase["connections"], seconds=phase["seconds"], warm_up=0.0
+        at,
+        connections=phase["connections"],
+        seconds=phase["seconds"],
+        warm_up=0.0,
     )
     return run(closed), 0.0
 
