@@ -24,7 +24,9 @@ and a caller who goes from grid to grid would have little else done."""
 _LONG_SECONDS = 0.02
 """Where one field takes longer, nearly all of it is arithmetic, and there is little to gain."""
 _MOST_GRIDS = 8
-"""Known at a time, those used last: callers choose their grids. A grid's recordings take some ten megabytes."""
+"""Recorded at a time, those used last: callers choose their grids. A grid's recordings take some ten megabytes."""
+_MOST_KNOWN = 64
+"""Recorded or counted at a time: grids that come once must not drive out those that come often."""
 
 
 class Replays:
@@ -80,7 +82,7 @@ class Replays:
     def _recordings(self, field: torch.Size) -> _Recordings:
         known = self._known.setdefault(field, _Recordings())
         self._known.move_to_end(field)
-        if len(self._known) > _MOST_GRIDS:
+        if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
         return known
 
@@ -102,6 +104,9 @@ class Replays:
             logger.info("%s runs call by call on %s: %s", self._name, list(field), error)
         else:
             known.replays = replays
+            recorded = [field for field, known in self._known.items() if known.replays]
+            if len(recorded) > _MOST_GRIDS:
+                del self._known[recorded[0]]
 
     def _run(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         return (self._network(x),)

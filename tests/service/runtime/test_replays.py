@@ -89,6 +89,19 @@ def test_who_goes_from_grid_to_grid_does_not_keep_others_waiting_for_recordings(
     assert check(found, network, 2, (13, 12)) == 0
 
 
+def test_grids_that_come_once_do_not_drive_out_one_that_is_recorded() -> None:
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 1)
+    with torch.inference_mode():
+        found.prepare(torch.Size((2, 10, 10)))
+    for size in range(11, 11 + 2 * replays._MOST_GRIDS):
+        check(found, network, 1, (size, 10))
+    assert check(found, network, 1, (10, 10)) == 0
+    for size in range(11, 11 + 2 * replays._MOST_KNOWN):
+        check(found, network, 1, (10, size))
+    assert len(found._known) == replays._MOST_KNOWN
+
+
 def test_long_runs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replays, "_LONG_SECONDS", 0.0)
     network = Counted()
