@@ -136,6 +136,8 @@ class DirectCycle(RequestResponseCycle):
         finally:
             self._journal.close(scope, record, status, size)
             request_id.reset(token)
+            # A connection keeps this until its next request: not what of the body nobody wanted.
+            self._pieces.clear()
             # As uvicorn does: else this and the connection would refer to each other.
             self.on_response = _nothing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import io
 import json
@@ -14,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service.http import direct as direct_module
 from service.http import protocol
 from tests.service.http.live import connected, listening
 
@@ -241,6 +243,17 @@ async def test_a_body_that_was_refused_unread_is_passed_over() -> None:
             await asyncio.wait_for(writer.drain(), 5)
         writer.write(raw_request())
         assert (await reply(reader))[0] == 200
+
+
+@in_loop
+async def test_an_idle_connection_keeps_nothing_of_a_body_that_was_refused_unread() -> None:
+    body = np.zeros((400, 1, 64), "<f4").tobytes()
+    async with listening() as (port, _, _), connected(port) as (reader, writer):
+        writer.write(raw_request(INFER_RAW, body, "Content-Encoding: zstd"))
+        assert (await reply(reader))[0] == 415
+        await asyncio.sleep(0.05)
+        (cycle,) = [one for one in gc.get_objects() if type(one) is direct_module.DirectCycle]
+        assert not cycle._pieces
 
 
 @in_loop
