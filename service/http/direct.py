@@ -69,6 +69,8 @@ class DirectCycle(RequestResponseCycle):
         self._journal = context.journal
         self._pieces: list[bytes] = []
         """Of the body: what has come and was not received yet."""
+        self._held = 0
+        """Their bytes: a read can bring tens of thousands of pieces, so they are not added up for each."""
         self._received = False
         self._answering: asyncio.Task[None] | None = None
 
@@ -77,13 +79,16 @@ class DirectCycle(RequestResponseCycle):
         if self.response_complete:
             return
         self._pieces.append(piece)
-        if sum(map(len, self._pieces)) > HIGH_WATER_LIMIT:
+        self._held += len(piece)
+        if self._held > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         self.message_event.set()
 
     def end_body(self) -> None:
         """All of the body has come."""
         self.more_body = False
+        # Of a connection that is not read nobody hears that the client has left.
+        self.flow.resume_reading()
         if not self._received:
             cast("dict[str, Any]", self.scope)[WHOLE_BODY] = self._pieces
         self.message_event.set()
@@ -104,6 +109,7 @@ class DirectCycle(RequestResponseCycle):
         self._received = True
         body = b"".join(self._pieces)
         self._pieces.clear()
+        self._held = 0
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def run_asgi(self, app: ASGI3Application) -> None:

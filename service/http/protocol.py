@@ -105,6 +105,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        # It may have come with the end of a request that was refused.
+        self._unset_keepalive_if_required()
         self._in_header = True
 
     def on_headers_complete(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -49,8 +50,9 @@ class Forward:
         self._refusals: set[str] = set()
         self.ran = Ran("none", "fp32")
         self._on_gpu = device.type == "cuda"
-        self._max_batch = max_batch
-        self._replays = Replays(name, module, at_once=self._at_once)
+        # Not a method of this: the two would refer to each other, and outlive the model until garbage is collected.
+        at_once = partial(_at_once, channels=module.arch.hidden_channels, max_batch=max_batch)
+        self._replays = Replays(name, module, at_once=at_once)
         self._chain: CompiledFNO | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
         if self._on_gpu:
@@ -79,11 +81,6 @@ class Forward:
         # no other backend rounds
         self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
         return y
-
-    def _at_once(self, field: torch.Size) -> int:
-        """How many fields of this shape, [in_channels, *grid], a CPU takes through its layers together: what caches hold."""
-        layer = 4 * self._module.arch.hidden_channels * math.prod(field[1:])
-        return min(self._max_batch, max(1, _LAYER_BYTES // layer) * torch.get_num_threads())
 
     def prepare(self, field: torch.Size) -> None:
         """Make batches of such fields, [in_channels, *grid], fast on a CPU; in inference mode, on the device thread."""
@@ -128,3 +125,9 @@ class Forward:
                 "model %s runs layer by layer where it cannot be one chain of kernels: %s",
                 self._name, reason,
             )  # fmt: skip
+
+
+def _at_once(field: torch.Size, *, channels: int, max_batch: int) -> int:
+    """How many fields of this shape, [in_channels, *grid], a CPU takes through its layers together: what caches hold."""
+    layer = 4 * channels * math.prod(field[1:])
+    return min(max_batch, max(1, _LAYER_BYTES // layer) * torch.get_num_threads())

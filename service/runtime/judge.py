@@ -1,6 +1,6 @@
-"""The signals of trust of a batch, where the batch lies: replayed on a CPU, on a GPU one CUDA graph a bucket and grid.
+"""The signals of trust of a batch, where the batch lies: on a GPU as one CUDA graph a bucket and grid.
 
-They are some sixty small operations, which take longer to issue than to run. On a GPU larger batches are judged
+They are some sixty small operations, which on a GPU take longer to issue than to run. Larger batches are judged
 call by call: there the kernels are what takes the time, and a graph would hold copies of all fields. So are those that
 come when there are many graphs: a capture waits for the device, so none makes room for another.
 """

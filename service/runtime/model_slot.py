@@ -151,6 +151,8 @@ class ModelSlot:
         the pipeline splits those.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
+        with self._pipeline.in_turn(), torch.inference_mode():
+            self._forward.prepare(torch.Size(shape))
         field = np.zeros((1, *shape), np.float32)
         largest = policy.limit(field.nbytes)
         for size in (*(1 << i for i in range(largest.bit_length()) if 1 << i < largest), largest):
@@ -168,8 +170,6 @@ class ModelSlot:
             self.backend, self.precision = output.backend, output.precision
             if output.release is not None:
                 output.release()
-        with self._pipeline.in_turn(), torch.inference_mode():
-            self._forward.prepare(torch.Size(shape))
         self._try_gradient(shape)
 
     def _try_gradient(self, shape: tuple[int, ...]) -> None:

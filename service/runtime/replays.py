@@ -18,10 +18,15 @@ logger = logging.getLogger(__name__)
 
 _OFTEN = 8
 """Runs on a grid before it is recorded: that takes as long as some dozens of them."""
+_PAUSE = 50
+"""Times as long as a recording took there is none again, of grids that callers choose: all else waits while one is made,
+and a caller who goes from grid to grid would have little else done."""
 _LONG_SECONDS = 0.02
 """Where one field takes longer, nearly all of it is arithmetic, and there is little to gain."""
 _MOST_GRIDS = 8
-"""Known at a time, those used last: callers choose their grids. A grid's recordings take some ten megabytes."""
+"""Recorded at a time, those used last: callers choose their grids. A grid's recordings take some ten megabytes."""
+_MOST_KNOWN = 64
+"""Recorded or counted at a time: grids that come once must not drive out those that come often."""
 
 
 class Replays:
@@ -46,6 +51,7 @@ class Replays:
         self._network = network
         self._at_once = at_once
         self._known: OrderedDict[torch.Size, _Recordings] = OrderedDict()
+        self._pause_ends = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """What the network gives."""
@@ -53,8 +59,10 @@ class Replays:
         known = self._recordings(field)
         if not known.tried:
             known.runs += 1
-            if known.runs == _OFTEN:
+            if known.runs >= _OFTEN and time.monotonic() >= self._pause_ends:
+                started = time.monotonic()
                 self._record(known, field)
+                self._pause_ends = started + (1 + _PAUSE) * (time.monotonic() - started)
         most = self._at_once(field)
         if not known.replays:
             return _joined([self._network(part) for part in x.split(most)])
@@ -74,7 +82,7 @@ class Replays:
     def _recordings(self, field: torch.Size) -> _Recordings:
         known = self._known.setdefault(field, _Recordings())
         self._known.move_to_end(field)
-        if len(self._known) > _MOST_GRIDS:
+        if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
         return known
 
@@ -96,6 +104,9 @@ class Replays:
             logger.info("%s runs call by call on %s: %s", self._name, list(field), error)
         else:
             known.replays = replays
+            recorded = [field for field, known in self._known.items() if known.replays]
+            if len(recorded) > _MOST_GRIDS:
+                del self._known[recorded[0]]
 
     def _run(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         return (self._network(x),)

@@ -263,6 +263,44 @@ async def test_who_leaves_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -
 
 
 @in_loop
+async def test_who_leaves_after_a_body_that_came_in_one_large_piece_is_noticed() -> None:
+    many = np.zeros((400, 1, 64), "<f4")
+    async with (
+        listening(max_fields_per_request=400) as (port, engine, _),
+        connected(port) as (_, writer),
+    ):
+        engine.held = True
+        writer.write(raw_request(INFER + "?shape=400,1,64", many.tobytes()))
+        await engine.started.wait()
+        writer.transport.abort()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if engine.cancelled:
+                break
+        assert engine.cancelled, "its connection was not read any more"
+
+
+@in_loop
+async def test_tens_of_thousands_of_chunks_in_one_read_do_not_hold_up_others() -> None:
+    worst = 0.0
+
+    async def look_on() -> None:
+        nonlocal worst
+        while True:
+            before = asyncio.get_running_loop().time()
+            await asyncio.sleep(0.001)
+            worst = max(worst, asyncio.get_running_loop().time() - before)
+
+    async with listening() as (port, _, _), connected(port) as (reader, writer):
+        onlooker = asyncio.create_task(look_on())
+        body = b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n"
+        writer.write(raw_request(INFER_RAW, body, "Transfer-Encoding: chunked"))
+        assert (await reply(reader))[0] == 400
+        onlooker.cancel()
+    assert worst < 1.0, "counting them anew for each took six seconds"
+
+
+@in_loop
 async def test_half_a_body_and_then_nothing_is_a_client_that_left() -> None:
     async with listening() as (port, engine, context), connected(port) as (_, writer):
         writer.write(raw_request()[:-10])

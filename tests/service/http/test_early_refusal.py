@@ -88,14 +88,18 @@ class Client:
         self.reader = reader
         self.writer = writer
 
-    def send(self, path: str = INFER, *, chunked: bool = False, **headers: str) -> None:
+    def send(self, path: str = INFER, **options: Any) -> None:
+        self.writer.write(self.request(path, **options))
+
+    @staticmethod
+    def request(path: str = INFER, *, chunked: bool = False, **headers: str) -> bytes:
         length = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(BODY))}
         raw = {"Inference-Header-Content-Length": "0"} if path.startswith("/v2") else {}
         sent = {"Host": "x", **raw, **length}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
-        self.writer.write(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+        return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
     async def reply(self) -> Reply:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
@@ -189,6 +193,21 @@ async def test_the_rest_of_a_body_that_was_refused_is_passed_over() -> None:
         await asyncio.sleep(0.05)
         client.writer.write(b"P" * 24)
         assert (await client.ask(OTHER))[0] == 200
+
+
+@in_loop
+async def test_what_comes_with_a_refused_request_has_all_its_time() -> None:
+    async with serving(keep_alive_seconds=1) as service:
+        service.fill(ROOM)
+        engine = service.context.engine
+        assert isinstance(engine, FakeEngine)
+        engine.held = True
+        client = await service.connect()
+        client.writer.write(client.request() + client.request(OTHER))
+        assert (await client.reply())[0] == 429
+        await asyncio.sleep(1.3)
+        engine.release.set()
+        assert (await client.reply())[0] == 200
 
 
 @in_loop

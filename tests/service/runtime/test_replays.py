@@ -73,6 +73,35 @@ def test_callers_cannot_have_grids_without_number_recorded() -> None:
     assert check(found, network, 1, (10 + replays._MOST_GRIDS + 2, 10)) == 0
 
 
+def test_who_goes_from_grid_to_grid_does_not_keep_others_waiting_for_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replays, "_OFTEN", 2)
+    monkeypatch.setattr(replays, "_PAUSE", 1e6)
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 2)
+    for size in (12, 13):
+        check(found, network, 2, (size, 12))
+    assert check(found, network, 2, (12, 12)) > 1, "it is being recorded"
+    assert [check(found, network, 2, (13, 12)) for _ in range(3)] == [1, 1, 1]
+    found._pause_ends = 0.0
+    assert check(found, network, 2, (13, 12)) > 1, "its turn has come"
+    assert check(found, network, 2, (13, 12)) == 0
+
+
+def test_grids_that_come_once_do_not_drive_out_one_that_is_recorded() -> None:
+    network = Counted()
+    found = Replays("net", network, at_once=lambda _: 1)
+    with torch.inference_mode():
+        found.prepare(torch.Size((2, 10, 10)))
+    for size in range(11, 11 + 2 * replays._MOST_GRIDS):
+        check(found, network, 1, (size, 10))
+    assert check(found, network, 1, (10, 10)) == 0
+    for size in range(11, 11 + 2 * replays._MOST_KNOWN):
+        check(found, network, 1, (10, size))
+    assert len(found._known) == replays._MOST_KNOWN
+
+
 def test_long_runs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replays, "_LONG_SECONDS", 0.0)
     network = Counted()

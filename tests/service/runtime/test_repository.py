@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.ticket import ModelOutput
+from service.runtime.forward import Forward
 from service.runtime.model_slot import ModelSlot
 from service.settings import Settings
 from tests.service.http.asgi import serving
@@ -283,6 +286,35 @@ def test_unload_finishes_what_is_queued_and_can_be_undone(tmp_path: Path) -> Non
             await engine.predict(request(random_fields(1)))
             with pytest.raises(NotFound):
                 await engine.unload("nothing")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["unload", "load"])
+def test_a_model_that_serves_no_more_is_freed_without_garbage_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What was there when the server became ready is out of garbage collection for good (service/server.py)."""
+    save_tiny(tmp_path)
+    modules: list[weakref.ref[FNO]] = []
+    init = Forward.__init__
+
+    def noting(self: Forward, name: str, module: FNO, *args: Any, **options: Any) -> None:
+        modules.append(weakref.ref(module))
+        init(self, name, module, *args, **options)
+
+    monkeypatch.setattr(Forward, "__init__", noting)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            await engine.predict(request(random_fields(3)))
+            gc.collect()
+            gc.disable()
+            try:
+                await getattr(engine, how)("tiny-1d")
+                assert modules[0]() is None
+            finally:
+                gc.enable()
 
     asyncio.run(main())
 
