@@ -60,7 +60,7 @@ class Tally(Collector):
 
 
 class Child:
-    """One histogram. Any thread may observe; one at a time counts, as the event loop does."""
+    """One histogram. For one thread, the event loop's: others would count the same values twice."""
 
     def __init__(self, bounds: NDArray[np.float64]) -> None:
         self._bounds = bounds
@@ -87,8 +87,7 @@ class Child:
 
     def _count(self) -> None:
         values = np.asarray(self._uncounted, np.float64)
-        # what another thread has added since stays
-        del self._uncounted[: len(values)]
+        self._uncounted.clear()
         # a value that equals a bound is within it
         places = np.searchsorted(self._bounds, values, side="left")
         self._counts += np.bincount(places, minlength=len(self._counts))
