@@ -122,7 +122,9 @@ def test_soak_of_mixed_requests_loses_nothing_and_leaves_nothing_behind(
     # What inflates to the whole limit is left to its own test: freed only after the answer, some
     # dozens of them at once would measure the limit on work in flight rather than what is kept.
     bad = [call for call in bad_calls() if "inflates" not in call.name]
-    good = [*good_calls(tiny), rollout_call(flow)]
+    # One grid beside the trained: it is recorded in the warm-up, a second one later, when there has been a pause.
+    good = [call for call in good_calls(tiny) if "(2, 1, 32" not in call.name]
+    good.append(rollout_call(flow))
     mixed = [(good if number % 3 else bad) for number in range(REQUESTS)]
     calls = [kind[number % len(kind)] for number, kind in enumerate(mixed)]
     random.Random(0).shuffle(calls)
