@@ -25,6 +25,8 @@ MAX_RANK = 8
 BFLOAT16 = "bfloat16"
 """A type that numpy has no name for."""
 
+_SMALL = 8192
+"""Values that BLAS goes through on one thread; for more it may wake as many as there are cores."""
 _MAX_ARRAYS = 64
 _MAX_NAME = 128
 
@@ -215,11 +217,12 @@ def check_dtype(array: Array, *, name: str) -> None:
 
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order, None if there is none."""
-    flat = array.ravel()
-    # Half the price of looking at each: a sum of squares is finite only if all are (it may also overflow by itself).
-    with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(flat.dot(flat)):
-            return None
+    if array.size <= _SMALL:
+        # A third of the price: a sum of squares is finite only if all values are (it may also overflow by itself).
+        flat = array.ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(flat.dot(flat)):
+                return None
     finite = np.isfinite(array)
     if finite.all():
         return None
