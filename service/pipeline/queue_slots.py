@@ -124,11 +124,13 @@ class QueueSlots:
             raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
         raise self._full(message, reason)
 
-    def start_batch(self, model: str, size: int, now: float) -> None:
-        """Note a batch of so many input bytes on its way to the device."""
+    def start_batch(self, model: str, size: int, now: float) -> float:
+        """Note a batch of so many input bytes on its way to the device. Seconds that it should take; 0: not known yet."""
         if not self._running:
             self._running_since = now
-        self._running.append(size * self._seconds_per_byte.get(model, 0.0))
+        expected = size * self._seconds_per_byte.get(model, 0.0)
+        self._running.append(expected)
+        return expected
 
     def end_batch(self, now: float) -> None:
         """Note that the batch started first has ended, however."""

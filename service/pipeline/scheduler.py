@@ -15,7 +15,7 @@ from service.pipeline.batcher import Batcher, Policy
 from service.pipeline.engine import PredictResult
 from service.pipeline.memory_limits import MemoryLimits
 from service.pipeline.ticket import Ticket
-from service.pipeline.worker import Worker
+from service.pipeline.worker import Worker, cores
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SHORT_SECONDS = 0.004
+"""On a single core a batch that should take no longer runs on the event loop: in another thread it would take as much
+of the core from it, and each of the two wait for the other besides."""
 STOP_SECONDS = 1.0
 """How long the device threads may take to end once they have nothing left to do."""
 
@@ -40,6 +43,7 @@ class Scheduler:
 
     An idle device gets what is there. A busy one gets the next batch early, to overlap with the running one, only
     if it is full: a part batch gains more from company. All methods are for the event loop that `start` ran on.
+    On a single core short batches run there too.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Scheduler:
         self._memory_limits = MemoryLimits(self._batcher, metrics)
         self._worker = Worker(overlap=max_in_flight > 1, prepare_thread=prepare_thread)
         self._max_in_flight = max_in_flight
+        self._one_core = max_in_flight == 1 and cores() == 1
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._live: set[Ticket] = set()
@@ -180,16 +185,21 @@ class Scheduler:
         if decision.batch:
             first = decision.batch[0].ticket
             count = sum(part.stop - part.start for part in decision.batch)
-            self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
+            expected = self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
             for part in decision.batch:
                 ticket = part.ticket
                 ticket.under_way += 1
                 self._slots.release(ticket, part.stop - part.start)
                 if ticket.started is None:
                     ticket.started = now
-            self._hand_over(
-                partial(start_batch, decision.batch), partial(self._finish_batch, decision.batch)
+            work, finish = (
+                partial(start_batch, decision.batch),
+                partial(self._finish_batch, decision.batch),
             )
+            if self._one_core and 0.0 < expected <= SHORT_SECONDS and first.vjp is None:
+                self._run_here(work, finish)
+                return False
+            self._hand_over(work, finish)
             return True
         if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
@@ -207,6 +217,20 @@ class Scheduler:
                 logger.warning("a batch ended after the service had stopped; nobody waits for it")
 
         self._worker.submit(work, done)
+
+    def _run_here(
+        self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
+    ) -> None:
+        """As `_hand_over`, and wait for it. What came meanwhile is looked at before the next batch."""
+        self._in_flight += 1
+        result: T | BaseException
+        try:
+            result = work()()
+        except Exception as error:
+            result = error
+        self._in_flight -= 1
+        self._schedule_pump()
+        finish(result)
 
     def _after(
         self, finish: Callable[[T | BaseException], None], result: T | BaseException

@@ -27,9 +27,13 @@ def arithmetic_threads(*, on_cpu: bool) -> int:
     """
     if not on_cpu:
         return 1
+    return max(1, min(torch.get_num_threads(), cores() - 1))
+
+
+def cores() -> int:
+    """On which this process may run."""
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return max(1, min(torch.get_num_threads(), cores - 1))
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 class Worker:

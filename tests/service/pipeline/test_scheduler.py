@@ -18,9 +18,10 @@ import torch
 from service.errors import DeadlineExceeded, InferenceFailed, InvalidField, QueueFull, Unavailable
 from service.logs import JsonFormatter
 from service.metrics import Metrics
+from service.pipeline import scheduler as scheduler_module
 from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.scheduler import Scheduler
+from service.pipeline.scheduler import SHORT_SECONDS, Scheduler
 from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
 
@@ -41,6 +42,8 @@ class Doubler:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
+        self.seconds = 0.0
+        self.threads: list[int] = []
 
     def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
         output = self.run(np.concatenate(parts))
@@ -53,6 +56,8 @@ class Doubler:
         self.entered.set()
         assert self.gate.wait(10)
         self.sizes.append(len(fields))
+        self.threads.append(threading.get_ident())
+        time.sleep(self.seconds)
         if (fields[:, 0, 0] == BAD).any():
             raise ZeroDivisionError("poison")
         if (fields[:, 0, 0] == HUGE).any():
@@ -100,6 +105,12 @@ class Bench:
             self.metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": reason})
             or 0.0
         )
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is one: there a batch that is held would hold the event loop."""
+    monkeypatch.setattr(scheduler_module, "cores", lambda: 2)
 
 
 @asynccontextmanager
@@ -347,3 +358,58 @@ async def test_storm_of_mixed_requests_gives_each_one_outcome(bench: Bench) -> N
             np.testing.assert_array_equal(result.fields, fields(*[2.0 * i] * size))
         else:
             assert isinstance(result, expected[kind]), (kind, result)
+
+
+def test_on_one_core_short_batches_run_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "cores", lambda: 1)
+
+    async def main() -> None:
+        async with running(max_batch_size=4) as bench:
+            model, loop_thread = bench.model, threading.get_ident()
+
+            async def ask(*values: float) -> tuple[list[object], set[int]]:
+                model.threads.clear()
+                asked = [bench.submit(value) for value in values]
+                found = await asyncio.gather(*asked, return_exceptions=True)
+                return found, set(model.threads)
+
+            _, threads = await ask(1.0)
+            assert loop_thread not in threads, "nobody knows yet how long it takes"
+            results, threads = await ask(*map(float, range(11)))
+            assert threads == {loop_thread}
+            for value, result in enumerate(results):
+                np.testing.assert_array_equal(result.fields, 2 * fields(value))  # type: ignore[attr-defined]
+            results, threads = await ask(1.0, BAD, 2.0, NAN, HUGE)
+            assert [type(result).__name__ for result in results] == [
+                *("PredictResult", "InferenceFailed", "PredictResult", "InvalidField"),
+                "Unavailable",
+            ]
+            model.seconds = 3 * SHORT_SECONDS
+            for _ in range(6):
+                await ask(1.0, 2.0, 3.0, 4.0)
+            _, threads = await ask(1.0, 2.0, 3.0, 4.0)
+            assert loop_thread not in threads, "it has become long"
+
+    asyncio.run(main())
+
+
+def test_on_one_core_what_comes_meanwhile_is_looked_at_between_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler_module, "cores", lambda: 1)
+
+    async def main() -> None:
+        async with running(max_batch_size=1) as bench:
+            await bench.submit(1.0)
+            waiting = [bench.submit(float(value)) for value in range(20)]
+            seen: list[int] = []
+
+            async def look() -> None:
+                while not all(task.done() for task in waiting):
+                    seen.append(len(bench.model.sizes))
+                    await asyncio.sleep(0)
+
+            await look()
+            assert len(set(seen)) > 10, "the event loop had its turns"
+
+    asyncio.run(main())
