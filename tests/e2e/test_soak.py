@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from models.fno import FNO
     from tests.e2e.server_process import Footprint
 
-REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
-"""`make soak` sends a hundred times as many."""
+REQUESTS = int(os.environ.get("SOAK_REQUESTS", "1000"))
+"""`make soak` sends two hundred times as many."""
 CONNECTIONS = 64
 MIB = 1024 * 1024
 ROLLOUT = "/v1/models/tiny-flow:rollout?steps="
