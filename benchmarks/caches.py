@@ -35,6 +35,7 @@ def main() -> None:
         module = load_model(ZOO / name).module
         served = Forward(name, module, torch.device("cpu"), precision="fp32", max_batch=BATCH)
         x = torch.randn(BATCH, module.arch.in_channels, *grid)
+        served.prepare(x.shape[1:])
         calls: dict[str, tuple[Call, int]] = {
             f"{size} at once": (module, size) for size in (1, 2, 4, 8, BATCH)
         }

@@ -110,6 +110,5 @@ def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verif
     config, wanted = loaded.config, settings.precision
     precision = config.precision if wanted == "model" else wanted
     forward = Forward(config.name, loaded.module, device, precision=precision, max_batch=max_batch)
-    with torch.inference_mode():
-        forward.prepare(torch.Size((config.architecture.in_channels, *config.grid.training)))
+    forward.prepare(torch.Size((config.architecture.in_channels, *config.grid.training)))
     return Verifiable(config, forward, lambda: forward.ran, device)

@@ -131,10 +131,10 @@ class _Recorder(TorchFunctionMode):
                     return implementation(*args, **kwargs)
         result = func(*args, **kwargs)
         made: list[torch.Tensor] = []
-        _mapped(result, made.append)
+        _tensors(result, made.append)
         name = getattr(func, "__name__", str(func))
         if made or name == "__setitem__":
-            given = _mapped(args, self.place), _mapped(kwargs, self.place)
+            given = _tensors(args, self.place), _tensors(kwargs, self.place)
             numbers = [(self._places.get(id(one)) or self._new(one)).number for one in made]
             self.calls.append(_Call(func, *given, numbers))
         elif name not in _QUERIES:
@@ -166,7 +166,7 @@ def _compiled(
             values[number] = value
         for call in recorder.calls:
             made: list[torch.Tensor] = []
-            _mapped(
+            _tensors(
                 call.function(*_filled(call.args, values), **_filled(call.kwargs, values)),
                 made.append,
             )
@@ -184,31 +184,26 @@ def _compiled(
     return unit.create_function("replay", graph), unit
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def _tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """The same nest of sequences and dictionaries, its tensors changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return (
-            [_mapped(one, change) for one in value]
-            if isinstance(value, list)
-            else tuple(_mapped(one, change) for one in value)
-        )
-    if isinstance(value, dict):
-        return {name: _mapped(one, change) for name, one in value.items()}
-    return value
+    return _mapped(value, torch.Tensor, change)
 
 
 def _filled(value: Any, values: Sequence[Any]) -> Any:
     """The same nest, a tensor in each place."""
-    if isinstance(value, _Place):
-        return values[value.number]
+    return _mapped(value, _Place, lambda place: values[place.number])
+
+
+def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    # before tuples: a place is one
+    if isinstance(value, kind):
+        return change(value)
     if isinstance(value, list):
-        return [_filled(one, values) for one in value]
+        return [_mapped(one, kind, change) for one in value]
     if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return tuple(_filled(one, values) for one in value)
+        return tuple(_mapped(one, kind, change) for one in value)
     if isinstance(value, dict):
-        return {name: _filled(one, values) for name, one in value.items()}
+        return {name: _mapped(one, kind, change) for name, one in value.items()}
     return value
 
 

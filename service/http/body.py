@@ -74,12 +74,12 @@ async def read_body(
     """
     coding = _coding(request)
     context = context_of(request)
-    chunks: _Chunks | None = request.scope.get(WHOLE_BODY)
+    whole: _Chunks | None = request.scope.get(WHOLE_BODY)
+    chunks = whole
     if chunks is None:
         chunks = await _in_time(context, _read(request, room, coding, limit, setting))
-        size = sum(map(len, chunks))
-    else:
-        size = sum(map(len, chunks))
+    size = sum(map(len, chunks))
+    if whole is not None:
         if size > limit:
             raise _too_large(request, f"the body has {size} bytes", limit, setting)
         room.hold(size)

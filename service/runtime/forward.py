@@ -83,7 +83,7 @@ class Forward:
         return y
 
     def prepare(self, field: torch.Size) -> None:
-        """Make batches of such fields, [in_channels, *grid], fast on a CPU; in inference mode, on the device thread."""
+        """Make batches of such fields, [in_channels, *grid], fast on a CPU; on the device thread."""
         if not self._on_gpu:
             self._replays.prepare(field)
 

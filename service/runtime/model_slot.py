@@ -151,8 +151,7 @@ class ModelSlot:
         the pipeline splits those.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
-        with self._pipeline.in_turn(), torch.inference_mode():
-            self._forward.prepare(torch.Size(shape))
+        self._forward.prepare(torch.Size(shape))
         field = np.zeros((1, *shape), np.float32)
         largest = policy.limit(field.nbytes)
         for size in (*(1 << i for i in range(largest.bit_length()) if 1 << i < largest), largest):

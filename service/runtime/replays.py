@@ -89,9 +89,10 @@ class Replays:
     def _record(self, known: _Recordings, field: torch.Size) -> None:
         known.tried = True
         x = torch.zeros(1, *field)
-        self._network(x)
-        started = time.perf_counter()
-        self._network(x)
+        with torch.inference_mode():
+            self._network(x)
+            started = time.perf_counter()
+            self._network(x)
         if time.perf_counter() - started > _LONG_SECONDS:
             return
         replays = {}

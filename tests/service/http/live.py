@@ -1,4 +1,4 @@
-"""The whole application around a fake engine, on a real socket of this process."""
+"""The whole application on a real socket of this process."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ from tests.service.http.serving import application
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from fastapi import FastAPI
+
     from service.context import AppContext
     from tests.service.http.fake_engine import FakeEngine
 
 
 @asynccontextmanager
-async def listening(**settings: Any) -> AsyncIterator[tuple[int, FakeEngine, AppContext]]:
-    """Its port, its engine, its context."""
-    app, engine = application(port=0, **settings)
+async def served(app: FastAPI) -> AsyncIterator[int]:
+    """The application behind our protocol; its port."""
     server = uvicorn.Server(server_config(app, app.state.context.settings))
     # Signals are the test runner's.
     running = asyncio.create_task(server._serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
     try:
-        yield server.servers[0].sockets[0].getsockname()[1], engine, app.state.context
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         await running
+
+
+@asynccontextmanager
+async def listening(**settings: Any) -> AsyncIterator[tuple[int, FakeEngine, AppContext]]:
+    """The usual application around a fake engine: its port, its engine, its context."""
+    app, engine = application(port=0, **settings)
+    async with served(app) as port:
+        yield port, engine, app.state.context
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import uvicorn
 
 from service.app import create_app
 from service.http.arrival import arrival_of
@@ -20,9 +19,9 @@ from service.http.early_refusal import BURST, LONGEST_PAUSE, SECONDS_EACH, Early
 from service.metrics import Metrics
 from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.ticket import Ticket
-from service.server import server_config
 from service.settings import Settings
 from tests.service.http.fake_engine import FakeEngine
+from tests.service.http.live import served
 from tests.service.tiny import tiny_config
 
 if TYPE_CHECKING:
@@ -122,22 +121,15 @@ async def serving(**settings: Any) -> AsyncIterator[Service]:
     slots = QueueSlots(chosen, metrics)
     engine = FakeEngine(tiny_config("tiny-1d"), tiny_config("other"))
     app = create_app(chosen, engine=engine, metrics=metrics, slots=slots)
-    server = uvicorn.Server(server_config(app, chosen))
-    # Signals are the test runner's.
-    running = asyncio.create_task(server._serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    service = Service(app.state.context, slots, port)
-    try:
-        yield service
-    finally:
-        for client in service.clients:
-            client.writer.close()
-            with suppress(ConnectionError):
-                await client.writer.wait_closed()
-        server.should_exit = True
-        await running
+    async with served(app) as port:
+        service = Service(app.state.context, slots, port)
+        try:
+            yield service
+        finally:
+            for client in service.clients:
+                client.writer.close()
+                with suppress(ConnectionError):
+                    await client.writer.wait_closed()
 
 
 @pytest.mark.parametrize(
