@@ -41,9 +41,9 @@ STOP_SECONDS = 1.0
 class Scheduler:
     """Hands batches to the worker: while they run the queue gathers, and stays in one place.
 
-    An idle device gets what is there. A busy one gets the next batch early, to overlap with the running one, only
-    if it is full: a part batch gains more from company. All methods are for the event loop that `start` ran on.
-    On a single core short batches run there too.
+    An idle device gets what is there, and so does one that runs a single batch, where they may overlap: the next is
+    ready when that ends. Beyond it only full batches go early: a part batch gains more from company. All methods are
+    for the event loop that `start` ran on. On a single core short batches run there too.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Scheduler:
                 self._hand_over(partial(_job, work), partial(self._finish_job, future))
                 return True
         now = time.monotonic()
-        decision = self._batcher.next_batch(now, full_only=self._in_flight > 0)
+        decision = self._batcher.next_batch(now, full_only=self._in_flight > 1)
         for ticket in decision.expired:
             self._expire(ticket)
         if decision.batch:

@@ -7,7 +7,8 @@ been handed out. Fields that lie in page-locked slots are not gathered, and answ
 GPU reads and writes them itself.
 
 What a batch costs in Python counts twice while an event loop is busy: every call that gives the interpreter lock
-away waits to get it back. So fields are gathered by one call, however many they are.
+away waits to get it back. So fields are gathered by one call, however many they are, and streams are switched and
+events recorded without asking which stream is the current one.
 
     copy_in   | in n+1 |            each arrow an event:
     kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n
@@ -197,54 +198,50 @@ class DevicePipeline:
         judge: Judgement,
         answers: Sequence[Fields],
     ) -> _Running:
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # waited for asleep: spinning would take a core from the front ends
-        arrived = torch.cuda.Event(blocking=True)
-        with torch.inference_mode():
+        set_stream = torch.cuda.set_stream
+        with torch.inference_mode(), torch.cuda.stream(self._copy_in):
             started = time.perf_counter()
             x = self._taken_in(staging, parts)
+            staging.taken_in.record(self._copy_in)
             gather_seconds = time.perf_counter() - started
-            self._kernels.wait_stream(self._copy_in)
-            with torch.cuda.stream(self._kernels):
-                began.record()
-                y = forward(x)
-                ended.record()
-                judged = judge(x, y)
-                numbers = torch.cat([y.sum().view(1), *judged.values()])
+            set_stream(self._kernels)
+            self._kernels.wait_event(staging.taken_in)
+            staging.began.record(self._kernels)
+            y = forward(x)
+            staging.ended.record(self._kernels)
+            judged = judge(x, y)
+            numbers = torch.cat([y.sum().view(1), *judged.values()])
+            staging.judged.record(self._kernels)
             host_numbers = staging.numbers(len(numbers))
+            set_stream(self._copy_out)
             # the answer leaves while it is judged
-            self._copy_out.wait_event(ended)
-            with torch.cuda.stream(self._copy_out):
-                host_out = self._put_out(staging, y, answers)
-                self._copy_out.wait_stream(self._kernels)
-                host_numbers.copy_(numbers, non_blocking=True)
-                arrived.record()
+            self._copy_out.wait_event(staging.ended)
+            host_out = self._put_out(staging, y, answers)
+            self._copy_out.wait_event(staging.judged)
+            host_numbers.copy_(numbers, non_blocking=True)
+            staging.arrived.record(self._copy_out)
         return _Running(
             (x, y, numbers),
             host_out,
             host_numbers,
             tuple(judged),
             gather_seconds,
-            began,
-            ended,
-            arrived,
+            staging,
             release=partial(self._free.put, staging),
         )
 
     def _taken_in(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
-        """The parts as one batch on the device, for whoever waits for the stream of copies in."""
+        """The parts as one batch on the device, for whoever waits for the current stream."""
         sizes = [len(part) for part in parts]
         shape = (sum(sizes), *parts[0].shape[1:])
         if straight(parts):
-            with torch.cuda.stream(self._copy_in):
-                x = torch.empty(shape, device=self._device)
-                rows = list(x.split(sizes))
-                torch._foreach_copy_(rows, [*map(_tensor, parts)], non_blocking=True)
-                return x
+            x = torch.empty(shape, device=self._device)
+            rows = list(x.split(sizes))
+            torch._foreach_copy_(rows, [*map(_tensor, parts)], non_blocking=True)
+            return x
         host_in = staging.input(shape)
         torch.cat([_tensor(part) for part in parts], out=host_in)
-        with torch.cuda.stream(self._copy_in):
-            return host_in.to(self._device, non_blocking=True)
+        return host_in.to(self._device, non_blocking=True)
 
     def _put_out(
         self, staging: _Staging, y: torch.Tensor, answers: Sequence[Fields]
@@ -270,15 +267,12 @@ class _Running:
     """The total, then each field's judgements of one name after those of the other."""
     judged: tuple[str, ...]
     gather_seconds: float
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-    arrived: torch.cuda.Event
+    staging: _Staging
     release: Callable[[], None]
 
     def __call__(self) -> Answer:
         try:
-            self.arrived.synchronize()
-            compute_seconds = self.began.elapsed_time(self.ended) / 1e3
+            compute_seconds = self.staging.wait()
         except RuntimeError as error:
             self.release()
             raise _lost(error) from error
@@ -298,11 +292,20 @@ class _Running:
 
 
 class _Staging:
-    """The pinned memory of one batch in flight; it grows to the largest batch and is used again and again."""
+    """The pinned memory of one batch in flight, which grows to the largest batch, and its events; used again and again."""
 
     def __init__(self) -> None:
         self._input = self._output = torch.empty(0)
         self._numbers = torch.empty(0)
+        self.taken_in, self.judged = torch.cuda.Event(), torch.cuda.Event()
+        self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # waited for asleep: spinning would take a core from the front ends
+        self.arrived = torch.cuda.Event(blocking=True)
+
+    def wait(self) -> float:
+        """Until the answer has arrived. Seconds that the device computed for it."""
+        self.arrived.synchronize()
+        return self.began.elapsed_time(self.ended) / 1e3
 
     @property
     def nbytes(self) -> int:

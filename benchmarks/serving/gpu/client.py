@@ -18,6 +18,7 @@ from benchmarks.serving.forms import TURBOFNO
 from benchmarks.serving.load import Load, Target, closed_loop, open_loop
 from benchmarks.serving.measure import run
 
+WARM_UP_SECONDS = 0.7
 _FORM = TURBOFNO["binary"]
 
 
@@ -52,14 +53,14 @@ def _measured(phase: dict[str, Any], at: Target) -> tuple[Load, float]:
             rate=phase["rate"],
             connections=phase["connections"],
             seconds=phase["seconds"],
-            warm_up=0.0,
+            warm_up=WARM_UP_SECONDS,
         )
         return run(loop)
     closed = closed_loop(
         at,
         connections=phase["connections"],
         seconds=phase["seconds"],
-        warm_up=0.0,
+        warm_up=WARM_UP_SECONDS,
     )
     return run(closed), 0.0
 
@@ -92,6 +93,7 @@ def _serve_phases(out: TextIO, truth: list[Question], *, model: str, port: int) 
         told = {
             "rate": load.rate,
             "latencies": load.latencies,
+            "answered": load.answered,
             "errors": dict(load.errors),
             "late": late,
             "cpu": _cpu_seconds() - before,

@@ -127,19 +127,23 @@ def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
     asyncio.run(main())
 
 
-def test_a_part_batch_waits_for_company_while_the_device_is_busy() -> None:
+def test_a_part_batch_follows_one_and_waits_for_company_behind_two() -> None:
     async def main() -> None:
-        async with running(2, max_batch_size=4) as (scheduler, device):
+        async with running(3, max_batch_size=4) as (scheduler, device):
             device.held = True
             tasks = [submit(scheduler, device, [0.0])]
             await until(lambda: device.log == ["start 0"])
-            tasks += [submit(scheduler, device, [1.0]), submit(scheduler, device, [2.0])]
+            tasks.append(submit(scheduler, device, [1.0]))
+            await until(lambda: device.log == ["start 0", "start 1"])
+            tasks += [submit(scheduler, device, [2.0]), submit(scheduler, device, [3.0])]
             await asyncio.sleep(0.02)
-            assert device.log == ["start 0"]
+            assert device.log == ["start 0", "start 1"]
+            tasks.append(submit(scheduler, device, [4.0, 5.0]))
+            await until(lambda: device.log == ["start 0", "start 1", "start 2"])
             device.held = False
             device.ends.put(None)
             results = await asyncio.gather(*tasks)
-            assert [result.batch_sizes for result in results] == [(1,), (2,), (2,)]
+            assert [result.batch_sizes for result in results] == [(1,), (1,), (4,), (4,), (4,)]
 
     asyncio.run(main())
 

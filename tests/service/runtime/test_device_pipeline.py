@@ -95,6 +95,7 @@ def test_a_lost_device_fails_every_batch_and_blocks_none(monkeypatch: pytest.Mon
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(synchronize=fail))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
     monkeypatch.setattr(DevicePipeline, "_enqueue", fail)
     pipeline = DevicePipeline(torch.device("cuda", 0))
     lost = []
