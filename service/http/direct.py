@@ -164,12 +164,12 @@ class DirectCycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected:
             return
-        self.response_started = True
         closing = () if self.keep_alive else (_CLOSE,)
         own = self._journal.headers(record)
         head = head_of(
             response.status_code, (*self.default_headers, *response.raw_headers, *own, *closing)
         )
+        self.response_started = True
         self.transport.writelines((head, response.body))
         if self.flow.write_paused:
             # What the answer holds is counted until the client has read enough of it.

@@ -342,6 +342,21 @@ async def test_what_nobody_foresaw_is_a_500_with_an_id(
 
 
 @in_loop
+async def test_an_answer_that_cannot_be_sent_is_counted_as_the_500_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(direct_module, "head_of", fail)
+    async with listening() as (port, _, context), connected(port) as (reader, writer):
+        writer.write(raw_request())
+        assert (await reply(reader))[0] == 500
+        of = {"model": "tiny-1d", "version": "2", "protocol": "oip", "code": "500"}
+        assert context.metrics.registry.get_sample_value("turbofno_requests_total", of) == 1
+
+
+@in_loop
 async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they_tell(
     direct: Callable[[bool], None],
     monkeypatch: pytest.MonkeyPatch,
