@@ -23,7 +23,7 @@ from service.http.body import WHOLE_BODY
 from service.http.head import head_of
 from service.http.inference import CANCELLED
 from service.http.journal import shown_path
-from service.http.problems import CLIENT_CLOSED_REQUEST, problem_response, unexpected
+from service.http.problems import CLIENT_CLOSED_REQUEST, given_up, problem_response, unexpected
 from service.logs import request_id
 
 if TYPE_CHECKING:
@@ -127,11 +127,12 @@ class DirectCycle(RequestResponseCycle):
                 status, size = response.status_code, len(response.body)
                 await self._send(response, record)
         except BaseException:
-            # As uvicorn has it. Mostly the end of the process, which cancels everything.
+            # As uvicorn has it. Mostly the end of the process, while the client reads its answer.
             logger.exception("POST %s was cut short", shown_path(scope))
             if self.response_started:
                 self.transport.close()
             else:
+                status, size = 500, 0
                 await self.send_500_response()
         finally:
             self._journal.close(scope, record, status, size)
@@ -143,13 +144,11 @@ class DirectCycle(RequestResponseCycle):
 
     async def _response(self, scope: Scope) -> Response | None:
         """What to send; None: nobody is there to read it."""
-        self._answering = task = asyncio.current_task()
+        self._answering = asyncio.current_task()
         try:
             return await self._handler(Request(scope, cast("Receive", self.receive)))
         except asyncio.CancelledError:
-            if task is not None and self.disconnected and not task.uncancel():
-                return None
-            raise
+            return None if self.disconnected else given_up(scope["path"])
         except ServiceError as error:
             return problem_response(scope["path"], error)
         except ClientDisconnect:
@@ -165,12 +164,12 @@ class DirectCycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected:
             return
-        self.response_started = True
         closing = () if self.keep_alive else (_CLOSE,)
         own = self._journal.headers(record)
         head = head_of(
             response.status_code, (*self.default_headers, *response.raw_headers, *own, *closing)
         )
+        self.response_started = True
         self.transport.writelines((head, response.body))
         if self.flow.write_paused:
             # What the answer holds is counted until the client has read enough of it.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from service.context import RECORD_KEY
 from service.http.journal import shown_path
-from service.http.problems import CLIENT_CLOSED_REQUEST, unexpected
+from service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
 from service.logs import request_id
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class RequestMiddleware:
             if response_started:
                 raise
             await unexpected(scope["path"])(scope, receive, send_noting)
+        except asyncio.CancelledError:
+            if response_started:
+                raise
+            # Answered, so not raised again: the server would put a traceback into the log for each.
+            await given_up(scope["path"])(scope, receive, send_noting)
         finally:
             self._journal.close(scope, record, status, sent_bytes)
             request_id.reset(token)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
+from service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError, Unavailable
 from service.logs import request_id
 
 if TYPE_CHECKING:
@@ -65,6 +65,17 @@ def unexpected(path: str) -> Response:
         ServiceError(
             "the server failed on this request; its log has the cause under request id "
             f"{request_id.get() or 'unknown'}"
+        ),
+    )
+
+
+def given_up(path: str) -> Response:
+    """The response to a request that is cancelled while its client waits: the process ends."""
+    return problem_response(
+        path,
+        Unavailable(
+            "the service stopped before it had answered; retry, another instance may answer",
+            retry_after=1.0,
         ),
     )
 

@@ -6,6 +6,7 @@ CUDA knows such memory by its addresses, for the whole process, and so does this
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -35,8 +36,8 @@ _regions: dict[int, int] = {}
 def lock(memory: NDArray[np.uint8], device: torch.device) -> threading.Thread:
     """Page-lock the start of `memory` for a CUDA device, for as long as that array lives; its views keep it alive.
 
-    What the array stands in must not end before it. Until the thread that is returned has ended, and if the system
-    refuses, fields there are copied as all others.
+    What it stands in, its `base`, is kept a moment longer, until the memory is unlocked. Until the thread that is
+    returned has ended, and if the system refuses, fields there are copied as all others.
     """
     # It takes a tenth of a second; and CUDA keeps an error for whatever the same thread calls next.
     thread = threading.Thread(target=_lock, args=(memory, device), daemon=True)
@@ -51,8 +52,10 @@ def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
     if int(status):
         logger.warning("%d bytes of a front end could not be page-locked: %s", size, status)
         return
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+    threading.Thread(target=_unlock, args=(ended, start, device, memory.base), daemon=True).start()
     _regions[start] = start + size
-    weakref.finalize(memory, _unlock, start, device).atexit = False
+    weakref.finalize(memory, _forget, start, ended).atexit = False
 
 
 def straight(arrays: Sequence[Fields]) -> bool:
@@ -72,7 +75,20 @@ def _locked(array: Fields) -> bool:
     )
 
 
-def _unlock(start: int, device: torch.device) -> None:
+def _forget(start: int, ended: queue.SimpleQueue[None]) -> None:
+    """On whatever thread lets go last or collects garbage. Neither waits nor calls CUDA: that thread may be capturing a
+    graph, which such a call would break, or hold any lock."""
     del _regions[start]
+    ended.put(None)
+
+
+def _unlock(
+    ended: queue.SimpleQueue[None],
+    start: int,
+    device: torch.device,
+    base: object,  # noqa: ARG001 - held, so that the memory stays mapped and nothing else comes to lie there
+) -> None:
+    """Wait for the end of the array, then unlock; on a thread of its own."""
+    ended.get()
     with torch.cuda.device(device):
         torch.cuda.cudart().cudaHostUnregister(start)

@@ -152,6 +152,8 @@ def test_second_signal_aborts(repository: Path) -> None:
             time.sleep(0.5)
             assert server.process.poll() is None
             server.process.terminate()
+            status, body = read_response(stuck)
+            assert (status, b"retry" in body) == (503, True), "an answer, not a dropped connection"
             assert server.process.wait(5) == 1
 
 

@@ -342,6 +342,56 @@ async def test_what_nobody_foresaw_is_a_500_with_an_id(
 
 
 @in_loop
+async def test_an_answer_that_cannot_be_sent_is_counted_as_the_500_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(direct_module, "head_of", fail)
+    async with listening() as (port, _, context), connected(port) as (reader, writer):
+        writer.write(raw_request())
+        assert (await reply(reader))[0] == 500
+        of = {"model": "tiny-1d", "version": "2", "protocol": "oip", "code": "500"}
+        assert context.metrics.registry.get_sample_value("turbofno_requests_total", of) == 1
+
+
+@in_loop
+async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they_tell(
+    direct: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("service.server.FLUSH_SECONDS", 0)
+    caplog.set_level(logging.INFO, "service.access")
+    asked = raw_request(INFER_RAW, FIELD.tobytes(), "X-Request-Id: one-and-the-same")
+    answers = []
+    for on in (True, False):
+        direct(on)
+        caplog.clear()
+        async with listening() as (port, engine, context):
+            engine.held = True
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked)
+            await engine.started.wait()
+        status, headers, body = await reply(reader)
+        assert await reader.read() == b""
+        writer.close()
+        assert (status, headers["retry-after"], engine.cancelled) == (503, "1", 1)
+        assert "another instance" in json.loads(body)["error"]
+        of = {"model": "tiny-1d", "version": "2", "protocol": "oip", "code": "503"}
+        counted = context.metrics.registry.get_sample_value("turbofno_requests_total", of)
+        assert counted == 1
+        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
+        (line,) = [record for record in caplog.records if record.name == "service.access"]
+        assert line.__dict__["data"]["status"] == 503
+        assert line.__dict__["data"]["out"] == len(body)
+        assert "Traceback" not in caplog.text
+        answers.append((set(headers), body))
+    assert answers[0] == answers[1]
+
+
+@in_loop
 async def test_an_answer_that_is_not_read_holds_its_room_and_nobody_else() -> None:
     many = np.zeros((4000, 1, 64), "<f4")
     settings = {"max_fields_per_request": 4000, "keep_alive_seconds": 60}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +107,70 @@ def test_a_batch_with_an_answer_elsewhere_is_handed_out_by_copies(memory: np.nda
     assert (owned.outputs == 2).all()
 
 
+def mapped(start: int) -> bool:
+    """Whether a mapping of this process starts there."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return any(line.startswith(f"{start:x}-") for line in lines)
+
+
+def wait_until_unmapped(start: int) -> None:
+    until = time.monotonic() + 10
+    while mapped(start):
+        assert time.monotonic() < until, "locked for ever"
+        time.sleep(0.002)
+
+
+class Cudart:
+    """Locks anything; lets it go once it `may`, and notes on which thread, and whether it was mapped still."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.unlocked: list[tuple[int, bool, int]] = []
+
+    def cudaHostRegister(self, *_: int) -> int:
+        return 0
+
+    def cudaHostUnregister(self, start: int) -> int:
+        self.may.wait(3)
+        self.unlocked.append((start, mapped(start), threading.get_ident()))
+        return 0
+
+
+def test_memory_is_unlocked_on_no_thread_of_others_and_mapped_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cudart, device = Cudart(), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    slots = SlotMemory(MIB)
+    lent, next_lent = (LentMemory(slots.attachment()) for _ in range(2))
+    first, second = (memory.bytes.ctypes.data for memory in (lent, next_lent))
+    lock(lent.bytes, device).join()
+    garbage: list[Any] = [fields(lent.bytes, 0, MIB)]
+    garbage.append(garbage)
+    del lent
+    assert straight(garbage[:1])
+
+    del garbage
+    gc.collect()
+    assert not page_locked._regions, "at once"
+    assert mapped(first)
+    assert not cudart.unlocked, "this thread would have waited"
+    lock(next_lent.bytes, device).join()
+
+    cudart.may.set()
+    wait_until_unmapped(first)
+    assert list(page_locked._regions) == [second]
+    del next_lent
+    assert not page_locked._regions
+    wait_until_unmapped(second)
+    assert [(start, there) for start, there, _ in cudart.unlocked] == [
+        (first, True),
+        (second, True),
+    ]
+    assert threading.get_ident() not in {thread for *_, thread in cudart.unlocked}
+
+
 @pytest.fixture
 def slots() -> tuple[SlotMemory, LentMemory]:
     memory = SlotMemory(64 * MIB)
@@ -183,6 +251,7 @@ def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> 
         memory = SlotMemory(200 * MIB)
         lent = LentMemory(memory.attachment())
         lock(lent.bytes, torch.device("cuda", 0)).join()
+        start = lent.bytes.ctypes.data
         low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
         view, beyond = (lent.array(memory.span(array)) for array in (low, high))
         del lent
@@ -194,3 +263,21 @@ def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> 
         del view, beyond, low, high, memory
         gc.collect()
         assert not page_locked._regions
+        wait_until_unmapped(start)
+
+
+@gpu
+def test_memory_that_ends_on_a_thread_that_captures_leaves_the_capture_whole() -> None:
+    lent = LentMemory(SlotMemory(64 * MIB).attachment())
+    start = lent.bytes.ctypes.data
+    lock(lent.bytes, torch.device("cuda", 0)).join()
+    x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
+    assert (x * 2 + 1).sum().item() == 9, "loads the kernels"
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        y = x * 2
+        del lent
+        assert not page_locked._regions
+        wait_until_unmapped(start)
+        y = y + 1
+    graph.replay()
+    assert y.tolist() == [3, 3, 3]
