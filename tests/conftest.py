@@ -12,8 +12,10 @@ import torch
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     seed = random.SystemRandom().randrange(2**31)
-    print(f"torch.manual_seed({seed})")  # pytest shows it with a failure  # noqa: T201
+    # pytest shows it with a failure
+    print(f"torch.manual_seed({seed}); random.seed({seed})")  # noqa: T201
     torch.manual_seed(seed)
+    random.seed(seed)
 
 
 @pytest.fixture(autouse=True)

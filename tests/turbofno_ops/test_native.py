@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +29,7 @@ from turbofno_ops.__main__ import report
 from turbofno_ops.dispatch import Choice, choose
 
 ROOT = Path(__file__).parents[2]
+KERNELS = sorted((ROOT / "csrc" / "kernels").glob("*.cu"))
 PLANS = sorted((ROOT / "csrc" / "plan").glob("*.cpp"))
 CHECKS = sorted((ROOT / "tests" / "csrc").glob("*_check.cpp"))
 
@@ -138,22 +141,26 @@ def test_workspace_grows_with_the_batch_beyond_32_bits(plan_library: ctypes.CDLL
     assert plan_library.turbofno_mix_workspace_bytes(ctypes.byref(mix)) >= 2 * spectra
 
 
+@pytest.fixture(scope="module")
+def compiled(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
+    """What the compiler said of every kernel, once it is through; as many at a time as there are cores."""
+    folder = tmp_path_factory.mktemp("kernels")
+    flags = ("-std=c++17", "-gencode=arch=compute_80,code=sm_80", "-Xcompiler=-Wall,-Wextra", "-c")
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        yield {
+            source: compilers.submit(run, "nvcc", *flags, source, "-o", folder / f"{source.stem}.o")
+            for source in KERNELS
+        }
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
-@pytest.mark.parametrize(
-    "source", sorted((ROOT / "csrc" / "kernels").glob("*.cu")), ids=lambda p: p.stem
-)
-def test_kernels_compile_without_warnings(source: Path, tmp_path: Path) -> None:
-    arch = "-gencode=arch=compute_80,code=sm_80"
-    built = run(
-        "nvcc",
-        "-std=c++17",
-        arch,
-        "-Xcompiler=-Wall,-Wextra",
-        "-c",
-        source,
-        "-o",
-        tmp_path / "kernel.o",
-    )
+@pytest.mark.parametrize("source", KERNELS, ids=lambda p: p.stem)
+def test_kernels_compile_without_warnings(
+    source: Path, compiled: dict[Path, Future[subprocess.CompletedProcess[str]]]
+) -> None:
+    built = compiled[source].result()
     assert built.returncode == 0, built.stderr
     assert "warning" not in built.stderr
 
