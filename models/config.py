@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -67,6 +68,12 @@ class DomainPadding(_Strict):
         return self
 
 
+def _before_scaling(count: int, scale: float) -> int:
+    """Fewest points of which `scale` times as many, rounded, are at least `count`; never over 2^53, which no grid has."""
+    fewest = math.ceil(min((count - 0.5) / scale, 2.0**53))
+    return fewest if round(fewest * scale) >= count else fewest + 1
+
+
 class FNOArchitecture(_Strict):
     """A Fourier neural operator (Li et al. 2020, arXiv 2010.08895, Figure 2).
 
@@ -124,7 +131,14 @@ class FNOArchitecture(_Strict):
 
     @property
     def smallest_grid(self) -> tuple[int, ...]:
-        """Fewest points an axis needs to hold the kept modes, domain padding left out of account."""
+        """Fewest points an axis needs to hold the kept modes in every layer, domain padding left out of account."""
+        needed = list(self._holding_modes())
+        for scales in reversed(self.resolution_scaling):
+            for axis, (least, scale) in enumerate(zip(self._holding_modes(), scales, strict=True)):
+                needed[axis] = max(least, _before_scaling(needed[axis], scale))
+        return tuple(needed)
+
+    def _holding_modes(self) -> tuple[int, ...]:
         *others, last = self.modes
         if self.mode_placement in ("centred", "floor_window"):
             return (1,) * self.n_dim

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ def discover(root: Path) -> list[ModelLocation]:
     """Every model below `root`, sorted by name, then by version as a number.
 
     `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V.
-    Other folders and files are passed over.
+    Other folders and files are passed over, and, with a warning, those whose name is no text.
 
     Raises:
         NotADirectoryError: `root` is not a folder.
@@ -29,7 +33,7 @@ def discover(root: Path) -> list[ModelLocation]:
     if not root.is_dir():
         raise NotADirectoryError(f"model repository {root} is not a folder")
     found = []
-    for folder in root.iterdir():
+    for folder in _with_names(root):
         if (folder / CONFIG_FILE).is_file():
             found.append(ModelLocation(folder.name, "1", folder))
             continue
@@ -41,3 +45,14 @@ def discover(root: Path) -> list[ModelLocation]:
             if version.name.isdecimal() and (version / CONFIG_FILE).is_file()
         ]
     return sorted(found, key=lambda model: (model.name, int(model.version)))
+
+
+def _with_names(root: Path) -> Iterator[Path]:
+    """What lies there, but for names that are not UTF-8: they could not be told, nor asked for."""
+    for path in root.iterdir():
+        try:
+            path.name.encode()
+        except UnicodeEncodeError:
+            logger.warning("%a in %s is passed over: its name is not UTF-8", path.name, root)
+        else:
+            yield path

@@ -15,11 +15,12 @@ import uvicorn
 from service import logs
 from service.app import create_app, drain
 from service.context import AppContext
-from service.http.protocol import bounded_protocol
+from service.http.protocol import BoundedProtocol, bounded_protocol
 from service.http.tls import tls_options
 from service.settings import exposure_warnings, http_url, misspelt_variables
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from types import FrameType
 
@@ -141,6 +142,13 @@ class DrainingServer(uvicorn.Server):
         """Where this machine reaches the listening socket, whatever port was picked."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return http_url(host, port, tls=self.config.is_ssl)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; who does not read the answers that are left has had the time to: else the end waits for them."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol) and connection.flow.write_paused:
+                connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
         if not self._warm and self._context.engine.ready:

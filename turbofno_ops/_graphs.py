@@ -43,8 +43,12 @@ class Graph:
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.Tensor:
         try:
-            # thread_local: other threads may allocate meanwhile
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            # thread_local: other threads may allocate meanwhile. The outer one, because a capture that cannot be
+            # ended leaves its stream the current one.
+            with (
+                torch.cuda.stream(stream),
+                torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
+            ):
                 return self._pass.run(self._buffer)
         except RuntimeError as error:
             # ending a broken capture fails as well and would hide why

@@ -15,7 +15,7 @@ import zmq
 from service.processes.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _MESSAGES_A_TURN = 64
 """So that a full socket does not keep everything else on the loop waiting."""
@@ -84,11 +84,12 @@ class Channel:
         if self._socket.closed:
             return
         for to, messages in outgoing.items():
+            data = _encoded(messages)
             # It would block only for want of a peer: of one that closed its end.
             with contextlib.suppress(zmq.Again):
                 if to:
                     self._socket.send(to, _MORE)
-                self._socket.send(_encoder.encode(messages), _AT_ONCE)
+                self._socket.send(data, _AT_ONCE)
         if outgoing:
             # Sending may have used up the descriptor's news of something that came in.
             self._take_in()
@@ -107,6 +108,9 @@ class Channel:
                 return
             sender = self._socket.recv() if self._many else b""
             data = self._socket.recv()
+            # Of several parts, which nobody of ours sends, the last.
+            while self._socket.get(zmq.RCVMORE):
+                data = self._socket.recv()
             try:
                 for message in _decoder.decode(data):
                     self._receive(sender, message)
@@ -114,6 +118,22 @@ class Channel:
                 # What else has come in must still be met: the descriptor will not tell of it again.
                 logger.exception("a message of %s could not be dealt with", sender)
         self._loop.call_soon(self._take_in)
+
+
+def _encoded(messages: list[Message]) -> bytes:
+    """All of them but what cannot be written, which must not take the others with it."""
+    try:
+        return _encoder.encode(messages)
+    except Exception:
+        return _encoder.encode(list(_written(messages)))
+
+
+def _written(messages: list[Message]) -> Iterator[msgspec.Raw]:
+    for message in messages:
+        try:
+            yield msgspec.Raw(_encoder.encode(message))
+        except Exception:
+            logger.exception("a %s could not be written and is not sent", type(message).__name__)
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:

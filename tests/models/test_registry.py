@@ -29,6 +29,16 @@ def test_discover_finds_flat_and_versioned_models_in_order(tmp_path: Path) -> No
     ]
 
 
+def test_a_folder_whose_name_is_no_text_is_passed_over_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_config(tmp_path / "odd-\udcff")
+    put_config(tmp_path / "odd-\udcfe" / "1")
+    fine = put_config(tmp_path / "größe")
+    assert discover(tmp_path) == [ModelLocation("größe", "1", fine)]
+    assert caplog.text.count("not UTF-8") == 2
+
+
 def test_discover_refuses_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="nowhere"):
         discover(tmp_path / "nowhere")

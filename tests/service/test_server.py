@@ -157,6 +157,20 @@ def test_second_signal_aborts(repository: Path) -> None:
             assert server.process.wait(5) == 1
 
 
+def test_the_end_waits_for_nobody_who_does_not_read(repository: Path) -> None:
+    with running(repository) as server:
+        until_ready(server)
+        with socket.socket() as unread:
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.connect(("127.0.0.1", server.port))
+            unread.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 600)
+            time.sleep(2)
+            server.process.terminate()
+            time.sleep(1)
+            server.process.terminate()
+            assert server.process.wait(8) == 1
+
+
 def test_lost_device_is_answered_with_503_and_ends_the_process_with_1(repository: Path) -> None:
     body = json.dumps({"inputs": {"u0": [-1.0] * 16}}).encode()
     with running(repository, before=LOSE_DEVICE) as server, ExitStack() as sockets:

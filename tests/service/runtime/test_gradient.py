@@ -125,7 +125,7 @@ def test_networks_of_other_libraries_have_gradients_or_say_why_not(rng: random.R
         if "relu" not in arch.model_dump_json() and arch.norm == "none":
             # It is nothing but rounding where no mode that the network keeps is one that the input has.
             missed = np.linalg.norm(gradient[:1] - truth[0])
-            assert missed < 1e-3 * np.linalg.norm(truth[0]) + 1e-9 * np.linalg.norm(v), arch
+            assert missed < 1e-3 * np.linalg.norm(truth[0]) + 1e-8 * np.linalg.norm(v), arch
 
 
 def test_a_batch_gives_each_field_what_it_gets_alone(rng: random.Random) -> None:

@@ -1,0 +1,101 @@
+"""Messages over real sockets: each to whom it is for, whatever else is sent beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+
+from service.processes.channel import Channel, new_endpoint
+from service.processes.messages import Cancel, Message, Told
+
+pytestmark = pytest.mark.timeout(20)
+
+UNWRITABLE = Told(0, 1 << 70)
+
+
+class Inbox:
+    """What came, with its sender."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bytes, Message]] = []
+
+    def receive(self, sender: bytes, message: Message) -> None:
+        self.messages.append((sender, message))
+
+    async def until(self, count: int) -> list[tuple[bytes, Message]]:
+        async with asyncio.timeout(5):
+            while len(self.messages) < count:  # noqa: ASYNC110 - what came late must be seen too
+                await asyncio.sleep(0.002)
+        await asyncio.sleep(0.05)
+        return self.messages
+
+
+@asynccontextmanager
+async def connected(*names: bytes) -> AsyncIterator[tuple[Channel, str, Inbox, list[Inbox]]]:
+    """A listening channel that has heard of each peer, its address and inbox, the peers' inboxes."""
+    endpoint, inbox, others = new_endpoint(), Inbox(), [Inbox() for _ in names]
+    listening = Channel.listen(endpoint, inbox.receive)
+    peers = [
+        Channel.connect(endpoint, name, other.receive)
+        for name, other in zip(names, others, strict=True)
+    ]
+    try:
+        for peer in peers:
+            peer.send(Cancel(0))
+        await inbox.until(len(names))
+        inbox.messages.clear()
+        yield listening, endpoint, inbox, others
+    finally:
+        for channel in (*peers, listening):
+            channel.close()
+
+
+def test_a_message_that_cannot_be_written_takes_no_other_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with connected(b"a", b"b") as (listening, _, _, (a, b)):
+            for message in (Told(1, "x"), UNWRITABLE, Told(2, "y")):
+                listening.send(message, b"a")
+            listening.send(UNWRITABLE, b"b")
+            listening.flush()
+            listening.send(Told(3, "z"), b"b")
+            assert await a.until(2) == [(b"", Told(1, "x")), (b"", Told(2, "y"))]
+            assert await b.until(1) == [(b"", Told(3, "z"))]
+
+    asyncio.run(main())
+    assert caplog.text.count("a Told could not be written") == 2
+
+
+def test_what_is_sent_to_a_peer_that_nobody_knows_is_dropped() -> None:
+    async def main() -> None:
+        async with connected(b"a") as (listening, _, _, (a,)):
+            listening.send(Told(1, None), b"nobody")
+            listening.send(Told(2, None), b"a")
+            assert await a.until(1) == [(b"", Told(2, None))]
+
+    asyncio.run(main())
+
+
+def test_what_is_no_message_of_ours_stops_nothing() -> None:
+    async def main() -> None:
+        async with connected() as (_, endpoint, inbox, _):
+            stranger = zmq.Context.instance().socket(zmq.DEALER)
+            stranger.setsockopt(zmq.IDENTITY, b"stranger")
+            stranger.connect(endpoint)
+            for parts in ([b"garbage"], [b""], [b"one", b"two"], [b"one", b"two", b"three"]):
+                stranger.send_multipart(parts)
+            mate = Channel.connect(endpoint, b"mate", lambda *_: None)
+            for number in range(200):
+                mate.send(Cancel(number))
+                mate.flush()
+            expected = [(b"mate", Cancel(number)) for number in range(200)]
+            assert await inbox.until(200) == expected
+            mate.close()
+            stranger.close(linger=0)
+
+    asyncio.run(main())
