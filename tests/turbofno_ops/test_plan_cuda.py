@@ -228,13 +228,14 @@ def test_out_of_memory_is_said_and_survived(plain: FNO) -> None:
     chain = compiled(plain, max_batch=64, max_graph_bytes=2**40)
     x = field(plain, 4, SIZE).cuda()
     expected = chain(x)
-    large = torch.zeros(64, 2, 512, 512, device="cuda")
+    large, stream = torch.zeros(64, 2, 512, 512, device="cuda"), torch.cuda.current_stream()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**30) / total)
     try:
         with pytest.raises(torch.OutOfMemoryError):
             chain(large)
+        assert torch.cuda.current_stream() == stream
         assert torch.equal(chain(x), expected)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
