@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
+ARITHMETIC := tests/attacks tests/models tests/turbofno_ops
 
 .PHONY: install serve test test-thorough test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
 
@@ -13,8 +14,10 @@ install: $(SERVE_READY)
 serve: $(SERVE_READY)
 	bin/turbofno serve
 
+# Arithmetic side by side; by itself what starts servers, and measures how long they take.
 test: $(DEV_READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARITHMETIC)
+	$(BIN)/python -m pytest $(ARITHMETIC:%=--ignore=%)
 
 # Some minutes longer: more of what is drawn at random.
 test-thorough: $(DEV_READY)

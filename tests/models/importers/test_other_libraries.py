@@ -33,11 +33,15 @@ def test_drawn_networks_answer_as_the_library_does(name: str, tmp_path: Path) ->
             (torch.float64, answers["outputs64"], 1e-10),
         ):
             module = our_module(imported, dtype)
-            for x, expected in zip(answers["fields"], outputs, strict=True):
+            for x, expected, exact in zip(
+                answers["fields"], outputs, answers["outputs64"], strict=True
+            ):
                 with torch.inference_mode():
                     found = module(x.to(dtype))
                 assert expected.dtype == dtype
-                assert relative_l2(found, expected) < bound, (file, x.shape, imported.architecture)
+                # A few networks make more of rounding, in their library too.
+                most = max(bound, 3 * relative_l2(expected, exact))
+                assert relative_l2(found, expected) < most, (file, x.shape, imported.architecture)
 
 
 def mdlus(path: Path, *, name: str = "FNO", version: object = "2.0.0", **arguments: object) -> Path:
