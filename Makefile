@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
-ARITHMETIC := tests/attacks tests/models tests/turbofno_ops
+ARITHMETIC := tests/attacks tests/models tests/oip tests/service/codec tests/turbofno_ops
 
 .PHONY: install serve test test-thorough test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
 

@@ -27,7 +27,7 @@ request-timeout = 20
 warnings = false
 
 [generation]
-max-examples = {tried(10, thoroughly=60)}
+max-examples = {tried(8, thoroughly=60)}
 database = "none"
 
 [phases.stateful]
