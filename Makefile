@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
-ARITHMETIC := tests/attacks tests/models tests/oip tests/service/codec tests/turbofno_ops
 
 .PHONY: install serve test test-thorough test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
 
@@ -14,10 +13,9 @@ install: $(SERVE_READY)
 serve: $(SERVE_READY)
 	bin/turbofno serve
 
-# Arithmetic side by side; by itself what starts servers, and measures how long they take.
+# Two at a time: much of it waits for servers to start. Those of one file share theirs.
 test: $(DEV_READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARITHMETIC)
-	$(BIN)/python -m pytest $(ARITHMETIC:%=--ignore=%)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Some minutes longer: more of what is drawn at random.
 test-thorough: $(DEV_READY)
