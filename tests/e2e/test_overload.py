@@ -187,7 +187,9 @@ def test_work_of_a_client_that_left_is_dropped(slow_server: ServerProcess) -> No
         connection.close()
     answer = asyncio.run(send(slow_server.port, CALL))
     assert answer.status == 200
-    assert answer.seconds <= 10 * BATCH_SECONDS, "four batches for each that left were to be dropped"
+    assert answer.seconds <= 10 * BATCH_SECONDS, (
+        "four batches for each that left were to be dropped"
+    )
 
 
 def test_thousands_of_small_fields_in_one_body_are_answered_as_one(
