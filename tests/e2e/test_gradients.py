@@ -46,6 +46,12 @@ def autograd(module: FNO, x: np.ndarray, v: np.ndarray) -> np.ndarray:
     return gradient.numpy()
 
 
+def close_to(found: np.ndarray, expected: np.ndarray, given: np.ndarray) -> bool:
+    """Equal but for rounding, which goes by what the network was given: an answer may be near zero by chance."""
+    size = np.linalg.norm(expected) + 1e-3 * np.linalg.norm(given)
+    return bool(np.linalg.norm(found - expected) < 1e-5 * size)
+
+
 def test_finite_differences_through_the_service_agree(server: ServerProcess) -> None:
     """Along random directions, by predictions of the same server."""
     with Client(server.url) as client:
@@ -73,7 +79,7 @@ def test_gradients_of_the_zoo_equal_autograd_in_float64(
     with Client(server.url) as client:
         found = client.vjp_detailed(model, x, v, output=True, version=1, priority=2, deadline=30)
         expected = autograd(module, x, v)
-        assert np.linalg.norm(found.gradient - expected) < 1e-5 * np.linalg.norm(expected)
+        assert close_to(found.gradient, expected, v)
         assert found.output is not None
         np.testing.assert_allclose(found.output, client.predict(model, x), rtol=1e-4, atol=1e-5)
         assert found.gradient.dtype == np.float32
@@ -94,12 +100,12 @@ def test_many_clients_at_once_each_get_their_own(server: ServerProcess) -> None:
                 x, v = smooth(1, 64 + number % 2), smooth(1, 64 + number % 2)
                 if number % 3:
                     found = await client.vjp("burgers-1d", x, v)
-                    expected = autograd(module, x[None], v[None])[0]
+                    assert close_to(found, autograd(module, x[None], v[None])[0], v)
                 else:
                     found = await client.predict("burgers-1d", x)
                     with torch.no_grad():
                         expected = module(torch.tensor(x[None])).numpy()[0]
-                assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
+                    assert close_to(found, expected, x)
 
             await asyncio.gather(*(one(number) for number in range(30)))
 
