@@ -131,13 +131,16 @@ def test_at_four_times_the_load_throughput_holds_and_so_does_the_time_of_what_wa
         )
         assert len(accepted) + len(refused) + late == len(answers), statuses(answers)
         assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
-        # A busy host may stop this machine in one of the two loops and not in the other.
-        if rate >= 0.95 * peak_rate:
+        met = {
+            "throughput": rate >= 0.95 * peak_rate,
+            "hardly any too late": late <= 0.05 * len(accepted),
+            "answers in time": quantile(accepted, 0.99) <= ALLOWED + 3 * BATCH_SECONDS,
+            "refusals at once": quantile(refused, 0.5) <= 0.05,
+        }
+        # A busy host may stop this machine for a moment.
+        if all(met.values()):
             break
-    assert rate >= 0.95 * peak_rate
-    assert late <= 0.05 * len(accepted)
-    assert quantile(accepted, 0.99) <= ALLOWED + 3 * BATCH_SECONDS
-    assert quantile(refused, 0.5) <= 0.05
+    assert all(met.values()), met
 
 
 def test_one_busy_model_leaves_another_its_turn(slow_server: ServerProcess) -> None:
