@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,12 @@ from unittest import mock
 
 import torch
 
-from models.blocks import FourierBlock
 from models.fno import FNO, to_precision
 from models.importers.neuraloperator import read_exactly
 from models.importers.result import Imported, Options
 from models.importers.torch_file import read_torch_file
+from tests.models.importers.comparison import amplified
 from tests.turbofno_ops.fourier_truth import relative_l2
-
-NOISE = 4 * torch.finfo(torch.float32).eps
-"""About what a Fourier layer in float32 adds: each value is a sum of many."""
 
 
 def random_source() -> random.Random:
@@ -94,39 +91,16 @@ def assert_parity(
 ) -> None:
     """1e-5 in float32 and 1e-10 in float64.
 
-    A few random networks amplify rounding (two norms of a field that is nearly constant), so that the
-    library's own float32 answer is far from its float64 one, or noise of float32's size in a network in float64
+    A few random networks amplify rounding (two norms of a field that is nearly constant, an answer near zero), so that
+    the library's own float32 answer is far from its float64 one, or noise of float32's size in a network in float64
     makes as much of a difference: there, a small multiple of that, and a millionth of it.
     """
     half = len(fields)
     single, double = deviations(imported, fields, expected)
     for i in range(half):
-        own = relative_l2(expected[i], expected[half + i])
-        if imported.architecture.norm != "none":
-            own = max(own, _amplified(imported, fields[i]))
+        own = max(relative_l2(expected[i], expected[half + i]), amplified(imported, fields[i]))
         assert single[i] < max(1e-5, 3 * own), imported
         assert double[i] < max(1e-10, 1e-6 * own), imported
-
-
-@torch.no_grad()
-def _amplified(imported: Imported, x: torch.Tensor) -> float:
-    """How far apart ours are in float64 with and without noise of float32's size on what the Fourier layers give."""
-    ours = FNO(imported.architecture, imported.normalization).eval().double()
-    ours.load_state_dict(imported.state)
-    exact = ours(x.double())
-
-    def noisy(layer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def run(block: FourierBlock, x: torch.Tensor) -> torch.Tensor:
-            y = layer(block, x)
-            return y * (1 + NOISE * torch.randn_like(y))
-
-        return run
-
-    with (
-        mock.patch.object(FourierBlock, "_spectral", noisy(FourierBlock._spectral)),
-        mock.patch.object(FourierBlock, "_fourier_layer", noisy(FourierBlock._fourier_layer)),
-    ):
-        return relative_l2(ours(x.double()), exact)
 
 
 def imported_exactly(tensors: dict[str, torch.Tensor], metadata: Any, **options: str) -> Imported:
