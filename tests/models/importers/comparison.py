@@ -44,12 +44,19 @@ def assert_equal_functions(
     with torch.inference_mode():
         ours, theirs = our_module(imported, torch.float32)(x), original(x)
     assert ours.shape == theirs.shape
-    bound = max(1e-5, 3 * relative_l2(theirs, exact), 3 * amplified(imported, x))
+    bound = max(1e-5, 3 * rounding(imported, x, theirs, exact))
     assert relative_l2(ours, theirs) < bound, imported.architecture
 
 
+def rounding(
+    imported: Imported, x: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor
+) -> float:
+    """What float32 makes of this answer: of the original's (`exact` is its float64 one), or of ours by noise."""
+    return max(relative_l2(theirs, exact), _amplified(imported, x))
+
+
 @torch.no_grad()
-def amplified(imported: Imported, x: torch.Tensor) -> float:
+def _amplified(imported: Imported, x: torch.Tensor) -> float:
     """How far apart ours are in float64 with and without noise of float32's size on what the Fourier layers give."""
     ours = our_module(imported, torch.float64)
     exact = ours(x.double())

@@ -11,11 +11,11 @@ from unittest import mock
 
 import torch
 
-from models.fno import FNO, to_precision
+from models.fno import to_precision
 from models.importers.neuraloperator import read_exactly
 from models.importers.result import Imported, Options
 from models.importers.torch_file import read_torch_file
-from tests.models.importers.comparison import amplified
+from tests.models.importers.comparison import our_module, rounding
 from tests.turbofno_ops.fourier_truth import relative_l2
 
 
@@ -74,16 +74,13 @@ def deviations(
     imported: Imported, fields: list[torch.Tensor], expected: list[torch.Tensor]
 ) -> tuple[list[float], list[float]]:
     """Relative L2 of ours against theirs (as `outputs` gives them), in float32 and in float64."""
-    ours = FNO(imported.architecture, imported.normalization).eval()
-    ours.load_state_dict(imported.state)
+
+    def against(theirs: list[torch.Tensor], dtype: torch.dtype) -> list[float]:
+        ours = our_module(imported, dtype)
+        return [relative_l2(ours(x.to(dtype)), y) for x, y in zip(fields, theirs, strict=True)]
+
     half = len(fields)
-    single = [relative_l2(ours(x), y) for x, y in zip(fields, expected[:half], strict=True)]
-    # loaded again: the weights that were multiplied out are wider than float32
-    ours.double().load_state_dict(imported.state)
-    double = [
-        relative_l2(ours(x.double()), y) for x, y in zip(fields, expected[half:], strict=True)
-    ]
-    return single, double
+    return against(expected[:half], torch.float32), against(expected[half:], torch.float64)
 
 
 def assert_parity(
@@ -98,7 +95,7 @@ def assert_parity(
     half = len(fields)
     single, double = deviations(imported, fields, expected)
     for i in range(half):
-        own = max(relative_l2(expected[i], expected[half + i]), amplified(imported, fields[i]))
+        own = rounding(imported, fields[i], expected[i], expected[half + i])
         assert single[i] < max(1e-5, 3 * own), imported
         assert double[i] < max(1e-10, 1e-6 * own), imported
 

@@ -13,7 +13,7 @@ from models.importers.detect import convert, read_checkpoint
 from models.importers.physicsnemo import import_physicsnemo
 from models.importers.refusal import ImportRefused
 from models.importers.result import Options
-from tests.models.importers.comparison import amplified, our_module
+from tests.models.importers.comparison import our_module, rounding
 from tests.models.importers.other_libraries import draw_and_save
 from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
@@ -28,22 +28,18 @@ def test_drawn_networks_answer_as_the_library_does(name: str, tmp_path: Path) ->
         (file,) = tmp_path.glob(f"{i}.*")
         imported = convert(read_checkpoint(file), Options())
         answers = torch.load(tmp_path / f"{i}_answers.pt", weights_only=True)
-        for dtype, outputs, bound in (
-            (torch.float32, answers["outputs"], 1e-5),
-            (torch.float64, answers["outputs64"], 1e-10),
+        single, double = (our_module(imported, dtype) for dtype in (torch.float32, torch.float64))
+        for x, expected, exact in zip(
+            answers["fields"], answers["outputs"], answers["outputs64"], strict=True
         ):
-            module = our_module(imported, dtype)
-            for x, expected, exact in zip(
-                answers["fields"], outputs, answers["outputs64"], strict=True
-            ):
-                with torch.inference_mode():
-                    found = module(x.to(dtype))
-                assert expected.dtype == dtype
-                # A few networks make more of rounding, in their library too.
-                most = max(bound, 3 * relative_l2(expected, exact))
-                if dtype == torch.float32:
-                    most = max(most, 3 * amplified(imported, x))
-                assert relative_l2(found, expected) < most, (file, x.shape, imported.architecture)
+            assert (expected.dtype, exact.dtype) == (torch.float32, torch.float64)
+            with torch.inference_mode():
+                found, found64 = single(x), double(x.double())
+            about = (file, x.shape, imported.architecture)
+            assert relative_l2(found64, exact) < 1e-10, about
+            # A few networks make more of rounding, in their library too.
+            bound = max(1e-5, 3 * rounding(imported, x, expected, exact))
+            assert relative_l2(found, expected) < bound, about
 
 
 def mdlus(path: Path, *, name: str = "FNO", version: object = "2.0.0", **arguments: object) -> Path:

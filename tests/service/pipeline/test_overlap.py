@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import Scheduler
 from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
+from tests.service.waiting import until
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -96,13 +96,6 @@ def submit(
     fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
     request = PredictRequest("negate", None, fields, "id", answer=answer)
     return asyncio.create_task(scheduler.submit(device, request))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    stop = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < stop
-        await asyncio.sleep(0.001)
 
 
 def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:

@@ -11,6 +11,7 @@ import zmq
 
 from service.processes.channel import Channel, new_endpoint
 from service.processes.messages import Cancel, Message, Told
+from tests.service.waiting import until
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -27,9 +28,8 @@ class Inbox:
         self.messages.append((sender, message))
 
     async def until(self, count: int) -> list[tuple[bytes, Message]]:
-        async with asyncio.timeout(5):
-            while len(self.messages) < count:  # noqa: ASYNC110 - what came late must be seen too
-                await asyncio.sleep(0.002)
+        """The first so many, and what came soon after them."""
+        await until(lambda: len(self.messages) >= count)
         await asyncio.sleep(0.05)
         return self.messages
 

@@ -22,6 +22,7 @@ from service.processes.messages import Begin, Framed
 from service.processes.rollout_ring import Reader, Writer, copy_whole, places
 from service.settings import Settings
 from tests.service.tiny import rollable_config
+from tests.service.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -118,11 +119,6 @@ class Engine:
                 await asyncio.sleep(0)
         finally:
             self.running -= 1
-
-
-async def until(met: Any) -> None:
-    while not met():  # noqa: ASYNC110 - told by state only
-        await asyncio.sleep(0.001)
 
 
 def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent() -> None:

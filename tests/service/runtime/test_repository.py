@@ -29,6 +29,7 @@ from service.runtime.model_slot import ModelSlot
 from service.settings import Settings
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
+from tests.service.waiting import until
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -313,11 +314,7 @@ def test_a_model_that_serves_no_more_is_freed_without_garbage_collection(
             try:
                 await getattr(engine, how)("tiny-1d")
                 # The device thread lets go of its last batch a moment after it has told of its end.
-                for _ in range(200):
-                    if modules[0]() is None:
-                        break
-                    await asyncio.sleep(0.01)
-                assert modules[0]() is None
+                await until(lambda: modules[0]() is None)
             finally:
                 gc.enable()
 
