@@ -28,7 +28,7 @@ test-ray: $(DEV_READY)
 
 # An hour's worth of mixed requests: nothing lost, nothing left behind.
 soak: $(DEV_READY)
-	SOAK_REQUESTS=200000 $(BIN)/python -m pytest -s tests/e2e/test_soak.py
+	SOAK_REQUESTS=200000 $(BIN)/python -m pytest -s --force-reruns 0 tests/e2e/test_soak.py
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

@@ -118,29 +118,22 @@ def test_at_four_times_the_load_throughput_holds_and_so_does_the_time_of_what_wa
         )
         return peak_rate, time.perf_counter() - began, answers
 
-    for _ in range(3):
-        peak_rate, seconds, answers = asyncio.run(main())
-        accepted = [answer for answer in answers if answer.status == 200]
-        refused = [answer for answer in answers if answer.status == 429]
-        late = statuses(answers)[504]
-        rate = len(accepted) / seconds
-        logger.info(
-            f"peak {peak_rate:.0f}/s, at 4x {rate:.0f}/s ({rate / peak_rate:.0%}); accepted p50 "
-            f"{quantile(accepted, 0.5) * 1e3:.0f} ms, p99 {quantile(accepted, 0.99) * 1e3:.0f} ms; refused p50 "
-            f"{quantile(refused, 0.5) * 1e3:.1f} ms, p99 {quantile(refused, 0.99) * 1e3:.1f} ms; 504: {late}"
-        )
-        assert len(accepted) + len(refused) + late == len(answers), statuses(answers)
-        assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
-        met = {
-            "throughput": rate >= 0.95 * peak_rate,
-            "hardly any too late": late <= 0.05 * len(accepted),
-            "answers in time": quantile(accepted, 0.99) <= ALLOWED + 3 * BATCH_SECONDS,
-            "refusals at once": quantile(refused, 0.5) <= 0.05,
-        }
-        # A busy host may stop this machine for a moment.
-        if all(met.values()):
-            break
-    assert all(met.values()), met
+    peak_rate, seconds, answers = asyncio.run(main())
+    accepted = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status == 429]
+    late = statuses(answers)[504]
+    rate = len(accepted) / seconds
+    logger.info(
+        f"peak {peak_rate:.0f}/s, at 4x {rate:.0f}/s ({rate / peak_rate:.0%}); accepted p50 "
+        f"{quantile(accepted, 0.5) * 1e3:.0f} ms, p99 {quantile(accepted, 0.99) * 1e3:.0f} ms; refused p50 "
+        f"{quantile(refused, 0.5) * 1e3:.1f} ms, p99 {quantile(refused, 0.99) * 1e3:.1f} ms; 504: {late}"
+    )
+    assert len(accepted) + len(refused) + late == len(answers), statuses(answers)
+    assert rate >= 0.95 * peak_rate
+    assert late <= 0.05 * len(accepted)
+    assert quantile(accepted, 0.99) <= ALLOWED + 3 * BATCH_SECONDS
+    assert quantile(refused, 0.5) <= 0.05
+    assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
 
 
 def test_one_busy_model_leaves_another_its_turn(slow_server: ServerProcess) -> None:
@@ -154,7 +147,7 @@ def test_one_busy_model_leaves_another_its_turn(slow_server: ServerProcess) -> N
 
     busy, light = asyncio.run(main())
     assert statuses(light) == {200: 3}
-    assert quantile(light, 0.5) <= 4 * BATCH_SECONDS
+    assert max(answer.seconds for answer in light) <= 4 * BATCH_SECONDS
     assert quantile([answer for answer in busy if answer.status == 200], 0.9) > 6 * BATCH_SECONDS
 
 
@@ -173,7 +166,7 @@ def test_interactive_work_passes_batch_work_of_its_own_model(slow_server: Server
     quick, bulk = asyncio.run(main())
     assert statuses(quick) == {200: 2}
     assert statuses(bulk) == {200: len(bulk)}
-    assert max(answer.seconds for answer in quick) <= 6 * BATCH_SECONDS
+    assert max(answer.seconds for answer in quick) <= 4 * BATCH_SECONDS
     assert quantile(bulk, 1.0) >= 9 * BATCH_SECONDS
 
 
@@ -190,9 +183,7 @@ def test_work_of_a_client_that_left_is_dropped(slow_server: ServerProcess) -> No
         connection.close()
     answer = asyncio.run(send(slow_server.port, CALL))
     assert answer.status == 200
-    assert answer.seconds <= 10 * BATCH_SECONDS, (
-        "four batches for each that left were to be dropped"
-    )
+    assert answer.seconds <= 6 * BATCH_SECONDS, "four batches for each that left were to be dropped"
 
 
 def test_thousands_of_small_fields_in_one_body_are_answered_as_one(

@@ -65,9 +65,11 @@ def judge(call: Call, response: httpx.Response) -> None:
 
 def close_to(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any], what: str) -> None:
     """Fail unless two float32 answers agree to rounding."""
-    assert found.shape == truth.shape, f"{what}: {found.shape} is not {truth.shape}"
+    assert found.shape == truth.shape, f"wrong answer: {what} has {found.shape}, not {truth.shape}"
     difference = float(np.abs(found - truth).max() / np.abs(truth).max())
-    assert difference <= FLOAT32_BOUND, f"{what}: off by {difference:.2e} of the largest value"
+    assert difference <= FLOAT32_BOUND, (
+        f"wrong answer: {what} is off by {difference:.2e} of the largest value"
+    )
 
 
 def read_answer(response: httpx.Response) -> np.ndarray[Any, Any]:

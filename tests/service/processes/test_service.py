@@ -235,7 +235,7 @@ def test_a_thousand_mixed_requests_are_all_answered_right(
         response, values = random.choice(WAYS)(clients[number % 8], model, fields)
         if response.status_code != 200:
             return f"{response.status_code} {response.text}"
-        return "" if is_right(values(), expected(modules[model], fields)) else "wrong"
+        return "" if is_right(values(), expected(modules[model], fields)) else "wrong answer"
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(100)))
