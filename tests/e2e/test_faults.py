@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
+from tests.clock import within
 from tests.e2e.raw_client import Answer, head_of, send
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.traffic import JSON, Call, close_to, predict_call
@@ -127,13 +128,13 @@ def test_a_culprit_in_a_batch_fails_alone_and_its_mates_are_answered(
         after = good_call(model, 4)
         answer = await send(faulty.port, after)
         right(after, answer)
-        assert answer.seconds < 2.0
         metrics = await send(faulty.port, Call("metrics", "/metrics", b"", method="GET"))
         splits = re.search(
             r"^turbofno_out_of_memory_splits_total\{.*\} (\S+)$", metrics.body.decode(), re.M
         )
         assert splits is not None, "no batch was too large"
         assert float(splits[1]) > 0
+        within(answer.seconds, 2.0)
 
     asyncio.run(main())
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.clock import within
 from tests.e2e.raw_client import Answer, head_of, send
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.traffic import FIELD, Call, close_to, good_calls, predict_call
@@ -129,11 +130,11 @@ def test_at_four_times_the_load_throughput_holds_and_so_does_the_time_of_what_wa
         f"{quantile(refused, 0.5) * 1e3:.1f} ms, p99 {quantile(refused, 0.99) * 1e3:.1f} ms; 504: {late}"
     )
     assert len(accepted) + len(refused) + late == len(answers), statuses(answers)
-    assert rate >= 0.95 * peak_rate
-    assert late <= 0.05 * len(accepted)
-    assert quantile(accepted, 0.99) <= ALLOWED + 3 * BATCH_SECONDS
-    assert quantile(refused, 0.5) <= 0.05
     assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
+    within(0.95 * peak_rate, rate)
+    within(late, 0.05 * len(accepted))
+    within(quantile(accepted, 0.99), ALLOWED + 3 * BATCH_SECONDS)
+    within(quantile(refused, 0.5), 0.05)
 
 
 def test_one_busy_model_leaves_another_its_turn(slow_server: ServerProcess) -> None:
@@ -147,8 +148,8 @@ def test_one_busy_model_leaves_another_its_turn(slow_server: ServerProcess) -> N
 
     busy, light = asyncio.run(main())
     assert statuses(light) == {200: 3}
-    assert max(answer.seconds for answer in light) <= 4 * BATCH_SECONDS
     assert quantile([answer for answer in busy if answer.status == 200], 0.9) > 6 * BATCH_SECONDS
+    within(max(answer.seconds for answer in light), 4 * BATCH_SECONDS)
 
 
 def test_interactive_work_passes_batch_work_of_its_own_model(slow_server: ServerProcess) -> None:
@@ -166,8 +167,8 @@ def test_interactive_work_passes_batch_work_of_its_own_model(slow_server: Server
     quick, bulk = asyncio.run(main())
     assert statuses(quick) == {200: 2}
     assert statuses(bulk) == {200: len(bulk)}
-    assert max(answer.seconds for answer in quick) <= 4 * BATCH_SECONDS
     assert quantile(bulk, 1.0) >= 9 * BATCH_SECONDS
+    within(max(answer.seconds for answer in quick), 4 * BATCH_SECONDS)
 
 
 def test_work_of_a_client_that_left_is_dropped(slow_server: ServerProcess) -> None:
@@ -183,7 +184,8 @@ def test_work_of_a_client_that_left_is_dropped(slow_server: ServerProcess) -> No
         connection.close()
     answer = asyncio.run(send(slow_server.port, CALL))
     assert answer.status == 200
-    assert answer.seconds <= 6 * BATCH_SECONDS, "four batches for each that left were to be dropped"
+    # Four batches for each that left were to be dropped.
+    within(answer.seconds, 6 * BATCH_SECONDS)
 
 
 def test_thousands_of_small_fields_in_one_body_are_answered_as_one(
@@ -231,4 +233,4 @@ def test_clients_that_dawdle_cost_nobody_else_anything(
         for connection in dawdlers:
             connection.close()
     logger.info(f"p75 alone {alone * 1e3:.1f} ms, beside 60 dawdlers {beside * 1e3:.1f} ms")
-    assert beside <= 2 * alone + 0.01
+    within(beside, 2 * alone + 0.01)

@@ -24,6 +24,7 @@ from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import SHORT_SECONDS, Scheduler
 from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
+from tests.clock import within
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -146,7 +147,7 @@ async def test_lone_request_runs_at_once(bench: Bench) -> None:
     np.testing.assert_array_equal(result.fields, fields(2.0, 4.0))
     assert result.batch_sizes == (2,)
     assert result.backend == "fake"
-    assert result.queue_seconds < 0.5
+    within(result.queue_seconds, 0.5)
     assert (
         bench.metrics.registry.get_sample_value(
             "turbofno_fields_total", {"model": "doubler", "version": "1"}
@@ -248,7 +249,8 @@ async def test_deadline_passes_while_the_device_is_busy(bench: Bench) -> None:
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="TURBOFNO_REQUEST_DEADLINE_SECONDS"):
         await late
-    assert time.monotonic() - started < 1.0, "told at once, not when the device is free"
+    # At once, not when the device is free.
+    within(time.monotonic() - started, 1.0)
     bench.model.gate.set()
     await first
     assert bench.model.sizes == [1], "it never ran"

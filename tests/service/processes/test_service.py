@@ -22,6 +22,7 @@ import safetensors.numpy
 import torch
 
 from models.regrid import at_points, band_limited
+from tests.clock import within
 from tests.service.processes.running import (
     Service,
     as_npy,
@@ -301,8 +302,8 @@ def test_reloads_under_load_fail_nothing(service: Service, modules: dict[str, FN
             time.sleep(0.1)
             answer = service.post("/v2/repository/models/tiny-1d/load")
             assert answer.status_code == 200
-    assert set(load.outcomes) == {"200"}
     assert not load.odd
+    assert set(load.outcomes) == {"200"}
 
 
 def kill_under_load(
@@ -334,7 +335,7 @@ def test_hung_engine_is_replaced_and_nothing_hangs_with_it(
 ) -> None:
     load = kill_under_load(service, modules, "engine-0", signal.SIGSTOP)
     assert set(load.outcomes) == {"200", "503"}
-    assert load.slowest < HANG_SECONDS + 3
+    within(load.slowest, HANG_SECONDS + 3)
 
 
 def test_killed_front_end_costs_its_own_connections_and_no_counts(
@@ -350,7 +351,7 @@ def test_killed_front_end_costs_its_own_connections_and_no_counts(
 
 def test_hung_front_end_is_replaced(service: Service, modules: dict[str, FNO]) -> None:
     load = kill_under_load(service, modules, "frontend-0", signal.SIGSTOP)
-    assert load.slowest < HANG_SECONDS + 3
+    within(load.slowest, HANG_SECONDS + 3)
 
 
 def npy_request(body: bytes) -> bytes:
