@@ -8,6 +8,8 @@ import logging
 import socket
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +23,7 @@ from tests.e2e.traffic import FIELD, Call, close_to, good_calls, predict_call
 from tests.service.tiny import save_tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from models.checkpoint import LoadedModel
 
@@ -98,6 +100,32 @@ async def open_loop(
     return await asyncio.gather(*tasks)
 
 
+@dataclass
+class Clock:
+    """Seconds in which this process ran, and in which it stood still: the machine does that for a moment now and then."""
+
+    ran: float = 0.0
+    stood_still: float = 0.0
+
+    async def tick(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.01)
+            seconds = time.perf_counter() - before
+            self.ran += min(seconds, 0.05)
+            self.stood_still += max(seconds - 0.05, 0.0)
+
+
+@asynccontextmanager
+async def watching() -> AsyncIterator[Clock]:
+    clock = Clock()
+    ticking = asyncio.create_task(clock.tick())
+    try:
+        yield clock
+    finally:
+        ticking.cancel()
+
+
 def statuses(answers: list[Answer]) -> Counter[int]:
     return Counter(answer.status for answer in answers)
 
@@ -109,31 +137,33 @@ def quantile(answers: list[Answer], fraction: float) -> float:
 def test_at_four_times_the_load_throughput_holds_and_so_does_the_time_of_what_was_accepted(
     slow_server: ServerProcess,
 ) -> None:
-    async def main() -> tuple[float, float, list[Answer]]:
-        began = time.perf_counter()
-        peak = statuses(await closed_loop(slow_server.port, 3 * BATCH, 4.0))
-        peak_rate = peak[200] / (time.perf_counter() - began)
-        began = time.perf_counter()
-        answers = await open_loop(
-            slow_server.port, CALL, 4 * CAPACITY, 5.0, X_Deadline_Ms=str(round(ALLOWED * 1e3))
-        )
-        return peak_rate, time.perf_counter() - began, answers
+    async def main() -> tuple[float, Clock, list[Answer]]:
+        async with watching() as clock:
+            peak = statuses(await closed_loop(slow_server.port, 3 * BATCH, 4.0))
+            peak_rate = peak[200] / clock.ran
+        async with watching() as clock:
+            answers = await open_loop(
+                slow_server.port, CALL, 4 * CAPACITY, 5.0, X_Deadline_Ms=str(round(ALLOWED * 1e3))
+            )
+            return peak_rate, clock, answers
 
-    peak_rate, seconds, answers = asyncio.run(main())
+    peak_rate, clock, answers = asyncio.run(main())
     accepted = [answer for answer in answers if answer.status == 200]
     refused = [answer for answer in answers if answer.status == 429]
     late = statuses(answers)[504]
-    rate = len(accepted) / seconds
+    rate = len(accepted) / clock.ran
     logger.info(
         f"peak {peak_rate:.0f}/s, at 4x {rate:.0f}/s ({rate / peak_rate:.0%}); accepted p50 "
         f"{quantile(accepted, 0.5) * 1e3:.0f} ms, p99 {quantile(accepted, 0.99) * 1e3:.0f} ms; refused p50 "
-        f"{quantile(refused, 0.5) * 1e3:.1f} ms, p99 {quantile(refused, 0.99) * 1e3:.1f} ms; 504: {late}"
+        f"{quantile(refused, 0.5) * 1e3:.1f} ms, p99 {quantile(refused, 0.99) * 1e3:.1f} ms; 504: {late}; "
+        f"stood still {clock.stood_still * 1e3:.0f} ms"
     )
     assert len(accepted) + len(refused) + late == len(answers), statuses(answers)
     assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
     within(0.95 * peak_rate, rate)
-    within(late, 0.05 * len(accepted))
-    within(quantile(accepted, 0.99), ALLOWED + 3 * BATCH_SECONDS)
+    # What waits while all stands still is late by that.
+    within(late, 0.05 * len(accepted) + 2 * CAPACITY * clock.stood_still)
+    within(quantile(accepted, 0.99), ALLOWED + 3 * BATCH_SECONDS + clock.stood_still)
     within(quantile(refused, 0.5), 0.05)
 
 
