@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import httpx
 
 from service.app import create_app
 from service.settings import Settings
+from tests.service.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ async def serving(root: Path, **settings: Any) -> AsyncIterator[tuple[httpx.Asyn
     """The application over the models in `root`, once loading has ended."""
     app = create_app(Settings(model_repository=root, device="cpu", **settings))
     async with app.router.lifespan_context(app):
-        while any(one.state == "LOADING" for one in app.state.context.engine.statuses()):  # noqa: ASYNC110 - told by state only
-            await asyncio.sleep(0.01)
+        engine = app.state.context.engine
+        await until(lambda: all(one.state != "LOADING" for one in engine.statuses()), 30)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client, app

@@ -10,6 +10,7 @@ import uvicorn
 
 from service.server import server_config
 from tests.service.http.serving import application
+from tests.service.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,8 +27,7 @@ async def served(app: FastAPI) -> AsyncIterator[int]:
     server = uvicorn.Server(server_config(app, app.state.context.settings))
     # Signals are the test runner's.
     running = asyncio.create_task(server._serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started, 30)
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:

@@ -19,6 +19,7 @@ from service.http import direct as direct_module
 from service.http import protocol
 from tests.clock import within
 from tests.service.http.live import connected, listening
+from tests.service.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -266,8 +267,7 @@ async def test_who_leaves_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -
         await engine.started.wait()
         began = asyncio.get_running_loop().time()
         writer.transport.abort()
-        while not engine.cancelled:  # noqa: ASYNC110 - the engine has no event for it
-            await asyncio.sleep(0.005)
+        await until(lambda: engine.cancelled > 0)
         within(asyncio.get_running_loop().time() - began, 0.15)
         await asyncio.sleep(0.05)
         assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0

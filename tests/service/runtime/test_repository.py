@@ -41,8 +41,7 @@ async def running(root: Path, **settings: Any) -> AsyncIterator[tuple[LocalEngin
     engine = LocalEngine(chosen, metrics, QueueSlots(chosen, metrics))
     engine.start()
     try:
-        while any(status.state == "LOADING" for status in engine.statuses()):  # noqa: ASYNC110 - told by state only
-            await asyncio.sleep(0.01)
+        await until(lambda: all(one.state != "LOADING" for one in engine.statuses()), 30)
         yield engine, metrics
     finally:
         await engine.close(within=5)
@@ -386,8 +385,7 @@ def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
         metrics, settings = Metrics(), Settings(model_repository=tmp_path, device="cpu")
         second = LocalEngine(settings, metrics, QueueSlots(settings, metrics), told)
         second.start()
-        while not second.ready:  # noqa: ASYNC110 - told by state only
-            await asyncio.sleep(0.01)
+        await until(lambda: second.ready, 30)
         assert states(second) == [
             ("broken", "1", "UNAVAILABLE"), ("dropped", "1", "UNAVAILABLE"), ("kept", "1", "READY"),
         ]  # fmt: skip
