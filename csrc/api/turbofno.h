@@ -1,23 +1,21 @@
-/* C interface of the CUDA kernels of a Fourier neural operator, 1D and 2D.
+/* C interface of the CUDA kernels of Fourier neural operators on grids of any number of axes.
  *
- * A Fourier layer, y = activation(spectral_conv(x, weight) + skip . x + bias), is three stages on one stream:
+ * A Fourier layer is, on one stream:
  *
- *   turbofno_analyze_rows   x -> spectra         the kept modes of the last axis
- *   turbofno_spectral_mix   spectra -> spectra   DFT along h, a complex product of the channels a mode, inverse DFT
- *   turbofno_fourier_rows   spectra, x -> y      inverse DFT of the last axis, skip, bias, activation; and, while y is
- *                                                on chip, the next layer's analysis or the projection to few channels
+ *   turbofno_tile_program   field -> spectra          analysis of the last axis (in a chain, while y is on chip)
+ *   turbofno_transform      spectra -> spectra        truncated DFT of another axis, for each of them
+ *   turbofno_product        spectra -> spectra        a complex product of the channels a mode
+ *   turbofno_transform      spectra -> spectra        inverse DFTs of the other axes
+ *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
- * In a chain of layers turbofno_fourier_rows makes the next layer's spectra, so only the first layer is analyzed on
- * its own. 1D is 2D with h = 1 and modes_h = 1.
+ * and, where a norm stands in it, turbofno_spectral_moments or turbofno_field_moments and turbofno_norm_affine.
  *
- * A stage only launches kernels on `stream` of the current device and returns: it allocates nothing, waits for
+ * A function only launches kernels on `stream` of the current device and returns: it allocates nothing, waits for
  * nothing and may be captured in a CUDA graph. Calls are independent: any number of threads and streams, each with its
  * own workspace. All pointers are device pointers, aligned to 16 bytes and contiguous in the order given; complex
- * numbers are interleaved (real, imaginary) float32. Reads go in 16-byte words, so up to 12 bytes behind the end of an
- * array may be read and not used; every CUDA allocation has them. Outputs must not overlap inputs; every element of an
- * output is written.
+ * numbers are interleaved (real, imaginary) float32. Outputs must not overlap inputs; every element of an output is
+ * written.
  *
- * Fields (x, y) are float32, with TURBOFNO_BF16 bfloat16; everything else is float32 under every precision.
  * A value that is not finite makes NaN of what depends on it, within its batch element.
  */
 #ifndef TURBOFNO_H
@@ -34,7 +32,7 @@ struct CUstream_st; /* cudaStream_t without CUDA's headers */
 
 typedef enum {
     TURBOFNO_OK = 0,
-    TURBOFNO_UNSUPPORTED = 1, /* the stage's _unsupported function says why */
+    TURBOFNO_UNSUPPORTED = 1, /* the _unsupported function says why */
     TURBOFNO_NULL_POINTER = 2, /* a required pointer is null */
     TURBOFNO_LAUNCH_FAILED = 3 /* CUDA refused a launch, or an earlier asynchronous error surfaced; see
                                   turbofno_last_cuda_error */
@@ -46,7 +44,16 @@ typedef enum {
     TURBOFNO_GELU = 2, /* exact, with erf */
     TURBOFNO_GELU_TANH = 3,
     TURBOFNO_SILU = 4,
-    TURBOFNO_TANH = 5
+    TURBOFNO_TANH = 5,
+    TURBOFNO_LEAKY_RELU = 6, /* parameter: slope */
+    TURBOFNO_ELU = 7, /* parameter: alpha */
+    TURBOFNO_SELU = 8,
+    TURBOFNO_MISH = 9,
+    TURBOFNO_SIN = 10,
+    TURBOFNO_SOFTPLUS = 11,
+    TURBOFNO_HARDTANH = 12,
+    TURBOFNO_HARDSWISH = 13,
+    TURBOFNO_HARDSIGMOID = 14
 } turbofno_activation;
 
 typedef enum {
@@ -55,71 +62,130 @@ typedef enum {
     TURBOFNO_BF16 = 2 /* fields stored and multiplied in bfloat16, sums in float32 */
 } turbofno_precision;
 
-typedef struct {
-    int64_t rows; /* batch * channels * h */
-    int32_t points; /* of a row */
-    int32_t modes; /* kept of a row: 0 .. modes - 1 */
-    int32_t precision; /* turbofno_precision */
-    int32_t multiprocessors; /* of the device, for the choice of tiles */
-    const void *x; /* [rows][points] */
-    const void *table; /* turbofno_ops/_cuda_tables.py, row_analysis(points, modes) */
-    float *spectra; /* complex [rows][modes] */
-    void *workspace; /* turbofno_analysis_workspace_bytes(), uninitialised */
-} turbofno_analysis;
+/* A tile program: the steps between two spectral products, on 16 neighbouring points of the last axis at a time, all
+ * channels of them. It has one value y, starting from zero, that the steps change in their order.
+ *
+ * Fields are [batch][outer][points][channels rounded up to a multiple of 4], float32 or, with TURBOFNO_BF16, bfloat16;
+ * or where a step says so channel first, float32 [batch][channels][outer][points]. `outer` counts the grid's rows: the
+ * points of all axes but the last. */
+typedef enum {
+    TURBOFNO_LOAD = 0, /* y = field */
+    TURBOFNO_SYNTHESIS = 1, /* y = inverse DFT of `mixed` along the last axis; the first step */
+    TURBOFNO_AFFINE = 2, /* y = scale * y + shift */
+    TURBOFNO_ADD_MAP = 3, /* y = y + first . field */
+    TURBOFNO_ADD_GATE = 4, /* y = y + scale * field */
+    TURBOFNO_ACTIVATE = 5, /* y = activation(y) */
+    TURBOFNO_MLP = 6, /* y = second . activation(first . y + shift) + second_shift */
+    TURBOFNO_STORE = 7, /* field = y */
+    TURBOFNO_ANALYZE = 8, /* spectra = truncated DFT of y along the last axis */
+    TURBOFNO_PROJECT = 9 /* field, channel first, = the same as MLP; with hidden = 0 second . y + second_shift */
+} turbofno_step_kind;
 
 typedef struct {
-    int64_t batch;
-    int32_t c_in, c_out;
-    int32_t h_in, h_out;
-    int32_t modes_h, modes_w; /* modes_h in FFT order, 0, 1, .., -1; modes_w from 0 up */
-    int32_t precision; /* turbofno_precision */
-    int32_t multiprocessors;
-    const float *spectra; /* complex [batch][c_in][h_in][modes_w] */
-    const float *weight; /* complex [modes_h][modes_w][c_in][c_out] */
-    const void *column_analysis; /* _cuda_tables.py, column_analysis(h_in, modes_h); null if h_in = h_out = modes_h = 1 */
-    const void *column_synthesis; /* likewise column_synthesis(h_out, modes_h) */
-    float *mixed; /* complex [batch][c_out][h_out][modes_w] */
-    void *workspace; /* turbofno_mix_workspace_bytes(), uninitialised */
-} turbofno_mix;
-
-typedef struct {
-    int64_t batch;
-    int32_t c_in; /* of x; 0 without a skip */
-    int32_t c_out;
-    int32_t h, w;
-    int32_t modes; /* of spectra */
-    int32_t next_modes; /* of next_spectra; 0 without a next layer */
-    int32_t projected; /* channels of `projection`; 0 to write y */
+    int32_t kind; /* turbofno_step_kind */
     int32_t activation; /* turbofno_activation */
+    float parameter; /* of the activation */
+    int32_t channels; /* of field */
+    int32_t channel_first; /* of field: 1 or 0 */
+    int32_t terms; /* channels that first takes (second, with hidden = 0) */
+    int32_t hidden; /* channels between first and second */
+    int32_t per_sample; /* scale and shift are [batch][width] */
+    const void *field;
+    const void *first, *second; /* B operands, turbofno_ops/_cuda_tables.py */
+    const float *scale, *shift, *second_shift; /* [width] or null; shift of MLP and PROJECT [hidden], PROJECT's
+                                                  second_shift [16]; zeros behind the last channel */
+} turbofno_step;
+
+#define TURBOFNO_MOST_STEPS 16
+
+typedef struct {
+    int64_t batch;
+    int64_t outer;
+    int32_t points; /* of a row */
+    int32_t width; /* the most channels of y at any step, a multiple of 16 */
+    int32_t channels; /* of mixed and spectra */
+    int32_t modes; /* of mixed; 0 without */
+    int32_t next_modes; /* of spectra; 0 without */
     int32_t precision; /* turbofno_precision */
     int32_t multiprocessors;
-    const float *spectra; /* complex [batch][c_out][h][modes] */
-    const void *table; /* _cuda_tables.py, row_synthesis(w, modes) */
-    const void *x; /* [batch][c_in][h][w]; null without a skip */
-    const float *skip; /* [c_out][c_in]; null without a skip */
-    const float *bias; /* [c_out], or null */
-    void *y; /* [batch][c_out][h][w]; null with a projection */
-    const void *next_table; /* _cuda_tables.py, row_analysis(w, next_modes); null without a next layer */
-    float *next_spectra; /* complex [batch][c_out][h][next_modes]; null without a next layer */
-    const float *projection; /* [projected][c_out]; null without a projection */
-    const float *projection_bias; /* [projected], or null */
-    float *out; /* float32 [batch][projected][h][w] = projection . activation(..) + bias; null without a projection */
-    void *workspace; /* turbofno_rows_workspace_bytes(), uninitialised */
-} turbofno_rows;
+    int32_t weights_settled; /* 1: no kernel that may still run writes operands, vectors or tables */
+    int32_t steps;
+    const float *mixed; /* complex [batch][channels][outer][modes] */
+    float *spectra; /* complex [batch][channels][outer][next_modes] */
+    const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes) */
+    const void *analysis; /* row_analysis(points, next_modes) */
+    void *workspace; /* turbofno_tile_workspace_bytes() */
+    turbofno_step step[TURBOFNO_MOST_STEPS];
+} turbofno_tile;
 
-/* Why a stage does not serve this shape, in words, or null if it does. Reads no pointer; needs no GPU. */
-const char *turbofno_analysis_unsupported(const turbofno_analysis *analysis);
-const char *turbofno_mix_unsupported(const turbofno_mix *mix);
-const char *turbofno_rows_unsupported(const turbofno_rows *rows);
+/* The truncated DFT of one axis, or its inverse. `inner` is what lies behind the axis, `outer` what lies before it. */
+typedef struct {
+    int64_t outer, inner;
+    int64_t pitch; /* complex numbers from one mode to the next, at least outer * inner */
+    int32_t points, modes; /* modes in FFT order, 0, 1, .., -1 */
+    int32_t inverse; /* 0: in [outer][points][inner] -> out [modes][pitch]; 1: the other way */
+    int32_t precision;
+    int32_t multiprocessors;
+    const float *in; /* complex */
+    float *out; /* complex */
+    const void *table; /* _cuda_tables.py, column_analysis(points, modes) or column_synthesis(points, modes) */
+} turbofno_transform;
 
-/* Bytes of workspace for this shape; 0 if none is needed or it is not served. Reads no pointer; needs no GPU. */
-size_t turbofno_analysis_workspace_bytes(const turbofno_analysis *analysis);
-size_t turbofno_mix_workspace_bytes(const turbofno_mix *mix);
-size_t turbofno_rows_workspace_bytes(const turbofno_rows *rows);
+/* out[k][b][o][m] = sum over c of in[k][b][c][m] weight[k][m][c][o] for every mode (k, m). */
+typedef struct {
+    int64_t batch;
+    int64_t in_pitch, out_pitch; /* complex numbers from one k to the next */
+    int32_t c_in, c_out;
+    int32_t others; /* k: kept modes of all axes but the last */
+    int32_t modes; /* m: of the last axis */
+    int32_t precision;
+    int32_t multiprocessors;
+    const float *in; /* complex [others][in_pitch], a row [batch][c_in][modes] */
+    const float *weight; /* complex [others][modes][c_in][c_out] */
+    float *out; /* complex [others][out_pitch], a row [batch][c_out][modes] */
+} turbofno_product;
 
-turbofno_status turbofno_analyze_rows(const turbofno_analysis *analysis, struct CUstream_st *stream);
-turbofno_status turbofno_spectral_mix(const turbofno_mix *mix, struct CUstream_st *stream);
-turbofno_status turbofno_fourier_rows(const turbofno_rows *rows, struct CUstream_st *stream);
+/* Mean and variance over the grid of each batch element and channel. */
+typedef struct {
+    int64_t batch;
+    int64_t outer;
+    int32_t points;
+    int32_t channels;
+    int32_t modes; /* of spectra */
+    int32_t precision;
+    const float *spectra; /* complex [batch][channels][outer][modes]: by Parseval, of the field they are the spectra of */
+    const void *field; /* of turbofno_field_moments: [batch][outer][points][channels rounded up to a multiple of 4] */
+    float *moments; /* [batch][channels][2]: mean, variance */
+    void *workspace; /* of turbofno_field_moments: turbofno_moments_workspace_bytes() */
+} turbofno_moments;
+
+/* The norm of groups of neighbouring channels as one factor and one offset a batch element and channel. */
+typedef struct {
+    int64_t batch;
+    int32_t channels, groups;
+    int32_t width; /* of the results, channels or more; zeros behind them */
+    float eps;
+    const float *moments; /* [batch][channels][2] */
+    const float *offset; /* [channels] added to the means, or null */
+    const float *weight, *bias; /* [channels], or null */
+    float *scale, *shift; /* [batch][width] */
+} turbofno_norm;
+
+/* Why a shape is not served, in words, or null if it is. Reads no pointer; needs no GPU. */
+const char *turbofno_tile_unsupported(const turbofno_tile *tile);
+const char *turbofno_transform_unsupported(const turbofno_transform *transform);
+const char *turbofno_product_unsupported(const turbofno_product *product);
+
+/* Bytes of workspace for this shape on the current device. Reads no pointer. */
+size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile);
+size_t turbofno_moments_workspace_bytes(const turbofno_moments *moments);
+
+turbofno_status turbofno_tile_program(const turbofno_tile *tile, struct CUstream_st *stream);
+turbofno_status turbofno_transform_axis(const turbofno_transform *transform, struct CUstream_st *stream);
+turbofno_status turbofno_multiply_modes(const turbofno_product *product, struct CUstream_st *stream);
+turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struct CUstream_st *stream);
+turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
+turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
 
 /* CUDA's words for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);

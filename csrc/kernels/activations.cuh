@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../api/turbofno.h"
-#include "split_half.cuh"
+#include "split.cuh"
 
 namespace turbofno {
 
@@ -17,6 +17,8 @@ __device__ __forceinline__ float relu(float v) {
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(v));
     return result;
 }
+
+__device__ __forceinline__ float clamped(float v, float from, float to) { return v < from ? from : v > to ? to : v; }
 
 // gelu(v) = relu(v) - a Phi(-a), a = |v|, and Phi(-a) = 2^p(a) with a polynomial of p(0) = -1 fitted so that the error
 // is at most 1e-8 |v| (float32 fields) or 1.1e-4 |v| (bfloat16 fields), before rounding; far out p goes to -infinity.
@@ -46,20 +48,38 @@ __device__ __forceinline__ float sigmoid_times(float v, float u) {
     return __fdividef(v, 1.0f + e);
 }
 
-template <typename Values, typename F> __device__ __forceinline__ void apply(Values &values, const F &f) {
+// log(1 + e^v), without overflow
+__device__ __forceinline__ float softplus(float v) { return relu(v) + log1pf(expf(-fabsf(v))); }
+
+template <int FRAGMENTS, typename F> __device__ __forceinline__ void apply(float (&values)[FRAGMENTS][4], const F &f) {
 #pragma unroll
-    for (auto &tile : values) {
+    for (auto &fragment : values) {
 #pragma unroll
-        for (auto &fragment : tile) {
-#pragma unroll
-            for (float &v : fragment) v = f(v);
-        }
+        for (float &v : fragment) v = f(v);
     }
 }
 
-// The choice of activation stands outside the loop, or every value would carry the code of every activation.
-template <typename P, typename Values> __device__ __forceinline__ void activate(Values &values, int activation) {
+// The choice of activation stands outside the loop, or every value would carry the code of every activation. Those that
+// few networks use share one function that is called.
+static __device__ __noinline__ float rare_activation(float v, int activation, float parameter) {
     switch (activation) {
+    case TURBOFNO_LEAKY_RELU: return v > 0.0f ? v : parameter * v;
+    case TURBOFNO_ELU: return v > 0.0f ? v : parameter * expm1f(v);
+    case TURBOFNO_SELU: return 1.0507009873554805f * (v > 0.0f ? v : 1.6732632423543772f * expm1f(v));
+    case TURBOFNO_MISH: return v * tanhf(softplus(v));
+    case TURBOFNO_SIN: return sinf(v);
+    case TURBOFNO_SOFTPLUS: return softplus(v);
+    case TURBOFNO_HARDTANH: return clamped(v, -1.0f, 1.0f);
+    case TURBOFNO_HARDSWISH: return v * clamped(fmaf(v, 1.0f / 6.0f, 0.5f), 0.0f, 1.0f);
+    default: return clamped(fmaf(v, 1.0f / 6.0f, 0.5f), 0.0f, 1.0f); // TURBOFNO_HARDSIGMOID
+    }
+}
+
+template <typename P, int FRAGMENTS>
+__device__ __forceinline__ void activate(float (&values)[FRAGMENTS][4], int activation, float parameter) {
+    switch (activation) {
+    case TURBOFNO_NONE:
+        return;
     case TURBOFNO_RELU:
         return apply(values, [](float v) { return relu(v); });
     case TURBOFNO_GELU:
@@ -73,7 +93,7 @@ template <typename P, typename Values> __device__ __forceinline__ void activate(
     case TURBOFNO_TANH:
         return apply(values, [](float v) { return tanhf(v); });
     default:
-        return;
+        return apply(values, [=](float v) { return rare_activation(v, activation, parameter); });
     }
 }
 

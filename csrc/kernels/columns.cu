@@ -1,4 +1,5 @@
-// DFTs along h, both ways, of all columns [batch][channel][modes_w] side by side.
+// DFTs along one axis, both ways, of all columns [outer][inner] side by side: `outer` is what lies before the axis,
+// `inner` what lies behind it.
 //
 // Points n and kept modes k both stand in FFT order: index i of `size` means i below (size + 1) / 2 and i - size from
 // there on. A transform takes `from` indices to `to` indices; +j and -j share their products, as do +i and -i:
@@ -20,16 +21,15 @@
 // more is read than written, so that a lane reads two neighbours as 16 bytes; else 8p + n, so that it writes two so.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
-#include "spectral_mix.h"
+#include "../plan/spectral_plan.h"
 #include "split_tf32.cuh"
 
 namespace turbofno {
 namespace {
 
-// Complex number of column [channel][y] at index i: i * stride + channel * channel_stride + y.
+// Complex number of column [o][y] at index i: i * stride + o * outer_stride + y.
 struct Axis {
-    unsigned stride;
-    int64_t channel_stride;
+    int64_t stride, outer_stride;
     int size;
 };
 
@@ -38,21 +38,21 @@ struct Columns {
     float2 *out;
     const uint4 *table;
     Axis from, to;
-    int64_t columns; // batch * channels * modes_w
-    int modes_w;
+    int64_t columns; // outer * inner
+    int inner;
     int steps, tiles, groups;
 };
 
-__device__ int64_t place(const Axis &axis, int64_t column, int modes_w) {
-    const unsigned channel = unsigned(column) / unsigned(modes_w); // columns are at most 2^31
-    return channel * axis.channel_stride + (unsigned(column) - channel * modes_w);
+__device__ int64_t place(const Axis &axis, int64_t column, int inner) {
+    const unsigned o = unsigned(column) / unsigned(inner); // columns are at most 2^31
+    return o * axis.outer_stride + (unsigned(column) - o * inner);
 }
 
 // Whether i or -i exists on an axis of `size`, for any i from 0 up.
 __device__ bool has_positive(int i, int size) { return i < (size + 1) / 2; }
 __device__ bool has_negative(int i, int size) { return i >= 1 && i <= size / 2; }
 
-// EVEN, here and below: an even number of modes_w, so two neighbouring columns are 16 aligned bytes.
+// EVEN, here and below: an even `inner`, so two neighbouring columns are 16 aligned bytes.
 //
 // A step's terms in shared memory: in[j] and in[-j] of j = 0 .. 3, then of 4 .. 7, each of these [j % 4][columns / 2],
 // the pairs of columns rearranged so that neither the copies nor the reads of a warp meet a bank twice.
@@ -70,12 +70,12 @@ template <bool EVEN> struct Source { // this lane copies columns 2 pair, 2 pair 
             // beyond the last column the last pair again: nothing is made of it
             const int64_t column = column0 + 2 * pair + s;
             const int64_t inside = column < a.columns ? column : EVEN ? a.columns - 2 + s : a.columns - 1;
-            from[s] = a.in + place(a.from, inside, a.modes_w);
+            from[s] = a.in + place(a.from, inside, a.inner);
         }
     }
 
-    __device__ __forceinline__ void copy(float4 *to, unsigned index, unsigned stride, bool exists) const {
-        const uint64_t at = exists ? uint64_t(index) * stride : 0;
+    __device__ __forceinline__ void copy(float4 *to, unsigned index, int64_t stride, bool exists) const {
+        const int64_t at = exists ? index * stride : 0;
         if constexpr (EVEN) {
             copy_async<16>(to, from[0] + at, exists);
         } else {
@@ -164,7 +164,7 @@ template <bool EVEN, bool WIDE_READS> struct Target { // this lane's two pairs o
 #pragma unroll
             for (int s = 0; s < (EVEN ? 1 : 2); ++s) {
                 const int64_t column = column0 + (WIDE_READS ? 4 * t + 2 * pair : 8 * pair + 2 * t) + s;
-                to[pair][s] = column < a.columns ? a.out + place(a.to, column, a.modes_w) : nullptr;
+                to[pair][s] = column < a.columns ? a.out + place(a.to, column, a.inner) : nullptr;
             }
         }
     }
@@ -186,8 +186,8 @@ template <bool EVEN, bool WIDE_READS> struct Target { // this lane's two pairs o
         for (int half = 0; half < 2; ++half) {
             const int row = tile * 16 + int(threadIdx.x % 32 / 4) + 8 * half;
             const bool has[2] = {has_positive(row, axis.size), has_negative(row, axis.size)};
-            const uint64_t offset[2] = {uint64_t(unsigned(row)) * axis.stride,
-                                        uint64_t(unsigned(axis.size - row)) * axis.stride};
+            const uint64_t offset[2] = {uint64_t(row) * axis.stride,
+                                        uint64_t(axis.size - row) * axis.stride};
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair) {
                 float2 z[2][2]; // positive and negative, of two columns
@@ -313,48 +313,35 @@ template <bool SPLIT, bool EVEN, bool WIDE_READS> Kernel sum_kernel(int warp_til
     }
 }
 
-template <bool SPLIT, bool EVEN> Kernel kernel_for(const Columns &a, const ColumnsPlan &p) {
+template <bool SPLIT, bool EVEN> Kernel kernel_for(const Columns &a, const TransformPlan &p) {
     if (p.warp_tiles == 0) return p.steps == 1 ? expand_columns<1, SPLIT, EVEN> : expand_columns<2, SPLIT, EVEN>;
     return a.from.size >= a.to.size ? sum_kernel<SPLIT, EVEN, true>(p.warp_tiles)
                                     : sum_kernel<SPLIT, EVEN, false>(p.warp_tiles);
 }
 
-turbofno_status launch(const turbofno_mix &mix, Columns a, int channels, const ColumnsPlan &p, cudaStream_t stream) {
-    a.columns = mix.batch * channels * mix.modes_w;
-    a.modes_w = mix.modes_w;
+} // namespace
+} // namespace turbofno
+
+extern "C" turbofno_status turbofno_transform_axis(const turbofno_transform *t, CUstream_st *stream) {
+    using namespace turbofno;
+    if (turbofno_transform_unsupported(t) != nullptr) return TURBOFNO_UNSUPPORTED;
+    if (t->in == nullptr || t->out == nullptr || t->table == nullptr) return TURBOFNO_NULL_POINTER;
+    const TransformPlan p = plan(*t);
+    const Axis points{t->inner, int64_t(t->points) * t->inner, t->points}, modes{t->pitch, t->inner, t->modes};
+    Columns a{};
+    a.in = reinterpret_cast<const float2 *>(t->in);
+    a.out = reinterpret_cast<float2 *>(t->out);
+    a.table = static_cast<const uint4 *>(t->table);
+    a.from = t->inverse ? modes : points;
+    a.to = t->inverse ? points : modes;
+    a.columns = t->outer * t->inner;
+    a.inner = int(t->inner);
     a.steps = p.steps;
     a.tiles = p.tiles;
     a.groups = p.groups;
-    const bool even = a.modes_w % 2 == 0;
-    const Kernel kernel = mix.precision == TURBOFNO_FP32
+    const bool even = t->inner % 2 == 0 && t->pitch % 2 == 0;
+    const Kernel kernel = t->precision == TURBOFNO_FP32
                               ? (even ? kernel_for<true, true>(a, p) : kernel_for<true, false>(a, p))
                               : (even ? kernel_for<false, true>(a, p) : kernel_for<false, false>(a, p));
-    return launch_dependent(kernel, p.blocks, 32 * kColumnWarps, 0, stream, a);
+    return launch_dependent(kernel, dim3(unsigned(p.blocks)), 32 * kColumnWarps, 0, stream, a);
 }
-
-Axis points(const turbofno_mix &mix, int h) { return {unsigned(mix.modes_w), int64_t(h) * mix.modes_w, h}; }
-Axis modes(const turbofno_mix &mix, int64_t pitch) { return {unsigned(pitch), mix.modes_w, mix.modes_h}; }
-
-} // namespace
-
-turbofno_status analyze_columns(const turbofno_mix &mix, const MixPlan &plan, cudaStream_t stream) {
-    Columns a{};
-    a.in = reinterpret_cast<const float2 *>(mix.spectra);
-    a.out = coefficients(mix, plan);
-    a.table = static_cast<const uint4 *>(mix.column_analysis);
-    a.from = points(mix, mix.h_in);
-    a.to = modes(mix, plan.in_pitch);
-    return launch(mix, a, mix.c_in, plan.analysis, stream);
-}
-
-turbofno_status synthesize_columns(const turbofno_mix &mix, const MixPlan &plan, cudaStream_t stream) {
-    Columns a{};
-    a.in = products(mix, plan);
-    a.out = reinterpret_cast<float2 *>(mix.mixed);
-    a.table = static_cast<const uint4 *>(mix.column_synthesis);
-    a.from = modes(mix, plan.out_pitch);
-    a.to = points(mix, mix.h_out);
-    return launch(mix, a, mix.c_out, plan.synthesis, stream);
-}
-
-} // namespace turbofno

@@ -1,9 +1,8 @@
-// A kernel that may start while the one before it in the stream still runs, so that launches overlap (sm_90 and later;
+// Programmatic dependent launch: a kernel may start while the one before it in the stream still runs (sm_90 and later;
 // an ordinary launch elsewhere). Each of its threads calls wait_for_previous before it reads or writes what another
 // kernel does.
 #pragma once
 
-#include "../plan/mix_plan.h"
 #include "launch.h"
 
 namespace turbofno {
@@ -30,17 +29,13 @@ inline bool overlaps_launches() {
 }
 
 template <typename Arguments>
-turbofno_status launch_dependent(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
+turbofno_status launch_dependent(void (*kernel)(Arguments), dim3 blocks, int threads, size_t shared_bytes,
                                  cudaStream_t stream, const Arguments &arguments) {
-    if (shared_bytes > 48 * 1024) { // more than a kernel gets without asking
-        // always the same number: another thread may be about to launch this kernel with more
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
-    }
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks));
+    config.gridDim = blocks;
     config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;

@@ -1,7 +1,7 @@
 // One complex product of the channels a mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
-// in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; 1D is one kx, and `in` and `out`
-// are the spectra themselves. A block takes one kx, 1 to 4 neighbouring ky (so that what it reads and writes lies
+// in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; kx counts the kept modes of all axes
+// but the last, in 1D it is one, and `in` and `out` are the spectra themselves. A block takes one kx, 1 to 4 neighbouring ky (so that what it reads and writes lies
 // together in memory), 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
 //
 // On tensor cores: left the weights, 16 output channels by 4 complex input channels, the terms being their real parts
@@ -11,7 +11,7 @@
 // as 16 bytes. Weights are read once for all of the block's batch elements.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
-#include "spectral_mix.h"
+#include "../plan/spectral_plan.h"
 #include "split_tf32.cuh"
 
 namespace turbofno {
@@ -24,7 +24,6 @@ struct Product {
     int c_in, c_out, modes_w;
     int batch_tiles, mode_tiles, channel_groups, channel_tiles;
     int shared_in, shared_out; // pitches, from one batch element to the next in shared memory
-    bool first; // of the stage
 };
 
 // Weights of channels c and o, o + 1; zero where there is none.
@@ -154,10 +153,11 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
         copy_weights<EVEN>(to + 32, a, weight, c + 4 + c_copied, o_copied);
         commit_copies();
     };
-    if (a.first) wait_for_previous(); // else the transform before this kernel has already waited for the weights
+    // The transform before this kernel has waited for whoever made the weights; in 1D nobody has.
+    if (a.in_pitch == 0) wait_for_previous();
 #pragma unroll
     for (int n = 0; n < kWeightStages - 1; ++n) copy_stage(n, 8 * n);
-    if (!a.first) wait_for_previous();
+    if (a.in_pitch > 0) wait_for_previous();
 
     const int padded = (a.c_in + 7) / 8 * 8;
     for (int b = warp; b < batch; b += warps) {
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
     }
 }
 
-template <bool SPLIT, bool EVEN> auto kernel_for(const ModesPlan &p) -> void (*)(Product) {
+template <bool SPLIT, bool EVEN> auto kernel_for(const ProductPlan &p) -> void (*)(Product) {
     const auto choose = [&](auto batch) -> void (*)(Product) {
         constexpr int BATCH = decltype(batch)::value;
         switch (p.modes) {
@@ -228,31 +228,34 @@ template <bool SPLIT, bool EVEN> auto kernel_for(const ModesPlan &p) -> void (*)
 }
 
 } // namespace
+} // namespace turbofno
 
-turbofno_status multiply_modes(const turbofno_mix &mix, const MixPlan &plan, cudaStream_t stream) {
-    const ModesPlan &p = plan.modes;
+extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *product, CUstream_st *stream) {
+    using namespace turbofno;
+    if (turbofno_product_unsupported(product) != nullptr) return TURBOFNO_UNSUPPORTED;
+    if (product->in == nullptr || product->weight == nullptr || product->out == nullptr) return TURBOFNO_NULL_POINTER;
+    const ProductPlan p = plan(*product);
     Product a{};
-    a.in = plan.one_row ? reinterpret_cast<const float2 *>(mix.spectra) : coefficients(mix, plan);
-    a.out = plan.one_row ? reinterpret_cast<float2 *>(mix.mixed) : products(mix, plan);
-    a.weight = reinterpret_cast<const float2 *>(mix.weight);
-    a.batch = mix.batch;
-    a.in_pitch = plan.in_pitch;
-    a.out_pitch = plan.out_pitch;
-    a.c_in = mix.c_in;
-    a.c_out = mix.c_out;
-    a.modes_w = mix.modes_w;
+    a.in = reinterpret_cast<const float2 *>(product->in);
+    a.out = reinterpret_cast<float2 *>(product->out);
+    a.weight = reinterpret_cast<const float2 *>(product->weight);
+    a.batch = product->batch;
+    a.in_pitch = product->others > 1 ? product->in_pitch : 0;
+    a.out_pitch = product->out_pitch;
+    a.c_in = product->c_in;
+    a.c_out = product->c_out;
+    a.modes_w = product->modes;
     a.batch_tiles = int(p.batch_tiles);
     a.mode_tiles = int(p.mode_tiles);
     a.channel_groups = int(p.channel_groups);
     a.channel_tiles = p.channel_tiles;
     a.shared_in = p.shared_in;
     a.shared_out = p.shared_out;
-    a.first = plan.one_row;
-    const bool even = mix.c_out % 2 == 0;
-    const auto kernel = mix.precision == TURBOFNO_FP32
+    const bool even = product->c_out % 2 == 0;
+    const auto kernel = product->precision == TURBOFNO_FP32
                             ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
                             : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
-    return launch_dependent(kernel, p.blocks, p.threads, size_t(p.shared_bytes), stream, a);
+    // always the same number: another thread may be about to launch this kernel with more
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
+    return launch_dependent(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
 }
-
-} // namespace turbofno

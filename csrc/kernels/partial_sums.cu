@@ -2,30 +2,37 @@
 
 #include <algorithm>
 
+#include "dependent_launch.cuh"
+
 namespace turbofno {
 namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads)
-    partial_sums(float *to, const float *from, int64_t count, int parts, const float *bias, int64_t plane,
-                 int channels) {
+struct Parts {
+    float *to;
+    const float *from;
+    int64_t count;
+    int parts;
+};
+
+__global__ void __launch_bounds__(kThreads) partial_sums(const Parts a) {
+    wait_for_previous();
     const int64_t stride = int64_t(gridDim.x) * kThreads;
-    for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += stride) {
-        float sum = bias != nullptr ? bias[i / plane % channels] : 0.0f;
+    for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < a.count; i += stride) {
+        float sum = 0.0f;
 #pragma unroll 4
-        for (int part = 0; part < parts; ++part) sum += from[part * count + i];
-        to[i] = sum;
+        for (int part = 0; part < a.parts; ++part) sum += a.from[part * a.count + i];
+        a.to[i] = sum;
     }
+    let_next_start();
 }
 
 } // namespace
 
-turbofno_status add_parts(float *to, const float *from, int64_t count, int parts, const float *bias, int64_t plane,
-                          int channels, cudaStream_t stream) {
-    const auto blocks = unsigned(std::min<int64_t>(ceil_div(count, int64_t(kThreads)), 16384));
-    partial_sums<<<blocks, kThreads, 0, stream>>>(to, from, count, parts, bias, plane, channels);
-    return launched();
+turbofno_status add_parts(float *to, const float *from, int64_t count, int parts, cudaStream_t stream) {
+    const auto blocks = unsigned(std::min<int64_t>((count + kThreads - 1) / kThreads, 16384));
+    return launch_dependent(partial_sums, dim3(blocks), kThreads, 0, stream, Parts{to, from, count, parts});
 }
 
 } // namespace turbofno

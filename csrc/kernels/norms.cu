@@ -1,0 +1,211 @@
+// Norms over the grid: moments of each batch element and channel, and what they make of a group of channels.
+//
+// Of a field that is known by its spectra along the last axis the moments follow by Parseval, with no pass over the
+// field: a row of W points with coefficients c[0 .. K - 1] has the mean Re c[0] and the mean square
+// (Re c[0])^2 + sum over k >= 1 of 2 |c[k]|^2, at the frequency W / 2 of even rows (Re c[k])^2 alone.
+// Variances are sums of squares about a mean that is known first, or are merged from such sums (Chan et al.), never
+// differences of large numbers.
+#include <algorithm>
+
+#include "dependent_launch.cuh"
+#include "tile_fields.cuh"
+
+#include "../plan/ceil_div.h"
+
+namespace turbofno {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The sum of a value over the block, for all of its threads.
+__device__ float block_sum(float value, float *shared) {
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) value += __shfl_xor_sync(0xffffffffu, value, bit);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kThreads / 32; ++warp) sum += shared[warp];
+    return sum;
+}
+
+struct OfSpectra {
+    const float2 *spectra; // [series][outer][modes]
+    float2 *moments;
+    int64_t outer;
+    int points, modes;
+};
+
+__global__ void __launch_bounds__(kThreads) moments_of_spectra(const OfSpectra a) {
+    __shared__ float shared[kThreads / 32];
+    wait_for_previous();
+    const float2 *from = a.spectra + int64_t(blockIdx.x) * a.outer * a.modes;
+    float sum = 0.0f;
+    for (int64_t o = threadIdx.x; o < a.outer; o += kThreads) sum += from[o * a.modes].x;
+    const float mean = block_sum(sum, shared) / float(a.outer);
+    float squares = 0.0f;
+    const int64_t count = a.outer * a.modes;
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+        const int k = int(i % a.modes);
+        const float2 c = from[i];
+        if (k == 0) {
+            squares += (c.x - mean) * (c.x - mean);
+        } else if (2 * k == a.points) {
+            squares += c.x * c.x;
+        } else {
+            squares += 2.0f * (c.x * c.x + c.y * c.y);
+        }
+    }
+    const float variance = block_sum(squares, shared) / float(a.outer);
+    if (threadIdx.x == 0) a.moments[blockIdx.x] = {mean, variance};
+    let_next_start();
+}
+
+struct OfField {
+    const void *field; // [batch][points][channels, rounded up to 4]
+    float2 *parts; // [batch][pieces][channels]: mean, sum of squares about it
+    float2 *moments;
+    int64_t points, piece; // of a batch element, of a piece of these
+    int channels, pieces;
+};
+
+// A block takes a piece of the points; a thread four channels of every kThreads / quads-th point.
+template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of_piece(const OfField a) {
+    __shared__ float4 shared[kThreads];
+    wait_for_previous();
+    const int quads = (a.channels + 3) / 4, rows = kThreads / quads;
+    const int quad = threadIdx.x % quads, row = threadIdx.x / quads;
+    const int64_t begin = blockIdx.x * a.piece, end = min(a.points, begin + a.piece);
+    const Field *from = static_cast<const Field *>(a.field) + int64_t(blockIdx.y) * a.points * 4 * quads + 4 * quad;
+    float4 mean{};
+    for (int pass = 0; pass < 2; ++pass) { // the piece is still in a cache at the second
+        float4 sum{};
+        for (int64_t p = begin + row; p < end && row < rows; p += rows) {
+            float4 v = load_four(from + p * 4 * quads);
+            if (pass > 0) {
+                v = {v.x - mean.x, v.y - mean.y, v.z - mean.z, v.w - mean.w};
+                v = {v.x * v.x, v.y * v.y, v.z * v.z, v.w * v.w};
+            }
+            sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+        }
+        __syncthreads();
+        shared[threadIdx.x] = sum;
+        __syncthreads();
+        float4 all{};
+        for (int r = 0; r < rows; ++r) {
+            const float4 v = shared[r * quads + quad];
+            all = {all.x + v.x, all.y + v.y, all.z + v.z, all.w + v.w};
+        }
+        if (pass == 0) {
+            const float part = 1.0f / float(end - begin);
+            mean = {all.x * part, all.y * part, all.z * part, all.w * part};
+        } else if (row == 0) {
+            float2 *to = a.parts + (int64_t(blockIdx.y) * a.pieces + blockIdx.x) * a.channels + 4 * quad;
+            const float means[4] = {mean.x, mean.y, mean.z, mean.w}, squares[4] = {all.x, all.y, all.z, all.w};
+            for (int i = 0; i < 4 && 4 * quad + i < a.channels; ++i) to[i] = {means[i], squares[i]};
+        }
+    }
+    let_next_start();
+}
+
+__global__ void __launch_bounds__(kThreads) merge_pieces(const OfField a) {
+    wait_for_previous();
+    const int channel = threadIdx.x;
+    if (channel < a.channels) {
+        const float2 *parts = a.parts + int64_t(blockIdx.x) * a.pieces * a.channels + channel;
+        float count = 0.0f, mean = 0.0f, squares = 0.0f;
+        for (int i = 0; i < a.pieces; ++i) {
+            const float2 part = parts[int64_t(i) * a.channels];
+            const float more = float(min(a.points, (i + 1) * a.piece) - i * a.piece), all = count + more;
+            const float apart = part.x - mean;
+            mean += apart * (more / all);
+            squares += part.y + apart * apart * (count * more / all);
+            count = all;
+        }
+        a.moments[int64_t(blockIdx.x) * a.channels + channel] = {mean, squares / count};
+    }
+    let_next_start();
+}
+
+// One block a batch element, a thread a channel.
+__global__ void __launch_bounds__(kThreads) affine_of_norm(const turbofno_norm a) {
+    __shared__ float2 shared[kThreads]; // mean, variance
+    wait_for_previous();
+    const int c = threadIdx.x, size = a.channels / a.groups;
+    if (c < a.channels) {
+        float2 m = reinterpret_cast<const float2 *>(a.moments)[int64_t(blockIdx.x) * a.channels + c];
+        if (a.offset != nullptr) m.x += a.offset[c];
+        shared[c] = m;
+    }
+    __syncthreads();
+    if (c < a.width) {
+        float scale = 0.0f, shift = 0.0f;
+        if (c < a.channels) {
+            const int first = c / size * size;
+            float mean = 0.0f, variance = 0.0f;
+            for (int i = 0; i < size; ++i) mean += shared[first + i].x;
+            mean /= float(size);
+            for (int i = 0; i < size; ++i) {
+                const float apart = shared[first + i].x - mean;
+                variance += shared[first + i].y + apart * apart;
+            }
+            scale = rsqrtf(variance / float(size) + a.eps);
+            if (a.weight != nullptr) scale *= a.weight[c];
+            const float offset = a.offset != nullptr ? a.offset[c] : 0.0f;
+            shift = (a.bias != nullptr ? a.bias[c] : 0.0f) + (offset - mean) * scale;
+        }
+        a.scale[int64_t(blockIdx.x) * a.width + c] = scale;
+        a.shift[int64_t(blockIdx.x) * a.width + c] = shift;
+    }
+    let_next_start();
+}
+
+constexpr int kMostPieces = 64;
+
+OfField of_field(const turbofno_moments &m) {
+    OfField a{};
+    a.points = m.outer * m.points;
+    a.pieces = int(std::min<int64_t>(kMostPieces, ceil_div(a.points, int64_t(256))));
+    a.piece = ceil_div(a.points, int64_t(a.pieces));
+    a.pieces = int(ceil_div(a.points, a.piece));
+    a.channels = m.channels;
+    return a;
+}
+
+} // namespace
+} // namespace turbofno
+
+extern "C" size_t turbofno_moments_workspace_bytes(const turbofno_moments *m) {
+    return size_t(m->batch) * size_t(turbofno::of_field(*m).pieces) * size_t(m->channels) * sizeof(float2);
+}
+
+extern "C" turbofno_status turbofno_spectral_moments(const turbofno_moments *m, CUstream_st *stream) {
+    using namespace turbofno;
+    if (m->spectra == nullptr || m->moments == nullptr) return TURBOFNO_NULL_POINTER;
+    const OfSpectra a{reinterpret_cast<const float2 *>(m->spectra), reinterpret_cast<float2 *>(m->moments), m->outer,
+                      m->points, m->modes};
+    return launch_dependent(moments_of_spectra, dim3(unsigned(m->batch * m->channels)), kThreads, 0, stream, a);
+}
+
+extern "C" turbofno_status turbofno_field_moments(const turbofno_moments *m, CUstream_st *stream) {
+    using namespace turbofno;
+    if (m->field == nullptr || m->moments == nullptr || m->workspace == nullptr) return TURBOFNO_NULL_POINTER;
+    if (m->channels < 1 || m->channels > kThreads || m->batch > 65535) return TURBOFNO_UNSUPPORTED;
+    OfField a = of_field(*m);
+    a.field = m->field;
+    a.parts = static_cast<float2 *>(m->workspace);
+    a.moments = reinterpret_cast<float2 *>(m->moments);
+    const auto kernel = m->precision == TURBOFNO_BF16 ? moments_of_piece<__nv_bfloat16> : moments_of_piece<float>;
+    const dim3 blocks(unsigned(a.pieces), unsigned(m->batch));
+    const turbofno_status status = launch_dependent(kernel, blocks, kThreads, 0, stream, a);
+    if (status != TURBOFNO_OK) return status;
+    return launch_dependent(merge_pieces, dim3(unsigned(m->batch)), kThreads, 0, stream, a);
+}
+
+extern "C" turbofno_status turbofno_norm_affine(const turbofno_norm *norm, CUstream_st *stream) {
+    using namespace turbofno;
+    if (norm->moments == nullptr || norm->scale == nullptr || norm->shift == nullptr) return TURBOFNO_NULL_POINTER;
+    if (norm->width > kThreads || norm->channels % norm->groups != 0) return TURBOFNO_UNSUPPORTED;
+    return launch_dependent(affine_of_norm, dim3(unsigned(norm->batch)), kThreads, 0, stream, *norm);
+}

@@ -1,0 +1,68 @@
+// The tile program on the host: its plan, its launch.
+#include <mutex>
+
+#include "dependent_launch.cuh"
+#include "partial_sums.h"
+#include "tile.h"
+
+namespace turbofno {
+namespace {
+
+TileKernel kernel_of(const turbofno_tile &tile, const TilePlan &plan) {
+    switch (tile.precision) {
+    case TURBOFNO_TF32: return tile_tf32(plan);
+    case TURBOFNO_BF16: return tile_bf16(plan);
+    default: return tile_fp32(plan);
+    }
+}
+
+// Asked once: attributes of the device that is current.
+Device current_device() {
+    static std::mutex mutex;
+    static Device known[64];
+    int device = 0;
+    cudaGetDevice(&device);
+    if (device < 0 || device >= 64) device = 0;
+    const std::lock_guard<std::mutex> lock(mutex);
+    Device &found = known[device];
+    if (found.multiprocessors == 0) {
+        cudaDeviceGetAttribute(&found.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    return found;
+}
+
+} // namespace
+} // namespace turbofno
+
+extern "C" size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile) {
+    return turbofno::plan(*tile, turbofno::current_device()).workspace_bytes;
+}
+
+extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, CUstream_st *stream) {
+    using namespace turbofno;
+    if (turbofno_tile_unsupported(tile) != nullptr) return TURBOFNO_UNSUPPORTED;
+    const Device device = current_device();
+    TileArguments a{};
+    a.tile = *tile;
+    a.plan = plan(*tile, device);
+    if (a.plan.shared_bytes == 0) return TURBOFNO_UNSUPPORTED;
+    const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
+                         (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||
+                         (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);
+    if (missing) return TURBOFNO_NULL_POINTER;
+    const bool scaled = tile->precision != TURBOFNO_BF16;
+    int exponent = 13; // as _cuda_tables.py scales the tables
+    a.synthesis_back = scaled ? 1.0f / float(1 << exponent) : 1.0f;
+    while ((1 << (exponent - 13)) < tile->points) ++exponent;
+    a.analysis_back = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
+    a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
+    const TileKernel kernel = kernel_of(*tile, a.plan);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+    const turbofno_status status =
+        launch_dependent(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,
+                         size_t(a.plan.shared_bytes), stream, a);
+    if (status != TURBOFNO_OK || tile->next_modes == 0 || a.plan.splits == 1) return status;
+    const int64_t count = tile->batch * tile->outer * tile->channels * 2 * tile->next_modes;
+    return add_parts(tile->spectra, a.next, count, a.plan.splits, stream);
+}

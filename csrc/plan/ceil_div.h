@@ -1,0 +1,13 @@
+#pragma once
+
+#ifdef __CUDACC__
+#define TURBOFNO_EVERYWHERE __host__ __device__
+#else
+#define TURBOFNO_EVERYWHERE
+#endif
+
+namespace turbofno {
+
+template <typename T> TURBOFNO_EVERYWHERE constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+
+} // namespace turbofno

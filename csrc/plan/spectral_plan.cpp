@@ -1,0 +1,103 @@
+#include "spectral_plan.h"
+
+#include <algorithm>
+
+namespace turbofno {
+namespace {
+
+constexpr int kMostChannels = 256;
+constexpr int kMostModes = 128;
+constexpr int kMostPoints = 16384;
+constexpr int64_t kMostBatch = 65536, kMostColumns = (int64_t(1) << 31) - 1;
+constexpr int kMostOthers = 1 << 24;
+constexpr int64_t kMostInner = 1 << 24;
+constexpr int kMostWarpTiles = 3;
+
+// `count` cut into pieces of nearly one size, none over `most`
+int even_piece(int count, int most) { return ceil_div(count, ceil_div(count, most)); }
+
+// Batch elements lie so far apart in shared memory that a read of 4 of them x 4 channels meets few banks twice, and at
+// even places wherever two modes are copied at once.
+int shared_pitch(int channels, int modes) {
+    switch (modes) {
+    case 1: return channels + (channels % 16 == 0 ? 4 : 12);
+    case 2: return 2 * channels + 8;
+    default: return 4 * channels + 2;
+    }
+}
+
+ProductPlan product_plan(const turbofno_product &product, int batch_fragments, int modes, int channel_tiles) {
+    ProductPlan p{};
+    p.batch_fragments = batch_fragments;
+    p.modes = modes;
+    p.channel_tiles = channel_tiles;
+    p.batch_tiles = ceil_div(product.batch, int64_t(8 * batch_fragments));
+    p.mode_tiles = ceil_div(product.modes, modes);
+    p.channel_groups = ceil_div(product.c_out, 16 * channel_tiles);
+    p.blocks = p.batch_tiles * p.mode_tiles * p.channel_groups * product.others;
+    p.threads = 32 * modes * channel_tiles;
+    p.shared_in = shared_pitch(ceil_div(product.c_in, 8) * 8, modes);
+    p.shared_out = shared_pitch(16 * channel_tiles, modes);
+    p.shared_bytes = 32 * kWeightStages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
+    return p;
+}
+
+bool known_precision(int precision) { return precision >= TURBOFNO_FP32 && precision <= TURBOFNO_BF16; }
+
+} // namespace
+
+TransformPlan plan(const turbofno_transform &t) {
+    const int from = t.inverse ? t.modes : t.points, to = t.inverse ? t.points : t.modes;
+    TransformPlan p{};
+    p.tiles = ceil_div(to / 2 + 1, 16);
+    p.steps = ceil_div(from / 2 + 1, 8);
+    const int64_t column_groups = ceil_div(t.outer * t.inner, int64_t(kWarpColumns));
+    if (p.steps <= kHeldSteps) {
+        p.groups = int(std::min<int64_t>(p.tiles, ceil_div(8 * int64_t(t.multiprocessors), column_groups)));
+    } else {
+        p.warp_tiles = even_piece(p.tiles, kMostWarpTiles);
+        const int64_t wanted = 24 * int64_t(t.multiprocessors); // warps
+        while (p.warp_tiles > 1 && column_groups * ceil_div(p.tiles, p.warp_tiles) < wanted) --p.warp_tiles;
+        p.groups = ceil_div(p.tiles, p.warp_tiles);
+    }
+    p.blocks = ceil_div(column_groups, int64_t(kColumnWarps)) * p.groups;
+    return p;
+}
+
+ProductPlan plan(const turbofno_product &product) {
+    const int modes = product.modes >= 3 ? 4 : product.modes;
+    const int channel_tiles = even_piece(ceil_div(product.c_out, 16), kMostModeWarps / modes);
+    ProductPlan p{};
+    for (int batch_fragments : {4, 2, 1}) {
+        p = product_plan(product, batch_fragments, modes, channel_tiles);
+        const bool busy = batch_fragments < 4 || p.blocks >= 4 * int64_t(product.multiprocessors);
+        const bool full = product.batch > 4 * batch_fragments; // more than half of the batch tile is there
+        if (full && busy && p.shared_bytes <= kMostSharedBytes) break;
+    }
+    return p;
+}
+
+} // namespace turbofno
+
+extern "C" const char *turbofno_transform_unsupported(const turbofno_transform *t) {
+    using namespace turbofno;
+    if (t->outer < 1 || t->inner < 1 || t->outer * t->inner > kMostColumns) return "the columns are not in 1 .. 2^31 - 1";
+    if (t->inner > kMostInner) return "the axes behind the transformed one have too many modes";
+    if (t->points < 1 || t->points > kMostPoints) return "a grid axis is not in 1 .. 16384 points";
+    if (t->modes < 1 || t->modes > kMostModes) return "an axis does not keep 1 .. 128 modes";
+    if (t->modes > t->points) return "the grid does not hold the kept modes";
+    if (!known_precision(t->precision)) return "unknown precision";
+    return nullptr;
+}
+
+extern "C" const char *turbofno_product_unsupported(const turbofno_product *p) {
+    using namespace turbofno;
+    if (p->batch < 1 || p->batch > kMostBatch) return "the batch is not in 1 .. 65536";
+    if (p->c_in < 1 || p->c_in > kMostChannels || p->c_out < 1 || p->c_out > kMostChannels) {
+        return "a channel count is not in 1 .. 256";
+    }
+    if (p->modes < 1 || p->modes > kMostModes) return "the last axis does not keep 1 .. 128 modes";
+    if (p->others < 1 || p->others > kMostOthers) return "the other axes keep more than 2^24 modes";
+    if (!known_precision(p->precision)) return "unknown precision";
+    return nullptr;
+}
