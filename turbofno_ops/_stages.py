@@ -1,63 +1,158 @@
-"""The three stages of a Fourier layer on one grid: what they take and give, whatever runs them.
+"""The stages that a network runs as, on one grid: what they take and give, whatever runs them.
 
-Grids have two axes here, h and w; one axis is h = 1.
+    tile      field, mixed spectra -> field, spectra    the steps between two spectral products, in one pass
+    mix       spectra -> mixed spectra                  DFTs along the other axes, a matrix of channels a mode, back
 
-    analyze   field -> spectra         the kept modes of w
-    mix       spectra -> spectra       DFT along h, a matrix of channels a mode, inverse DFT along h
-    rows      spectra, field -> field  inverse DFT along w, skip, bias, activation; the next layer's spectra
-    project   the same, but only a few linear combinations of its channels are written
+A tile is all channels of some neighbouring grid points; a program of steps runs on it while it is on chip. It has one
+value y, changed by each step, and reads two fields at the same points: x, which skips add, and `held`, a value that an
+earlier tile program put by.
 
-Fields are real [batch, channels, h, w], spectra complex [batch, channels, h, modes_w].
+Spectra are complex [batch, channels, *other axes, modes of the last axis]: analysed along the last axis alone. How a
+field is laid out in memory is the stages' own affair: only `Source` and `Project` have [batch, channels, *grid].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from turbofno_ops.description import PointwiseMap, Size
 
-def two_axes(counts: Sequence[int]) -> tuple[int, int]:
-    """(h, w) of a grid or of modes with one or two axes."""
-    h, w = (1, *counts)[-2:]
-    return h, w
+Field = torch.Tensor
+"""A real field in the order that the stages like best; nobody else looks inside."""
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """weight complex [modes_h, modes_w, c_in, c_out], skip [c_out, c_in], bias [c_out], activation's name."""
+class Source:
+    """y = the network's input buffer, real [batch, channels, *grid]. Only first; x is the buffer too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """y = `held`. Only first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesis:
+    """y = inverse DFT of the mixed spectra along the last axis. Only first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """y = scale * y + shift, both [channels], either may be None (1 and 0)."""
+
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Normalize:
+    """y = scale * (y - mean) / sqrt(variance + eps) + shift, mean and variance over the grid and a group of channels.
+
+    Right after `Synthesis` the moments come from the mixed spectra by Parseval, right after `Held` from `Hold`;
+    it stands nowhere else. `groups` = channels is an instance norm.
+    """
+
+    groups: int
+    eps: float
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class AddMap:
+    """y = y + weight . x, weight [channels of y, channels of x]. First, y = weight . x."""
 
     weight: torch.Tensor
-    skip: torch.Tensor | None
-    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class AddGate:
+    """y = y + weight * x, weight [channels]."""
+
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Activate:
+    """y = activation(y), by its name in `ACTIVATIONS`."""
+
     activation: str
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
-    """weight [projected, c_out], bias [projected]: a pointwise map after a layer's activation."""
+class MLP:
+    """y = second(activation(first(y))), pointwise: first [hidden, channels], second [channels out, hidden]."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    first: PointwiseMap
+    activation: str
+    second: PointwiseMap
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """y becomes the field that the next tile program reads as x."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hold:
+    """y becomes the next tile program's `held`, with its moments if a `Normalize` follows there. Only last."""
+
+    moments: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Analyze:
+    """The spectra of y along the last axis. Only last, or before nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """The network's result, maps [out, channels] of y (one or two, `activation` between), real [batch, out, *grid]. Only last."""
+
+    maps: tuple[PointwiseMap, ...]
+    activation: str
+
+
+Step = (
+    Source | Held | Synthesis | Affine | Normalize | AddMap | AddGate | Activate | MLP | Store | Hold | Analyze | Project
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """What a tile program reads: the parts that its steps name."""
+
+    x: Field | None = None
+    held: Field | None = None
+    moments: torch.Tensor | None = None  # of `held`, in the stages' own form
+    mixed: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What a tile program wrote: the parts that its steps name."""
+
+    x: Field | None = None  # of Store
+    held: Field | None = None  # of Hold
+    moments: torch.Tensor | None = None
+    spectra: torch.Tensor | None = None  # of Analyze
+    out: torch.Tensor | None = None  # of Project
 
 
 class Stages(Protocol):
     """The stages on one grid, with their tables."""
 
-    def analyze(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, channels, h, w] -> complex [batch, channels, h, modes_w]."""
+    def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
+        """Run a tile program at every grid point."""
 
-    def mix(self, spectra: torch.Tensor, layer: Layer) -> torch.Tensor:
-        """complex [batch, c_in, h, modes_w] -> complex [batch, c_out, h, modes_w]."""
+    def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """complex [batch, c_in, *others, modes] by weight [*modes, c_in, c_out] -> [batch, c_out, *others, modes]."""
 
-    def rows(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mixed spectra and the layer's input -> its output and, unless it is the last, the output's spectra."""
+    def convert(self, x: torch.Tensor) -> Field:
+        """A real [batch, channels, *grid] as a field (for what plain torch has computed: padding, resampling)."""
 
-    def project(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
-    ) -> torch.Tensor:
-        """The layer's output, projected, in the precision of x or better: [batch, projected, h, w]."""
+    def plain(self, field: Field) -> torch.Tensor:
+        """A field as a real [batch, channels, *grid], any strides."""
