@@ -1,208 +1,392 @@
-"""The stages through the CUDA kernels: which shapes they take, the calls with their tables, a layer of them."""
+"""The stages through the CUDA kernels: which shapes they take, a tile program as launches, the mix."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
-from turbofno_ops import (
-    _cuda_tables,
-    _stage_ops,  # noqa: F401  registers the ops
-)
-from turbofno_ops._activations import parse_activation
+from turbofno_ops import _cuda_tables
 from turbofno_ops._channels import mode_major
-from turbofno_ops._native import native_status, unsupported, workspace_bytes
-from turbofno_ops._stages import Layer, Projection, two_axes
-from turbofno_ops.description import PRECISIONS
+from turbofno_ops._native import (
+    Moments,
+    Norm,
+    Product,
+    Transform,
+    launch,
+    native_status,
+    unsupported,
+    workspace_bytes,
+)
+from turbofno_ops._stages import (
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    Analyze,
+    Field,
+    Held,
+    Hold,
+    Normalize,
+    Operands,
+    Project,
+    Results,
+    Source,
+    Step,
+    Store,
+    Synthesis,
+)
+from turbofno_ops._tile_program import (
+    ChannelsLast,
+    Shape,
+    encode,
+    pieces,
+    prepared,
+    round_up,
+)
+from turbofno_ops.description import PRECISIONS, Size
 
 _ALIGNMENT = 16
 _OLDEST_MAJOR = 8  # compute capability: A100
-_SHARED_MEMORY = 160 * 1024  # of a block of the row kernels (csrc/plan/rows_plan.h)
-# Up to so many modes along w, and channels times modes, rows that also analyze their result for the next
-# layer beat an analysis of its own, on an H200 (docs/kernels.md, "With or without the next analysis").
-_FUSED = {"fp32": (32, 1024), "tf32": (32, 3072), "bf16": (48, 4096)}
-_ops = torch.ops.turbofno
+_SHARED_MEMORY = 160 * 1024  # of a block
+_LINE = 16  # complex numbers of a line of 128 bytes
+
+
+class Device(NamedTuple):
+    """What the kernels' plans depend on."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+A100 = Device(108, 163 * 1024)
+"""What shapes are judged by where there is no GPU."""
+
+
+@cache
+def device_limits(device: torch.device) -> Device:
+    """Of a CUDA device."""
+    found = torch.cuda.get_device_properties(device)
+    return Device(found.multi_processor_count, found.shared_memory_per_block_optin)
 
 
 def field_dtype(precision: str) -> torch.dtype:
-    """What fields are stored in under a precision policy."""
+    """What fields between the stages are stored in under a precision policy; network input and output are float32."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 class CudaStages:
-    """Stages on a grid of `size` (h, w) that keep `modes` (modes_h, modes_w).
+    """Stages on the grid `size` whose mix keeps `modes` and gives the grid `out_size`.
 
-    Fields are float32, under bf16 bfloat16; spectra are complex64, projections float32. With an
-    `out_size` mix and rows give that grid. The object keeps its tables, so that a CUDA graph which reads
-    them may.
+    Fields are channels last, float32 or under bf16 bfloat16; spectra are complex64, the network's input and
+    result float32. The object keeps its tables, so that a CUDA graph which reads them may.
+
+    `settled` promises that no kernel which may still run writes the weights.
     """
 
     def __init__(
         self,
-        size: tuple[int, int],
-        modes: tuple[int, int],
+        size: Size,
+        modes: Size,
         *,
         device: torch.device,
         precision: str,
-        out_size: tuple[int, int] | None = None,
+        out_size: Size | None = None,
+        settled: bool = True,
     ) -> None:
-        (h, w), (modes_h, modes_w) = size, modes
-        h_out, w_out = out_size or size
-        self._size, self._modes_w = (h_out, w_out), modes_w
-        self._precision = PRECISIONS.index(precision)
-        self._device = device
-        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._most_modes, self._most_products = _FUSED[precision]
-        self._analysis = _cuda_tables.row_analysis(w, modes_w, device)
-        self._synthesis = _cuda_tables.row_synthesis(w_out, modes_w, device)
-        self._columns: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-        if not h == h_out == modes_h == 1:
-            self._columns = (
-                _cuda_tables.column_analysis(h, modes_h, device),
-                _cuda_tables.column_synthesis(h_out, modes_h, device),
+        self.size, self.modes, self.out_size = size, modes, out_size or size
+        self._device, self._precision, self._settled = device, precision, settled
+        self._limits = device_limits(device)
+        self._tables: dict[tuple[str, int], torch.Tensor] = {}
+        self._columns = [
+            (
+                _cuda_tables.column_analysis(n, count, device),
+                _cuda_tables.column_synthesis(m, count, device),
             )
+            for n, m, count in zip(size[:-1], self.out_size[:-1], modes[:-1], strict=True)
+        ]
 
-    def analyze(self, x: torch.Tensor) -> torch.Tensor:
-        *rows, points = x.shape
-        spectra = x.new_empty((*rows, self._modes_w), dtype=torch.complex64)
-        workspace = self._workspace(
-            "analysis", rows=math.prod(rows), points=points, modes=self._modes_w
+    def tile(
+        self, steps: tuple[Step, ...], operands: Operands, *, channel_first: bool = False
+    ) -> Results:
+        """Run a tile program; `channel_first` stores the field as float32 [batch, channels, *grid]."""
+        stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None
+        shape, given, done = self._shape(steps, operands), operands, Results()
+        for piece in pieces(steps, shape):
+            if piece.refusal is not None:
+                raise ValueError(f"the CUDA kernels do not run this: {piece.refusal}")
+            shape = shape._replace(channels=_channels(piece.steps[0], given))
+            done = self._launch(piece.steps, shape, given, channel_first=channel_first)
+            stored = done.x if done.x is not None else stored
+            given = Operands(x=operands.x, held=done.held, moments=done.moments)
+        return Results(stored, done.held, done.moments, done.spectra, done.out)
+
+    def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        batch, c_in, *others, last = spectra.shape
+        *kept, _, _, c_out = weight.shape
+        # [(kept so far), batch, c_in, (axes before), this one, last]: the modes of this one go to the front
+        z = _ready(spectra)
+        pitch = batch * c_in * last
+        for axis in reversed(range(len(others))):
+            outer = math.prod(kept[axis + 1 :]) * batch * c_in * math.prod(others[:axis])
+            pitch = self._pitch(outer * last)
+            columns = _Columns(outer, last, pitch, others[axis], kept[axis], inverse=0)
+            out = z.new_empty(kept[axis] * pitch)
+            self._transform(columns, z, out, self._columns[axis][0])
+            z = out
+        many = math.prod(kept)
+        in_pitch = pitch if len(others) == 1 else batch * c_in * last
+        out_pitch = self._pitch(batch * c_out * last)
+        product = z.new_empty(many * out_pitch)
+        launch(
+            "multiply_modes",
+            Product(
+                batch=batch,
+                in_pitch=in_pitch,
+                out_pitch=out_pitch,
+                c_in=c_in,
+                c_out=c_out,
+                others=many,
+                modes=last,
+                precision=PRECISIONS.index(self._precision),
+                multiprocessors=self._limits.multiprocessors,
+                input=z.data_ptr(),
+                weight=weight.data_ptr(),
+                out=product.data_ptr(),
+            ),
         )
-        _ops.analyze_rows(x, self._analysis, self._modes_w, self._precision, spectra, workspace)
-        return spectra
+        z, pitch = product, out_pitch
+        for axis, points in enumerate(self.out_size[:-1]):
+            outer = math.prod(kept[axis + 1 :]) * batch * c_out * math.prod(self.out_size[:axis])
+            pitch = self._pitch(outer * last)
+            columns = _Columns(outer, last, pitch, points, kept[axis], inverse=1)
+            out = z.new_empty(outer * points * last)
+            self._transform(columns, z, out, self._columns[axis][1])
+            z = out
+        count = batch * c_out * math.prod(self.out_size[:-1]) * last
+        return z[:count].view(batch, c_out, *self.out_size[:-1], last)
 
-    def mix(self, spectra: torch.Tensor, layer: Layer) -> torch.Tensor:
-        (batch, _, h, _), h_out = spectra.shape, self._size[0]
-        modes_h, modes_w, c_in, c_out = layer.weight.shape
-        mixed = spectra.new_empty(batch, c_out, h_out, modes_w)
-        workspace = self._workspace(
-            "mix",
-            batch=batch,
-            c_in=c_in,
-            c_out=c_out,
-            h_in=h,
-            h_out=h_out,
-            modes_h=modes_h,
-            modes_w=modes_w,
-        )
-        _ops.spectral_mix(spectra, layer.weight, *self._columns, self._precision, mixed, workspace)
-        return mixed
+    def _pitch(self, columns: int) -> int:
+        """From one mode to the next: whole lines, where no other transform reads or writes them as columns."""
+        return round_up(columns, _LINE) if len(self.size) == 2 else columns
 
-    def rows(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        products = spectra.shape[1] * self._modes_w
-        fused = self._modes_w <= self._most_modes and products <= self._most_products and not last
-        y = x.new_empty((*spectra.shape[:3], self._size[1]))
-        following = torch.empty_like(spectra) if fused else None
-        _ops.fourier_rows(
-            *self._summands(spectra, x, layer),
-            self._analysis if fused else None,
-            parse_activation(layer.activation).number,
-            self._precision,
-            y,
-            following,
-            self._rows_workspace(spectra, x, layer, next_modes=self._modes_w if fused else 0),
-        )
-        if following is None:
-            following = spectra[..., :0] if last else self.analyze(y)
-        return y, following
+    def convert(self, x: torch.Tensor) -> Field:
+        field = self._field(x.shape[0], x.shape[1], tuple(x.shape[2:]))
+        field.data[..., : field.channels] = x.movedim(1, -1)
+        field.data[..., field.channels :] = 0
+        return field
 
-    def project(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
-    ) -> torch.Tensor:
-        (batch, _, h, _), projected = spectra.shape, projection.weight.shape[0]
-        out = projection.weight.new_empty(batch, projected, h, self._size[1])
-        _ops.project_rows(
-            *self._summands(spectra, x, layer),
-            projection.weight,
-            projection.bias,
-            parse_activation(layer.activation).number,
-            self._precision,
-            out,
-            self._rows_workspace(spectra, x, layer, projected=projected),
-        )
-        return out
-
-    def _summands(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer
-    ) -> tuple[torch.Tensor | None, ...]:
-        given = x if layer.skip is not None else None
-        return spectra, self._synthesis, given, layer.skip, layer.bias
-
-    def _rows_workspace(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, **results: int
-    ) -> torch.Tensor:
-        batch, c_out, h, modes_w = spectra.shape
-        c_in = x.shape[1] if layer.skip is not None else 0
-        w = self._size[1]
-        return self._workspace(
-            "rows", batch=batch, c_in=c_in, c_out=c_out, h=h, w=w, modes=modes_w, **results
-        )
-
-    def _workspace(self, stage: str, **sizes: int) -> torch.Tensor:
-        count = workspace_bytes(
-            stage, precision=self._precision, multiprocessors=self._multiprocessors, **sizes
-        )
-        return torch.empty(count, dtype=torch.uint8, device=self._device)
+    def plain(self, field: Field) -> torch.Tensor:
+        if isinstance(field, torch.Tensor):
+            return field
+        return field.data[..., : field.channels].movedim(-1, 1)
 
     @property
     def table_bytes(self) -> int:
         """Of all tables, on the device."""
-        tables = (self._analysis, self._synthesis, *self._columns)
-        return sum(table.nbytes for table in tables if table is not None)
+        tables = [*self._tables.values(), *(table for pair in self._columns for table in pair)]
+        return sum(table.nbytes for table in tables)
 
+    def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
+        dtype = field_dtype(self._precision)
+        return ChannelsLast.empty(batch, grid, channels, dtype, self._device)
 
-def stages_refusal(
-    batch: int,
-    channels: tuple[int, int],
-    size: tuple[int, int],
-    out_size: tuple[int, int],
-    modes: tuple[int, int],
-    *,
-    precision: str,
-    last: bool = True,
-    skip: bool = True,
-    projected: int = 0,
-) -> str | None:
-    """Why the kernels do not take one layer of these shapes, in words, or None if they do.
-
-    All but the `last` of a chain may make the next one's spectra.
-    """
-    (c_in, c_out), (h, w), (modes_h, modes_w) = channels, size, modes
-    code = PRECISIONS.index(precision)
-    analysis = unsupported(
-        "analysis", rows=batch * c_in * h, points=w, modes=modes_w, precision=code
-    )
-    return (
-        analysis
-        or unsupported(
-            "mix",
-            batch=batch,
-            c_in=c_in,
-            c_out=c_out,
-            h_in=h,
-            h_out=out_size[0],
-            modes_h=modes_h,
-            modes_w=modes_w,
-            precision=code,
+    def _shape(self, steps: tuple[Step, ...], given: Operands) -> Shape:
+        mixed, x = given.mixed, given.x
+        first = next(t for t in (mixed, given.held, x) if t is not None)
+        return Shape(
+            batch=first.data.shape[0],
+            grid=self.size,
+            channels=_channels(steps[0], given),
+            x_channels=0 if x is None else _channels_of(x),
+            modes=0 if mixed is None else mixed.shape[-1],
+            next_modes=self.modes[-1],
+            precision=self._precision,
+            multiprocessors=self._limits.multiprocessors,
+            shared_bytes=self._limits.shared_bytes,
         )
-        or unsupported(
-            "rows",
-            batch=batch,
-            c_in=c_in if skip else 0,
-            c_out=c_out,
-            h=out_size[0],
-            w=out_size[1],
-            modes=modes_w,
-            next_modes=0 if last else modes_w,
-            projected=projected,
-            precision=code,
+
+    def _launch(
+        self, steps: tuple[Step, ...], shape: Shape, given: Operands, *, channel_first: bool
+    ) -> Results:
+        """One kernel, with the kernels that find the moments before and after it."""
+        tile = encode(steps, shape)
+        tile.weights_settled = self._settled
+        kept: list[torch.Tensor] = []  # alive until all is launched
+
+        def pointer(tensor: torch.Tensor | None) -> int | None:
+            if tensor is None:
+                return None
+            kept.append(tensor)
+            return tensor.data_ptr()
+
+        x = held = out = spectra = moments = None
+        for step, to in zip(steps, tile.step, strict=False):
+            ready = prepared(step, tile.width, self._precision)
+            for name in ready._fields:
+                setattr(to, name, pointer(getattr(ready, name)))
+            match step:
+                case Source():
+                    to.field, to.channel_first = pointer(_ready(given.x)), 1
+                case Held():
+                    to.field = pointer(given.held.data)
+                case Synthesis():
+                    tile.mixed = pointer(given.mixed)
+                    tile.synthesis = pointer(self._table("synthesis", shape.modes))
+                case Normalize():
+                    factor, offset = self._norm(step, steps[0], shape, given, tile.width)
+                    to.scale, to.shift = pointer(factor), pointer(offset)
+                case AddMap() | AddGate():
+                    if isinstance(given.x, ChannelsLast):
+                        to.field = pointer(given.x.data)
+                    else:
+                        to.field, to.channel_first = pointer(_ready(given.x)), 1
+                case Store() | Hold():
+                    if channel_first:
+                        x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
+                        to.field, to.channel_first = pointer(x), 1
+                        continue
+                    field = self._field(shape.batch, to.channels, shape.grid)
+                    to.field = pointer(field.data)
+                    if isinstance(step, Store):
+                        x = field
+                    else:
+                        held = field
+                case Analyze():
+                    size = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
+                    spectra = torch.empty(size, dtype=torch.complex64, device=self._device)
+                    tile.spectra = pointer(spectra)
+                    tile.analysis = pointer(self._table("analysis", shape.next_modes))
+                case Project():
+                    out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
+                    to.field = pointer(out)
+        tile.workspace = pointer(self._workspace(workspace_bytes("tile", tile)))
+        launch("tile_program", tile)
+        if held is not None and isinstance(steps[-1], Hold) and steps[-1].moments:
+            moments = self._field_moments(held, shape)
+        return Results(x, held, moments, spectra, out)
+
+    def _table(self, name: str, modes: int) -> torch.Tensor:
+        key = (name, modes)
+        if key not in self._tables:
+            make = getattr(_cuda_tables, f"row_{name}")
+            self._tables[key] = make(self.size[-1], modes, self._precision, self._device)
+        return self._tables[key]
+
+    def _workspace(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8, device=self._device)
+
+    def _moments(self, shape: Shape, channels: int) -> tuple[Moments, torch.Tensor]:
+        moments = torch.empty(shape.batch, channels, 2, device=self._device)
+        return (
+            Moments(
+                batch=shape.batch,
+                outer=math.prod(shape.grid[:-1]),
+                points=shape.grid[-1],
+                channels=channels,
+                modes=shape.modes,
+                precision=PRECISIONS.index(self._precision),
+                moments=moments.data_ptr(),
+            ),
+            moments,
         )
-    )
+
+    def _field_moments(self, field: ChannelsLast, shape: Shape) -> torch.Tensor:
+        arguments, moments = self._moments(shape, field.channels)
+        workspace = self._workspace(workspace_bytes("moments", arguments))
+        arguments.field, arguments.workspace = field.data.data_ptr(), workspace.data_ptr()
+        launch("field_moments", arguments)
+        return moments
+
+    def _norm(
+        self, norm: Normalize, source: Step, shape: Shape, given: Operands, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factor and offset [batch, width] of a norm right after the program's first step."""
+        moments = given.moments
+        if isinstance(source, Synthesis):
+            mixed = given.mixed
+            assert mixed is not None
+            arguments, moments = self._moments(shape, mixed.shape[1])
+            arguments.spectra = mixed.data_ptr()
+            launch("spectral_moments", arguments)
+        assert moments is not None
+        scale = torch.empty(shape.batch, width, device=self._device)
+        shift = torch.empty_like(scale)
+        vectors = [
+            None if v is None else _ready(v.float()) for v in (norm.offset, norm.scale, norm.shift)
+        ]
+        offset, weight, bias = (None if v is None else v.data_ptr() for v in vectors)
+        launch(
+            "norm_affine",
+            Norm(
+                batch=shape.batch,
+                channels=moments.shape[1],
+                groups=norm.groups,
+                width=width,
+                eps=norm.eps,
+                moments=moments.data_ptr(),
+                offset=offset,
+                weight=weight,
+                bias=bias,
+                scale=scale.data_ptr(),
+                shift=shift.data_ptr(),
+            ),
+        )
+        return scale, shift
+
+    def _transform(
+        self, columns: _Columns, z: torch.Tensor, out: torch.Tensor, table: torch.Tensor
+    ) -> None:
+        launch(
+            "transform_axis",
+            Transform(
+                **columns._asdict(),
+                precision=PRECISIONS.index(self._precision),
+                multiprocessors=self._limits.multiprocessors,
+                input=z.data_ptr(),
+                out=out.data_ptr(),
+                table=table.data_ptr(),
+            ),
+        )
+
+
+class _Columns(NamedTuple):
+    """A transform's shape: csrc/api/turbofno.h."""
+
+    outer: int
+    inner: int
+    pitch: int
+    points: int
+    modes: int
+    inverse: int
+
+
+def _channels_of(field: Field) -> int:
+    return field.channels if isinstance(field, ChannelsLast) else int(field.shape[1])
+
+
+def _channels(first: Step, given: Operands) -> int:
+    """Of y after a program's first step."""
+    match first:
+        case Source():
+            return _channels_of(given.x)
+        case Held():
+            return _channels_of(given.held)
+        case Synthesis():
+            assert given.mixed is not None
+            return given.mixed.shape[1]
+        case AddMap(weight):
+            return weight.shape[0]
+    raise ValueError(f"a tile program does not begin with {type(first).__name__}")
+
+
+def _ready(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values as kernels read them: contiguous, aligned, nothing left to negate or conjugate."""
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 @cache
@@ -223,6 +407,66 @@ def gpu_refusal(device: torch.device) -> str | None:
     return None
 
 
+def program_refusal(
+    steps: tuple[Step, ...],
+    *,
+    batch: int,
+    channels: int,
+    x_channels: int,
+    size: Size,
+    modes: int,
+    next_modes: int,
+    precision: str,
+    limits: Device = A100,
+) -> str | None:
+    """Why the kernels do not run a tile program, in words, or None if they do.
+
+    `channels` are those of y after its first step, `modes` those of the mixed spectra (0 without).
+    """
+    shape = Shape(batch, size, channels, x_channels, modes, next_modes, precision, *limits)
+    refused = (piece.refusal for piece in pieces(steps, shape))
+    return next((reason for reason in refused if reason is not None), None)
+
+
+def mix_refusal(
+    batch: int, channels: tuple[int, int], size: Size, out_size: Size, modes: Size, precision: str
+) -> str | None:
+    """Why the kernels do not run a spectral product, in words, or None if they do."""
+    code = PRECISIONS.index(precision)
+    c_in, c_out = channels
+    product = Product(
+        batch=batch,
+        c_in=c_in,
+        c_out=c_out,
+        others=math.prod(modes[:-1]),
+        modes=modes[-1],
+        precision=code,
+    )
+    reason = unsupported("product", product)
+    for many, grid in ((c_in, size), (c_out, out_size)):
+        for axis, count in enumerate(modes[:-1]):
+            columns = batch * many * math.prod(grid[:axis]) * math.prod(modes[axis + 1 : -1])
+            shape = Transform(
+                outer=columns, inner=modes[-1], points=grid[axis], modes=count, precision=code
+            )
+            reason = reason or unsupported("transform", shape)
+    return reason
+
+
+def _layer_programs(
+    skip: torch.Tensor | None, bias: torch.Tensor | None, activation: str
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The two tile programs of a layer on its own, before and after its mix."""
+    after: list[Step] = [Synthesis()]
+    if skip is not None:
+        after.append(AddMap(skip))
+    if bias is not None:
+        after.append(Affine(None, bias))
+    if activation != "none":
+        after.append(Activate(activation))
+    return (Source(), Analyze()), (*after, Store())
+
+
 def refusal(
     x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], precision: str
 ) -> str | None:
@@ -234,22 +478,41 @@ def refusal(
         return refused
     if x.dtype != torch.float32:
         return f"they compute in float32, x is {x.dtype}"
-    if x.ndim > 4:
-        return "they serve one and two grid axes, x has three"
-    return stages_refusal(
+    return _layer_refusal(
         x.shape[0],
         (weight.shape[0], weight.shape[1]),
-        two_axes(x.shape[2:]),
-        two_axes(out_size),
-        two_axes(weight.shape[2:]),
-        precision=precision,
+        tuple(x.shape[2:]),
+        tuple(out_size),
+        tuple(weight.shape[2:]),
+        precision,
+        device_limits(x.device),
     )
 
 
-def _ready(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values as kernels read them: contiguous, aligned, nothing left to negate or conjugate."""
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+@cache
+def _layer_refusal(
+    batch: int,
+    channels: tuple[int, int],
+    size: Size,
+    out_size: Size,
+    modes: Size,
+    precision: str,
+    limits: Device,
+) -> str | None:
+    c_in, c_out = channels
+    before, after = _layer_programs(torch.empty(c_out, c_in, device="meta"), None, "none")
+    last = modes[-1]
+    return (
+        mix_refusal(batch, channels, size, out_size, modes, precision)
+        or program_refusal(
+            before, batch=batch, channels=c_in, x_channels=c_in, size=size, modes=0, next_modes=last,
+            precision=precision, limits=limits,
+        )
+        or program_refusal(
+            after, batch=batch, channels=c_out, x_channels=c_in, size=out_size, modes=last, next_modes=0,
+            precision=precision, limits=limits,
+        )
+    )  # fmt: skip
 
 
 def layer(
@@ -262,16 +525,16 @@ def layer(
     precision: str,
 ) -> torch.Tensor:
     """activation(spectral_conv(x, weight) + skip_weight x + bias) for a layer that `refusal` lets pass."""
-    size, modes = two_axes(x.shape[2:]), two_axes(weight.shape[2:])
-    stages = CudaStages(
-        size, modes, device=x.device, precision=precision, out_size=two_axes(out_size)
-    )
-    this = Layer(
-        _ready(mode_major(weight)).view(*modes, *weight.shape[:2]),
-        None if skip_weight is None else _ready(skip_weight),
-        None if bias is None else _ready(bias),
-        activation,
-    )
-    field = _ready(x.to(field_dtype(precision))).view(*x.shape[:2], *size)
-    y, _ = stages.rows(stages.mix(stages.analyze(field), this), field, this, last=True)
-    return y.to(x.dtype).view(x.shape[0], weight.shape[1], *out_size)
+    size, out, modes = tuple(x.shape[2:]), tuple(out_size), tuple(weight.shape[2:])
+    before, after = _layer_programs(skip_weight, bias, activation)
+    x = _ready(x)
+    with torch.cuda.device(x.device):
+        stages = CudaStages(
+            size, modes, device=x.device, precision=precision, out_size=out, settled=False
+        )
+        spectra = stages.tile(before, Operands(x=x)).spectra
+        assert spectra is not None
+        mixed = stages.mix(spectra, _ready(mode_major(weight)))
+        if out != size:
+            stages = CudaStages(out, modes, device=x.device, precision=precision, settled=False)
+        return stages.tile(after, Operands(x=x, mixed=mixed), channel_first=True).x

@@ -1,16 +1,16 @@
-"""Constant tables of the CUDA kernels, in the order in which tensor cores take their operands."""
+"""Operands and tables of the CUDA kernels, in the order in which tensor cores take them."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from turbofno_ops._gemm import _angles, _last_axis_analysis, _last_axis_synthesis, _tables
 
-CHUNK = 64
-"""Points that a row kernel computes at once (csrc/plan/rows_plan.h)."""
-
 SYNTHESIS_EXPONENT = 13
+"""Power of two by which a synthesis table, of values up to 2, is multiplied."""
 
+_TERMS, _COLUMNS, _POINTS = 32, 16, 16
 _TILE_ROWS, _STEP_TERMS = 16, 8
 
 
@@ -19,81 +19,87 @@ def analysis_exponent(points: int) -> int:
     return 13 + (points - 1).bit_length()
 
 
-@_tables.cached
-def row_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """Table of turbofno_analyze_rows, and of turbofno_fourier_rows for the next layer. Int16 [words].
+def operand(matrix: torch.Tensor, precision: str) -> torch.Tensor:
+    """A matrix [channels out, channels in] as a B operand (csrc/kernels/products.cuh). Uint8 on its device.
 
-    For each 16 points and 16 columns (cos, -sin, ..) the right operands of two mma.m16n8k16, lane by
-    lane; then the same as blocks for wgmma.
+    Every 32 terms by 16 columns have a scale of their own, undone by the float32 power of two behind the words.
     """
+    columns, terms = matrix.shape
+    padded = F.pad(matrix.detach().double(), (0, -terms % _TERMS, 0, -columns % _COLUMNS))
+    chunks, pairs = padded.shape[1] // _TERMS, padded.shape[0] // _COLUMNS
+    chunk, pair, step, lane, fragment, half, at = _axes(
+        padded.device, chunks, pairs, 2, 32, 2, 2, 2
+    )
+    group, t = lane // 4, lane % 4
+    column = _COLUMNS * pair + 4 * (group // 2) + group % 2 + 2 * fragment
+    term = _TERMS * chunk + 16 * step + 4 * t + 2 * half + at
+    blocks = padded[column, term]
+    exponents = _exponents(blocks.abs().amax(dim=(2, 3, 4, 5, 6)), precision)
+    scaled = blocks * exponents.double().exp2().view(chunks, pairs, 1, 1, 1, 1, 1)
+    words = _words(scaled, precision, lane_axis=3)
+    backs = (-exponents.float()).exp2().flatten()
+    backs = F.pad(backs, (0, -len(backs) % 4))
+    return torch.cat([words, backs.contiguous().view(torch.uint8)])
+
+
+def _exponents(largest: torch.Tensor, precision: str) -> torch.Tensor:
+    """Powers of two that bring the largest magnitudes to 2^13 .. 2^14; 0 where all is zero, and for bfloat16."""
+    if precision == "bf16":
+        return torch.zeros_like(largest, dtype=torch.int32)
+    exponents = 14 - torch.frexp(largest).exponent
+    return torch.where(largest > 0, exponents.clamp(-100, 100), 0)
+
+
+@_tables.cached
+def row_analysis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
+    """The table of `Analyze`: for each 16 points and 16 columns (cos, -sin, ..) a B operand. Uint8."""
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, modes, torch.float64, torch.device("cpu"))
-        table = _padded(table, CHUNK, 16)
-        chunks = table.shape[0] // CHUNK
-        chunk, step, pair, column, lane, register, half = _places(chunks, table.shape[1] // 16)
-        point = CHUNK * chunk + 16 * pair + 4 * (lane % 4) + 2 * register + half
-        operands = table[point, 16 * step + 8 * column + lane // 4]
-        exponent = analysis_exponent(points)
-        # all columns of 16 points side by side: for wgmma they are one operand
-        blocks = _blocks(operands.transpose(1, 2), exponent)
-        return torch.cat([_words(operands, exponent), blocks]).to(device)
+        table = F.pad(table, (0, -2 * modes % _COLUMNS, 0, -points % _POINTS))
+        tiles, pairs = table.shape[0] // _POINTS, table.shape[1] // _COLUMNS
+        tile, pair, lane, fragment, half, at = _axes(table.device, tiles, pairs, 32, 2, 2, 2)
+        point = _POINTS * tile + 8 * half + 2 * (lane % 4) + at
+        values = table[point, _COLUMNS * pair + 8 * fragment + lane // 4]
+        if precision != "bf16":
+            values = values * 2.0 ** analysis_exponent(points)
+        return _words(values, precision, lane_axis=2).to(device)
 
 
 @_tables.cached
-def row_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """Table of turbofno_fourier_rows. Int16 [words].
-
-    For each 16 points and 16 rows (cos, -sin, ..) the right operands of two mma.m16n8k16, lane by lane,
-    in the order of the points of csrc/kernels/row_quads.cuh; then the same as blocks for wgmma.
-    """
+def row_synthesis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
+    """The table of `Synthesis`: for each 16 points and 16 terms (cos, -sin, ..) an A operand. Uint8."""
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
-        table = _padded(table, 16, CHUNK)
-        chunks = table.shape[1] // CHUNK
-        chunk, step, pair, column, lane, register, half = _places(chunks, table.shape[0] // 16)
-        group = lane // 4
-        point = CHUNK * chunk + 16 * pair + 4 * (group // 2) + 2 * column + group % 2
-        operands = table[16 * step + 8 * register + 2 * (lane % 4) + half, point]
-        exponent = SYNTHESIS_EXPONENT
-        return torch.cat([_words(operands, exponent), _blocks(operands, exponent)]).to(device)
+        table = F.pad(table, (0, -points % _POINTS, 0, -2 * modes % _TERMS))
+        tiles, chunks = table.shape[1] // _POINTS, table.shape[0] // _TERMS
+        tile, chunk, step, lane, half, upper, at = _axes(
+            table.device, tiles, chunks, 2, 32, 2, 2, 2
+        )
+        term = _TERMS * chunk + 16 * step + 8 * half + 2 * (lane % 4) + at
+        values = table[term, _POINTS * tile + lane // 4 + 8 * upper]
+        if precision != "bf16":
+            values = values * 2.0**SYNTHESIS_EXPONENT
+        return _words(values, precision, lane_axis=3).to(device)
 
 
-def _padded(table: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The table with zeros up to multiples of `rows` and `columns`."""
-    below, right = -table.shape[0] % rows, -table.shape[1] % columns
-    return torch.nn.functional.pad(table, (0, right, 0, below))
-
-
-def _places(chunks: int, steps: int) -> list[torch.Tensor]:
-    """Indices of the operands [chunks, steps, 4 pairs, 2 columns, 32 lanes, 2 registers, 2 halves]."""
-    shape = (chunks, steps, CHUNK // 16, 2, 32, 2, 2)
+def _axes(device: torch.device, *sizes: int) -> list[torch.Tensor]:
+    """An index for each axis of an array of these sizes, ready to be broadcast."""
     return [
-        torch.arange(size).view([-1 if axis == i else 1 for i in range(len(shape))])
-        for axis, size in enumerate(shape)
+        torch.arange(size, device=device).view([-1 if i == axis else 1 for i in range(len(sizes))])
+        for axis, size in enumerate(sizes)
     ]
 
 
-def _words(operands: torch.Tensor, exponent: int) -> torch.Tensor:
-    """Operands as the kernels' bits: high and low float16, scaled, lane by lane; then bfloat16, unscaled."""
-    split = _split(operands, exponent, dim=-3)  # [.., column, lane, high or low, register, half]
-    single = operands.to(torch.bfloat16).movedim(3, 4)  # [.., lane, column, register, half]
-    return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
-
-
-def _blocks(operands: torch.Tensor, exponent: int) -> torch.Tensor:
-    """The same as blocks of 8 columns and 8 terms, [column][term] (csrc/kernels/warpgroup.cuh)."""
-    blocks = operands.movedim(4, 5)  # [.., column, register, lane, half]
-    split = _split(blocks, exponent, dim=4)  # [.., column, high or low, register, lane, half]
-    single = blocks.to(torch.bfloat16)
-    return torch.cat([split.flatten().view(torch.int16), single.flatten().view(torch.int16)])
-
-
-def _split(operands: torch.Tensor, exponent: int, *, dim: int) -> torch.Tensor:
-    """Scaled float16 parts, high and low along a new axis."""
-    scaled = operands * 2.0**exponent
-    high = scaled.to(torch.float16)
-    low = (scaled - high.to(torch.float64)).to(torch.float16)
-    return torch.stack([high, low], dim=dim)
+def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Tensor:
+    """16-byte words of eight halves, a word a lane: fp32 the high parts of all lanes, then the low ones."""
+    if precision == "bf16":
+        parts = [values.to(torch.bfloat16)]
+    else:
+        high = values.to(torch.float16)
+        parts = [high]
+        if precision == "fp32":
+            parts.append((values - high.double()).to(torch.float16))
+    return torch.stack(parts, dim=lane_axis).contiguous().flatten().view(torch.uint8)
 
 
 def column_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:

@@ -107,7 +107,8 @@ typedef struct {
     int32_t modes; /* of mixed; 0 without */
     int32_t next_modes; /* of spectra; 0 without */
     int32_t precision; /* turbofno_precision */
-    int32_t multiprocessors;
+    int32_t multiprocessors; /* of the device */
+    int32_t shared_bytes; /* that the device gives a block that asks */
     int32_t weights_settled; /* 1: no kernel that may still run writes operands, vectors or tables */
     int32_t steps;
     const float *mixed; /* complex [batch][channels][outer][modes] */
@@ -176,7 +177,7 @@ const char *turbofno_tile_unsupported(const turbofno_tile *tile);
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
 
-/* Bytes of workspace for this shape on the current device. Reads no pointer. */
+/* Bytes of workspace for this shape. Reads no pointer; needs no GPU. */
 size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile);
 size_t turbofno_moments_workspace_bytes(const turbofno_moments *moments);
 

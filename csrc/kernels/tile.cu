@@ -1,6 +1,4 @@
 // The tile program on the host: its plan, its launch.
-#include <mutex>
-
 #include "dependent_launch.cuh"
 #include "partial_sums.h"
 #include "tile.h"
@@ -16,37 +14,15 @@ TileKernel kernel_of(const turbofno_tile &tile, const TilePlan &plan) {
     }
 }
 
-// Asked once: attributes of the device that is current.
-Device current_device() {
-    static std::mutex mutex;
-    static Device known[64];
-    int device = 0;
-    cudaGetDevice(&device);
-    if (device < 0 || device >= 64) device = 0;
-    const std::lock_guard<std::mutex> lock(mutex);
-    Device &found = known[device];
-    if (found.multiprocessors == 0) {
-        cudaDeviceGetAttribute(&found.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    }
-    return found;
-}
-
 } // namespace
 } // namespace turbofno
-
-extern "C" size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile) {
-    return turbofno::plan(*tile, turbofno::current_device()).workspace_bytes;
-}
 
 extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, CUstream_st *stream) {
     using namespace turbofno;
     if (turbofno_tile_unsupported(tile) != nullptr) return TURBOFNO_UNSUPPORTED;
-    const Device device = current_device();
     TileArguments a{};
     a.tile = *tile;
-    a.plan = plan(*tile, device);
-    if (a.plan.shared_bytes == 0) return TURBOFNO_UNSUPPORTED;
+    a.plan = plan(*tile);
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
                          (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||
                          (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);
@@ -58,7 +34,8 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, CUst
     a.analysis_back = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(*tile, a.plan);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+    // always the same number: another thread may be about to launch this kernel with more
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile->shared_bytes);
     const turbofno_status status =
         launch_dependent(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,
                          size_t(a.plan.shared_bytes), stream, a);

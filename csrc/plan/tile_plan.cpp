@@ -61,10 +61,10 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
 
 // About how long a plan takes, in the time that a scheduler needs to issue a tile's instructions: with fewer than
 // some 10 warps these are too few to hide what they wait for.
-double cost(const turbofno_tile &t, const TilePlan &p, const Device &device, int64_t rows) {
+double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const int tiles = ceil_div(t.points, kTilePoints);
     const int64_t units = rows * p.splits, teams = p.warps / p.team;
-    const int64_t blocks = std::max(1, device.multiprocessors / p.channel_tiles);
+    const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * teams));
     const double busy = double(std::min<int64_t>(p.warps, p.team * ceil_div(units, blocks)));
     const double tile = std::max(2.5, busy / 4) * (p.tables_on_chip ? 1.0 : 1.3);
@@ -93,7 +93,7 @@ const char *unsupported(const turbofno_step &step, const turbofno_tile &t) {
 
 } // namespace
 
-TilePlan plan(const turbofno_tile &t, const Device &device) {
+TilePlan plan(const turbofno_tile &t) {
     TilePlan best{};
     TilePlan p{};
     p.wide = is_wide(t);
@@ -111,10 +111,10 @@ TilePlan plan(const turbofno_tile &t, const Device &device) {
                 const int step = std::max(p.team, 2);
                 for (p.warps = p.team; p.warps <= most_warps(p.fragments, p.wide); p.warps += p.warps < step ? p.team : step) {
                     lay_out(t, p);
-                    if (p.shared_bytes > device.shared_bytes || p.warps % p.team != 0) continue;
-                    for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < device.multiprocessors); p.splits *= 2) {
+                    if (p.shared_bytes > t.shared_bytes || p.warps % p.team != 0) continue;
+                    for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < t.multiprocessors); p.splits *= 2) {
                         p.split_tiles = ceil_div(tiles, p.splits);
-                        const double now = cost(t, p, device, rows);
+                        const double now = cost(t, p, rows);
                         if (best.shared_bytes > 0 && now >= least) continue;
                         least = now;
                         best = p;
@@ -127,7 +127,7 @@ TilePlan plan(const turbofno_tile &t, const Device &device) {
     best.splits = best.split_tiles > 0 ? ceil_div(tiles, best.split_tiles) : 0;
     const int64_t teams = best.team > 0 ? best.warps / best.team : 1;
     best.blocks = int(std::min<int64_t>(ceil_div(rows * best.splits, teams),
-                                        ceil_div(device.multiprocessors, std::max(best.channel_tiles, 1))));
+                                        ceil_div(t.multiprocessors, std::max(best.channel_tiles, 1))));
     if (t.next_modes > 0 && best.splits > 1) {
         best.workspace_bytes = sizeof(float) * size_t(best.splits) * size_t(rows) * size_t(t.channels) * 2 * t.next_modes;
     }
@@ -154,7 +154,9 @@ extern "C" const char *turbofno_tile_unsupported(const turbofno_tile *t) {
         const char *reason = unsupported(t->step[i], *t);
         if (reason != nullptr) return reason;
     }
-    constexpr Device kSmallest{108, 163 * 1024}; // an A100
-    if (plan(*t, kSmallest).shared_bytes == 0) return "its weights and spectra do not fit in shared memory";
+    if (t->multiprocessors < 1) return "the device has no multiprocessor";
+    if (plan(*t).shared_bytes == 0) return "its weights and spectra do not fit in shared memory";
     return nullptr;
 }
+
+extern "C" size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile) { return turbofno::plan(*tile).workspace_bytes; }

@@ -28,16 +28,12 @@ struct TilePlan {
     size_t workspace_bytes;
 };
 
-struct Device {
-    int multiprocessors, shared_bytes; // that a block may have
-};
-
 // Warps of a block at most, for their registers: a multiprocessor has 64K, and one block.
 TURBOFNO_EVERYWHERE constexpr int most_warps(int fragments, bool wide) {
     return fragments <= 8 ? (wide ? 12 : 16) : (wide ? 8 : 12);
 }
 
 // The plan's shared_bytes are 0 if the program fits in no way.
-TilePlan plan(const turbofno_tile &tile, const Device &device);
+TilePlan plan(const turbofno_tile &tile);
 
 } // namespace turbofno
