@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
+from collections.abc import Sequence
+from functools import partial, reduce
 from itertools import pairwise
 
 import torch
@@ -12,9 +13,22 @@ from torch import nn
 
 from models.config import Activation, BlockStep, FNOArchitecture, Precision
 from models.resample import resample
-from models.spectrum import is_plain, spectral
-from turbofno_ops import FourierMap, PointwiseMap, fourier_layer
+from models.spectrum import is_plain, products, spectral
+from turbofno_ops import (
+    MLP,
+    Activate,
+    AddGate,
+    AddMap,
+    Branch,
+    ChainRefused,
+    Normalize,
+    PointwiseMap,
+    Spectral,
+    fourier_layer,
+)
+from turbofno_ops import Affine as AffineStep
 from turbofno_ops._activations import activate
+from turbofno_ops.description import Block, BlockStep as ChainStep
 
 
 def broadcast(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -87,8 +101,10 @@ class PointwiseMLP(nn.Module):
 class InstanceNorm(nn.Module):
     """Zero mean and unit variance for each sample and channel over the grid, no parameters."""
 
+    eps = 1e-5
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.instance_norm(x)
+        return F.instance_norm(x, eps=self.eps)
 
 
 class Affine(nn.Module):
@@ -109,6 +125,15 @@ def _norm(arch: FNOArchitecture) -> nn.Module:
     if arch.norm == "affine":
         return Affine(arch.hidden_channels)
     return nn.GroupNorm(arch.norm_groups, arch.hidden_channels)
+
+
+def _shift(bias: torch.Tensor | None) -> list[ChainStep]:
+    return [] if bias is None else [AffineStep(None, bias)]
+
+
+def scaled(scales: Sequence[float], size: Sequence[int]) -> tuple[int, ...]:
+    """The grid that a layer gives with `scales` of its resolution, an entry an axis."""
+    return tuple(round(n * scale) for n, scale in zip(size, scales, strict=True))
 
 
 def _distinct(steps: tuple[BlockStep, ...]) -> tuple[str, ...]:
@@ -134,7 +159,8 @@ class FourierBlock(nn.Module):
         self.spectral_weight = nn.Parameter(weight.permute(n, n + 1, *range(n)))
         self.spectral_bias = nn.Parameter(torch.zeros(width)) if arch.spectral_bias else None
         self.skip = _skip(arch.skip, width, bias=arch.skip_bias)
-        steps = arch.steps(last=layer == arch.n_layers - 1)
+        self.last = layer == arch.n_layers - 1
+        steps = arch.steps(last=self.last)
         norms = steps.count("norm")
         self.norm = _norm(arch) if norms > 0 else None
         self.mlp: PointwiseMLP | None = None
@@ -172,17 +198,54 @@ class FourierBlock(nn.Module):
         )
         self.joined = one_field and (linear_skip or self.skip is None)
 
-    def linear_part(self) -> FourierMap:
-        """What stands before the activation of a block of the steps spectral and skip, any skip as a matrix."""
-        skip = self.skip
-        matrix: torch.Tensor | None = None
-        if isinstance(skip, Pointwise):
-            matrix = skip.weight
-        elif isinstance(skip, SoftGate):
-            matrix = skip.weight.diag()
-        elif skip is not None:
-            matrix = torch.eye(self.spectral_weight.shape[1])
-        return FourierMap(self.spectral_weight, matrix, self._bias())
+    def description(self) -> Block:
+        """The steps of this block for `turbofno_ops.compile_fno`, its own weights.
+
+        Raises:
+            ChainRefused: a skip joins fields of one grid in a block that changes the resolution.
+        """
+        steps: list[ChainStep] = []
+        x_is_given, changed = True, False
+        for step in _distinct(self.arch.steps(last=self.last)):
+            if step in ("skip", "mlp_skip") and self.scaling is not None:
+                if not (x_is_given and changed):
+                    raise ChainRefused(f"the step {step!r} resamples a field to its own grid")
+            changed |= step == "spectral"
+            x_is_given &= not (step == "branch" and changed)
+            steps += self._described(step)
+        return tuple(steps)
+
+    def _described(self, step: str) -> list[ChainStep]:
+        if step == "spectral":
+            return [self._described_spectral(), *_shift(self.spectral_bias)]
+        if step in ("activation", "tanh"):
+            return [Activate("tanh" if step == "tanh" else self.arch.activation)]
+        if step == "branch":
+            return [Branch()]
+        module = self.get_submodule(step)
+        if isinstance(module, Pointwise):
+            return [AddMap(module.weight), *_shift(module.bias)]
+        if isinstance(module, SoftGate):
+            return [AddGate(module.weight)]
+        if isinstance(module, PointwiseMLP):
+            first, second = module.maps()
+            return [MLP(first, module.activation, second)]
+        if isinstance(module, Affine):
+            return [AffineStep(module.weight, module.bias)]
+        width = self.arch.hidden_channels
+        if isinstance(module, InstanceNorm):
+            return [Normalize(width, InstanceNorm.eps)]
+        if isinstance(module, nn.GroupNorm):
+            return [Normalize(module.num_groups, module.eps, module.weight, module.bias)]
+        return [AddGate(torch.ones(width))]
+
+    def _described_spectral(self) -> Spectral:
+        scaling = self.scaling
+        return Spectral(
+            self.spectral_weight,
+            products=partial(products, self.arch),
+            out_size=None if scaling is None else partial(scaled, scaling),
+        )
 
     def _bias(self) -> torch.Tensor | None:
         biases = [self.spectral_bias, self.skip.bias if isinstance(self.skip, Pointwise) else None]
@@ -219,9 +282,9 @@ class FourierBlock(nn.Module):
         return x, y
 
     def _spectral(self, x: torch.Tensor) -> torch.Tensor:
-        size = None
+        size: Sequence[int] | None = None
         if self.scaling is not None:
-            size = [round(n * s) for n, s in zip(x.shape[2:], self.scaling, strict=True)]
+            size = scaled(self.scaling, x.shape[2:])
         y = spectral(x, self.spectral_weight, self.arch, size, precision=self.precision)
         return y if self.spectral_bias is None else y + broadcast(self.spectral_bias, y)
 

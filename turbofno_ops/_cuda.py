@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -15,8 +16,8 @@ from turbofno_ops import (
 from turbofno_ops._activations import parse_activation
 from turbofno_ops._channels import mode_major
 from turbofno_ops._native import native_status, unsupported, workspace_bytes
-from turbofno_ops._stages import Layer, Projection, two_axes
-from turbofno_ops.description import PRECISIONS
+from turbofno_ops._stages import Step
+from turbofno_ops.description import PRECISIONS, Size
 
 _ALIGNMENT = 16
 _OLDEST_MAJOR = 8  # compute capability: A100
@@ -30,6 +31,53 @@ _ops = torch.ops.turbofno
 def field_dtype(precision: str) -> torch.dtype:
     """What fields are stored in under a precision policy."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def two_axes(counts: Sequence[int]) -> tuple[int, int]:
+    """(h, w) of a grid or of modes with one or two axes."""
+    h, w = (1, *counts)[-2:]
+    return h, w
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """weight complex [modes_h, modes_w, c_in, c_out], skip [c_out, c_in], bias [c_out], activation's name."""
+
+    weight: torch.Tensor
+    skip: torch.Tensor | None
+    bias: torch.Tensor | None
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """weight [projected, c_out], bias [projected]: a pointwise map after a layer's activation."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def program_refusal(
+    steps: tuple[Step, ...],
+    *,
+    batch: int,
+    channels: int,
+    channels_of_x: int,
+    size: Size,
+    modes: Size,
+    precision: str,
+) -> str | None:
+    """Why the kernels do not run a tile program, in words, or None if they do."""
+    del steps, batch, channels, channels_of_x, size, modes, precision
+    return None
+
+
+def mix_refusal(
+    batch: int, c_in: int, c_out: int, size: Size, out_size: Size, modes: Size, precision: str
+) -> str | None:
+    """Why the kernels do not run a spectral product, in words, or None if they do."""
+    del batch, c_in, c_out, size, out_size, modes, precision
+    return None
 
 
 class CudaStages:
