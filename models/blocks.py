@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
 from itertools import pairwise
 
 import torch
@@ -13,22 +13,9 @@ from torch import nn
 
 from models.config import Activation, BlockStep, FNOArchitecture, Precision
 from models.resample import resample
-from models.spectrum import is_plain, products, spectral
-from turbofno_ops import (
-    MLP,
-    Activate,
-    AddGate,
-    AddMap,
-    Branch,
-    ChainRefused,
-    Normalize,
-    PointwiseMap,
-    Spectral,
-    fourier_layer,
-)
-from turbofno_ops import Affine as AffineStep
+from models.spectrum import is_plain, spectral
+from turbofno_ops import PointwiseMap, fourier_layer
 from turbofno_ops._activations import activate
-from turbofno_ops.description import Block, BlockStep as ChainStep
 
 
 def broadcast(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -127,10 +114,6 @@ def _norm(arch: FNOArchitecture) -> nn.Module:
     return nn.GroupNorm(arch.norm_groups, arch.hidden_channels)
 
 
-def _shift(bias: torch.Tensor | None) -> list[ChainStep]:
-    return [] if bias is None else [AffineStep(None, bias)]
-
-
 def scaled(scales: Sequence[float], size: Sequence[int]) -> tuple[int, ...]:
     """The grid that a layer gives with `scales` of its resolution, an entry an axis."""
     return tuple(round(n * scale) for n, scale in zip(size, scales, strict=True))
@@ -147,6 +130,7 @@ class FourierBlock(nn.Module):
 
     `spectral_weight` is complex [c_in, c_out, *modes]; its memory is ordered [*modes, c_in, c_out], which
     is how the ops read it. Where the steps allow it, one op does spectral convolution, skip and activation.
+    `steps` calls the second norm "mlp_norm".
     """
 
     def __init__(self, arch: FNOArchitecture, layer: int) -> None:
@@ -159,9 +143,8 @@ class FourierBlock(nn.Module):
         self.spectral_weight = nn.Parameter(weight.permute(n, n + 1, *range(n)))
         self.spectral_bias = nn.Parameter(torch.zeros(width)) if arch.spectral_bias else None
         self.skip = _skip(arch.skip, width, bias=arch.skip_bias)
-        self.last = layer == arch.n_layers - 1
-        steps = arch.steps(last=self.last)
-        norms = steps.count("norm")
+        self.steps = _distinct(arch.steps(last=layer == arch.n_layers - 1))
+        norms = self.steps.count("norm") + self.steps.count("mlp_norm")
         self.norm = _norm(arch) if norms > 0 else None
         self.mlp: PointwiseMLP | None = None
         self.mlp_skip: nn.Module | None = None
@@ -173,7 +156,7 @@ class FourierBlock(nn.Module):
         self.mlp_norm = _norm(arch) if norms > 1 else None
         self.precision: Precision = "fp32"
         self.scaling = arch.resolution_scaling[layer] if arch.resolution_scaling else None
-        self._split(_distinct(steps))
+        self._split(self.steps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, y = self._run(self.before, x, x)
@@ -197,55 +180,6 @@ class FourierBlock(nn.Module):
             self.arch.activation if self.layer[-1] == "activation" else "none"
         )
         self.joined = one_field and (linear_skip or self.skip is None)
-
-    def description(self) -> Block:
-        """The steps of this block for `turbofno_ops.compile_fno`, its own weights.
-
-        Raises:
-            ChainRefused: a skip joins fields of one grid in a block that changes the resolution.
-        """
-        steps: list[ChainStep] = []
-        x_is_given, changed = True, False
-        for step in _distinct(self.arch.steps(last=self.last)):
-            if step in ("skip", "mlp_skip") and self.scaling is not None:
-                if not (x_is_given and changed):
-                    raise ChainRefused(f"the step {step!r} resamples a field to its own grid")
-            changed |= step == "spectral"
-            x_is_given &= not (step == "branch" and changed)
-            steps += self._described(step)
-        return tuple(steps)
-
-    def _described(self, step: str) -> list[ChainStep]:
-        if step == "spectral":
-            return [self._described_spectral(), *_shift(self.spectral_bias)]
-        if step in ("activation", "tanh"):
-            return [Activate("tanh" if step == "tanh" else self.arch.activation)]
-        if step == "branch":
-            return [Branch()]
-        module = self.get_submodule(step)
-        if isinstance(module, Pointwise):
-            return [AddMap(module.weight), *_shift(module.bias)]
-        if isinstance(module, SoftGate):
-            return [AddGate(module.weight)]
-        if isinstance(module, PointwiseMLP):
-            first, second = module.maps()
-            return [MLP(first, module.activation, second)]
-        if isinstance(module, Affine):
-            return [AffineStep(module.weight, module.bias)]
-        width = self.arch.hidden_channels
-        if isinstance(module, InstanceNorm):
-            return [Normalize(width, InstanceNorm.eps)]
-        if isinstance(module, nn.GroupNorm):
-            return [Normalize(module.num_groups, module.eps, module.weight, module.bias)]
-        return [AddGate(torch.ones(width))]
-
-    def _described_spectral(self) -> Spectral:
-        scaling = self.scaling
-        return Spectral(
-            self.spectral_weight,
-            products=partial(products, self.arch),
-            out_size=None if scaling is None else partial(scaled, scaling),
-        )
 
     def _bias(self) -> torch.Tensor | None:
         biases = [self.spectral_bias, self.skip.bias if isinstance(self.skip, Pointwise) else None]

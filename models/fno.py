@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.blocks import FourierBlock, PointwiseMLP, broadcast
+from models.chain_steps import chain_steps
 from models.config import FieldNormalization, FNOArchitecture, Normalization, Precision
 from models.resample import resample
 from turbofno_ops import FNODescription, Scaling
@@ -94,7 +95,7 @@ class FNO(nn.Module):
         """This network for `turbofno_ops.compile_fno`, its own weights.
 
         Raises:
-            ChainRefused: a step of its blocks stands where no chain has it; the message names it.
+            ChainRefused: a block has a step that no chain has; the message names it.
         """
         arch = self.arch
         inputs = outputs = None
@@ -105,7 +106,7 @@ class FNO(nn.Module):
         return FNODescription(
             in_channels=arch.in_channels,
             lifting=self.lifting.maps(),
-            blocks=tuple(b.description() for b in self.blocks if isinstance(b, FourierBlock)),
+            blocks=tuple(chain_steps(b) for b in self.blocks if isinstance(b, FourierBlock)),
             projection=self.projection.maps(),
             lifting_activation=self.lifting.activation,
             projection_activation=self.projection.activation,

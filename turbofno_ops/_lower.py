@@ -245,13 +245,12 @@ class _Writer:
         self._begin(Synthesis())
 
     def _normalize(self, step: Normalize) -> None:
-        before = self._steps[-1]
-        if isinstance(before, Affine) and before.scale is None:
-            if isinstance(self._steps[-2], Synthesis) and before.shift is not None:
+        match self._steps:
+            case [Synthesis(), Affine(None, torch.Tensor() as shift)]:
                 self._steps.pop()
-                offset = before.shift if step.offset is None else before.shift + step.offset
                 # one constant a channel is gone again when each channel loses its mean
-                step = replace(step, offset=None if step.groups == self._width else offset)
+                offset = None if step.groups == self._width else _sum(shift, step.offset)
+                step = replace(step, offset=offset)
         if not isinstance(self._steps[-1], Synthesis):
             self._hold(moments=True)
         self._append(step)
@@ -298,6 +297,8 @@ def _composed(first: Affine, second: Affine) -> Affine:
     if second.scale is not None:
         scale = second.scale if scale is None else scale * second.scale
         shift = None if shift is None else shift * second.scale
-    if second.shift is not None:
-        shift = second.shift if shift is None else shift + second.shift
-    return Affine(scale, shift)
+    return Affine(scale, shift if second.shift is None else _sum(second.shift, shift))
+
+
+def _sum(value: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+    return value if other is None else value + other
