@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import medians, print_table, save
-from models.blocks import FourierBlock
+from models.blocks import FourierBlock, Pointwise
 from models.checkpoint import load_model
 from models.evaluate import ZOO
 from models.fno import FNO, positions
@@ -33,14 +33,15 @@ def one_mix(module: FNO, fields: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     xs = [_lifted(module, x) for x in fields]
     for block in module.blocks:
         assert isinstance(block, FourierBlock)
-        part = block.linear_part()
-        modes = part.weight.shape[2:]
+        weight, skip = block.spectral_weight, block.skip
+        assert isinstance(skip, Pointwise)
+        modes = weight.shape[2:]
         z = torch.cat([_gemm.analyze(x, modes) for x in xs], dim=-2)
-        spectra = mix(z, mode_major(part.weight)).split([len(x) for x in xs], dim=-2)
+        spectra = mix(z, mode_major(weight)).split([len(x) for x in xs], dim=-2)
         nexts = []
         for x, spectrum in zip(xs, spectra, strict=True):
-            shape = (len(x), part.weight.shape[1], *x.shape[2:])
-            y = skip_and_bias(x, part.skip, part.bias, shape)
+            shape = (len(x), weight.shape[1], *x.shape[2:])
+            y = skip_and_bias(x, skip.weight, skip.bias, shape)
             y = _gemm.synthesize(spectrum, x.shape[2:], onto=y)
             last = block is module.blocks[-1]
             nexts.append(y if last else activate_in_place(y, arch.activation))

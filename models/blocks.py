@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from torch import nn
 from models.config import Activation, BlockStep, FNOArchitecture, Precision
 from models.resample import resample
 from models.spectrum import is_plain, spectral
-from turbofno_ops import FourierMap, PointwiseMap, fourier_layer
+from turbofno_ops import PointwiseMap, fourier_layer
 from turbofno_ops._activations import activate
 
 
@@ -87,8 +88,10 @@ class PointwiseMLP(nn.Module):
 class InstanceNorm(nn.Module):
     """Zero mean and unit variance for each sample and channel over the grid, no parameters."""
 
+    eps = 1e-5
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.instance_norm(x)
+        return F.instance_norm(x, eps=self.eps)
 
 
 class Affine(nn.Module):
@@ -111,6 +114,11 @@ def _norm(arch: FNOArchitecture) -> nn.Module:
     return nn.GroupNorm(arch.norm_groups, arch.hidden_channels)
 
 
+def scaled(scales: Sequence[float], size: Sequence[int]) -> tuple[int, ...]:
+    """The grid that a layer gives with `scales` of its resolution, an entry an axis."""
+    return tuple(round(n * scale) for n, scale in zip(size, scales, strict=True))
+
+
 def _distinct(steps: tuple[BlockStep, ...]) -> tuple[str, ...]:
     """The steps with the second norm called by its module's name."""
     norms = [i for i, step in enumerate(steps) if step == "norm"]
@@ -122,6 +130,7 @@ class FourierBlock(nn.Module):
 
     `spectral_weight` is complex [c_in, c_out, *modes]; its memory is ordered [*modes, c_in, c_out], which
     is how the ops read it. Where the steps allow it, one op does spectral convolution, skip and activation.
+    `steps` calls the second norm "mlp_norm".
     """
 
     def __init__(self, arch: FNOArchitecture, layer: int) -> None:
@@ -134,8 +143,8 @@ class FourierBlock(nn.Module):
         self.spectral_weight = nn.Parameter(weight.permute(n, n + 1, *range(n)))
         self.spectral_bias = nn.Parameter(torch.zeros(width)) if arch.spectral_bias else None
         self.skip = _skip(arch.skip, width, bias=arch.skip_bias)
-        steps = arch.steps(last=layer == arch.n_layers - 1)
-        norms = steps.count("norm")
+        self.steps = _distinct(arch.steps(last=layer == arch.n_layers - 1))
+        norms = self.steps.count("norm") + self.steps.count("mlp_norm")
         self.norm = _norm(arch) if norms > 0 else None
         self.mlp: PointwiseMLP | None = None
         self.mlp_skip: nn.Module | None = None
@@ -147,7 +156,7 @@ class FourierBlock(nn.Module):
         self.mlp_norm = _norm(arch) if norms > 1 else None
         self.precision: Precision = "fp32"
         self.scaling = arch.resolution_scaling[layer] if arch.resolution_scaling else None
-        self._split(_distinct(steps))
+        self._split(self.steps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, y = self._run(self.before, x, x)
@@ -171,18 +180,6 @@ class FourierBlock(nn.Module):
             self.arch.activation if self.layer[-1] == "activation" else "none"
         )
         self.joined = one_field and (linear_skip or self.skip is None)
-
-    def linear_part(self) -> FourierMap:
-        """What stands before the activation of a block of the steps spectral and skip, any skip as a matrix."""
-        skip = self.skip
-        matrix: torch.Tensor | None = None
-        if isinstance(skip, Pointwise):
-            matrix = skip.weight
-        elif isinstance(skip, SoftGate):
-            matrix = skip.weight.diag()
-        elif skip is not None:
-            matrix = torch.eye(self.spectral_weight.shape[1])
-        return FourierMap(self.spectral_weight, matrix, self._bias())
 
     def _bias(self) -> torch.Tensor | None:
         biases = [self.spectral_bias, self.skip.bias if isinstance(self.skip, Pointwise) else None]
@@ -219,9 +216,9 @@ class FourierBlock(nn.Module):
         return x, y
 
     def _spectral(self, x: torch.Tensor) -> torch.Tensor:
-        size = None
+        size: Sequence[int] | None = None
         if self.scaling is not None:
-            size = [round(n * s) for n, s in zip(x.shape[2:], self.scaling, strict=True)]
+            size = scaled(self.scaling, x.shape[2:])
         y = spectral(x, self.spectral_weight, self.arch, size, precision=self.precision)
         return y if self.spectral_bias is None else y + broadcast(self.spectral_bias, y)
 

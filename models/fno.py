@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.blocks import FourierBlock, PointwiseMLP, broadcast
+from models.chain_steps import chain_steps
 from models.config import FieldNormalization, FNOArchitecture, Normalization, Precision
-from models.spectrum import is_plain
-from turbofno_ops import ChainRefused, FNODescription, Scaling
+from models.resample import resample
+from turbofno_ops import FNODescription, Scaling
 
 
 class FNO(nn.Module):
@@ -94,50 +95,28 @@ class FNO(nn.Module):
         """This network for `turbofno_ops.compile_fno`, its own weights.
 
         Raises:
-            ChainRefused: it is no plain chain of layers; the message says what stands in the way.
+            ChainRefused: a block has a step that no chain has; the message names it.
         """
         arch = self.arch
-        unusual = _unusual(arch)
-        if isinstance(self.normalization, FieldNormalization):
-            unusual = "its normalisation is a field"
-        if unusual is not None:
-            raise ChainRefused(unusual)
-        blocks = [block for block in self.blocks if isinstance(block, FourierBlock)]
         inputs = outputs = None
         if self.normalized:
             inputs = Scaling(self.input_mean, self.input_std)
             outputs = Scaling(self.output_mean, self.output_std)
+        padding = arch.domain_padding
         return FNODescription(
             in_channels=arch.in_channels,
             lifting=self.lifting.maps(),
-            layers=tuple(block.linear_part() for block in blocks),
+            blocks=tuple(chain_steps(b) for b in self.blocks if isinstance(b, FourierBlock)),
             projection=self.projection.maps(),
-            activation=arch.activation,
-            lifting_activation=arch.lifting_activation,
-            projection_activation=arch.projection_activation,
+            lifting_activation=self.lifting.activation,
+            projection_activation=self.projection.activation,
             inputs=inputs,
             outputs=outputs,
             positions=partial(positions, arch) if arch.positional_grid != "none" else None,
-            padding=partial(padding_points, arch) if arch.domain_padding is not None else None,
-            refusal=partial(moved_modes, arch),
+            padding=None if padding is None else partial(padding_points, arch),
+            padding_mode="zeros" if padding is None else padding.mode,
+            resample=resample if arch.resolution_scaling else None,
         )
-
-
-def _unusual(arch: FNOArchitecture) -> str | None:
-    """What keeps a network from being a plain chain on any grid."""
-    if arch.norm != "none":
-        return f"its layers have a norm ({arch.norm})"
-    if arch.channel_mlp is not None:
-        return "its layers have a channel MLP"
-    if arch.resolution_scaling:
-        return "its layers change the resolution"
-    if arch.domain_padding is not None and arch.domain_padding.mode != "zeros":
-        return f"its domain padding is not zeros ({arch.domain_padding.mode})"
-    plain = arch.model_copy(update={"block": (), "last_block": ()})
-    for last in (False, True):
-        if arch.steps(last=last) != plain.steps(last=last):
-            return f"its layers are {', '.join(arch.steps(last=last))}"
-    return None
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -164,14 +143,6 @@ def positions(
         for n in size
     ]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"))
-
-
-def moved_modes(arch: FNOArchitecture, padded: Sequence[int]) -> str | None:
-    """Why the layers of a network are not `spectral_conv` with its weights on a padded grid, or None."""
-    if is_plain(arch, padded):
-        return None
-    grid = "x".join(map(str, padded))
-    return f"on the grid {grid} its library keeps other modes or moves them (models/spectrum.py)"
 
 
 def padding_points(arch: FNOArchitecture, size: tuple[int, ...]) -> list[tuple[int, int]]:

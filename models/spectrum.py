@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from models.config import FNOArchitecture, ModePlacement, Precision
-from turbofno_ops import spectral_conv
+from turbofno_ops import Product, spectral_conv
 
 Rows = dict[int, list[int]]
 """Kept frequency -> rows of the stored weight (in FFT order) that are added up for it."""
@@ -75,26 +75,16 @@ def spectral(
     """
     size = tuple(x.shape[2:])
     target = size if out_size is None else tuple(out_size)
-    if arch.mode_placement != "exact":
-        weight = weight[..., : min(size[-1], target[-1]) // 2 + 1]
-    axes = []
-    for count, n, m in zip(arch.modes[:-1], size[:-1], target[:-1], strict=True):
-        rows = _kept(arch.mode_placement, count, n)
-        axes.append(_moved(rows, n, m, rolled=arch.odd_axes_rolled))
-    counts = [_modes_holding(axis.values()) for axis in axes]
     weights: list[torch.Tensor] = []
     factors: list[torch.Tensor | None] = []
-    for group in itertools.product(*(axis.items() for axis in axes)):
-        placed = weight
-        for axis, ((_, rows), count) in enumerate(zip(group, counts, strict=True), start=2):
-            placed = _select(placed, axis, rows, count)
-        phase = _phase([shift for shift, _ in group], target)
+    for placed, phase in products(arch, weight, size, target):
         if phase is None:
             weights.append(placed)
             factors.append(None)
         else:
             weights += [placed, 1j * placed]
-            factors += [phase.cos().to(x), phase.sin().to(x)]
+            factors += [phase.cos().to(x)[..., None], phase.sin().to(x)[..., None]]
+    counts = list(weights[0].shape[2:-1])
     joined = torch.cat(weights, dim=1)
     fields = _on_any_grid(x, joined, counts, target, precision).chunk(len(weights), dim=1)
     terms = [
@@ -102,6 +92,29 @@ def spectral(
         for field, factor in zip(fields, factors, strict=True)
     ]
     return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
+
+
+def products(
+    arch: FNOArchitecture, weight: torch.Tensor, size: Sequence[int], target: Sequence[int]
+) -> list[Product]:
+    """The spectral convolution of `arch` from one grid to another, as terms that keep their modes where they find them.
+
+    weight is complex [c_in, c_out, *modes]; where nothing moves, the only term has it as it stands.
+    """
+    if arch.mode_placement != "exact":
+        weight = weight[..., : min(size[-1], target[-1]) // 2 + 1]
+    axes = []
+    for count, n, m in zip(arch.modes[:-1], size[:-1], target[:-1], strict=True):
+        rows = _kept(arch.mode_placement, count, n)
+        axes.append(_moved(rows, n, m, rolled=arch.odd_axes_rolled))
+    counts = [_modes_holding(axis.values()) for axis in axes]
+    terms = []
+    for group in itertools.product(*(axis.items() for axis in axes)):
+        placed = weight
+        for axis, ((_, rows), count) in enumerate(zip(group, counts, strict=True), start=2):
+            placed = _select(placed, axis, rows, count)
+        terms.append(Product(placed, _phase([shift for shift, _ in group], target[:-1])))
+    return terms
 
 
 def _on_any_grid(
@@ -127,7 +140,7 @@ def _kept(placement: ModePlacement, count: int, n: int) -> Rows:
         first = (count - fit) // 2 - count // 2
         return {lowest + i: [(first + i) % count] for i in range(fit)}
     if placement == "exact" or n >= count:
-        return {f: [f % count] for f in range(-(count // 2), (count + 1) // 2)}
+        return {f: [f % count] for f in _signed(count)}
     corner = count // 2
     rows: Rows = {}
     for bin_ in range(n):
@@ -159,18 +172,24 @@ def _modes_holding(groups: Iterable[Rows]) -> int:
 
 def _select(weight: torch.Tensor, axis: int, rows: Rows, count: int) -> torch.Tensor:
     """The weight with `count` modes on an axis, in FFT order, each the sum of its rows; zero if it has none."""
+    if count == weight.shape[axis] and rows == {f: [f % count] for f in _signed(count)}:
+        return weight
     chosen = torch.zeros(count, weight.shape[axis], dtype=weight.dtype, device=weight.device)
     for frequency, sources in rows.items():
         chosen[frequency % count, sources] = 1
     return torch.tensordot(chosen, weight, dims=([1], [axis])).movedim(0, axis)
 
 
+def _signed(count: int) -> range:
+    return range(-(count // 2), (count + 1) // 2)
+
+
 def _phase(shifts: Sequence[int], size: Sequence[int]) -> torch.Tensor | None:
-    """2 pi times the sum over the axes of shift * x / n, float64 on the grid; None if no axis is shifted."""
+    """2 pi times the sum over the axes of shift * x / n, float64 on their grid; None if no axis is shifted."""
     if not any(shifts):
         return None
     phase = torch.zeros(tuple(size), dtype=torch.float64)
-    for axis, (shift, n) in enumerate(zip(shifts, size, strict=False)):
+    for axis, (shift, n) in enumerate(zip(shifts, size, strict=True)):
         turns = torch.arange(n, dtype=torch.float64) * shift % n / n
         phase += 2 * math.pi * turns.view(-1, *[1] * (len(size) - 1 - axis))
     return phase

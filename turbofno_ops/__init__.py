@@ -11,12 +11,20 @@ from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._cuda import gpu_refusal
 from turbofno_ops._native import NativeStatus, native_status
 from turbofno_ops.description import (
+    MLP,
     PRECISIONS,
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    Branch,
     ChainRefused,
     FNODescription,
-    FourierMap,
+    Normalize,
     PointwiseMap,
+    Product,
     Scaling,
+    Spectral,
 )
 from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
 from turbofno_ops.fourier_layer import fourier_layer
@@ -29,16 +37,24 @@ __version__ = "0.1.0"
 __all__ = [
     "ACTIVATIONS",
     "BACKENDS",
+    "MLP",
     "PRECISIONS",
+    "Activate",
+    "AddGate",
+    "AddMap",
+    "Affine",
+    "Branch",
     "ChainRefused",
     "Choice",
     "CompiledFNO",
     "FNODescription",
-    "FourierMap",
     "NativeStatus",
+    "Normalize",
     "PointwiseMap",
+    "Product",
     "Replay",
     "Scaling",
+    "Spectral",
     "Unrecordable",
     "compile_fno",
     "explain",

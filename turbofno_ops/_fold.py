@@ -9,6 +9,9 @@ A Fourier layer is linear before its activation, and every map of the channels c
                 hidden field nor the one inside the projection is written; what is left of the projection
                 is applied to the layer's output while it is on chip.
 
+A lifting or projection with a hidden layer runs on chip in front of or behind the block beside it; a longer or
+wider one in plain torch.
+
 Standard deviations at both ends fold into the nearest matrix. All products are made in float64 and cast
 once. Only the mean of x is subtracted as it stands, because 300 K +- 1 K leaves no digits in a shorter format;
 and where a standard deviation is far from 1, a power of two brings it there, because the kernels give all
@@ -17,218 +20,134 @@ channels of a tile one scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import reduce
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
-from turbofno_ops._activations import parse_activation
-from turbofno_ops._channels import mode_major
-from turbofno_ops._stages import Layer, Projection
+from turbofno_ops._activations import activate
+from turbofno_ops._stages import Held, Project, Source, Step
 from turbofno_ops.description import (
-    ChainRefused,
+    MLP,
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    Block,
+    BlockStep,
+    Branch,
     FNODescription,
-    FourierMap,
     PointwiseMap,
     Scaling,
-    Size,
+    Spectral,
 )
 
-_WIDEST_FOLDED_PROJECTION = 256
+_WIDEST_ON_CHIP = 256
 _MOST_PROJECTED = 16
 _NEAR_ONE = 6  # powers of two
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
-    """A network as it runs.
+class Folded:
+    """A network whose ends are folded, all in float64.
 
     Attributes:
-        n_dim: Grid axes, 1 or 2.
-        in_channels: Of x.
-        out_channels: Of the result.
-        positions: As in FNODescription.
-        padding: As in FNODescription.
-        refusal: As in FNODescription.
-        shift: Subtracted from x, [in_channels], or None.
-        scale: Powers of two that multiply what is left, [in_channels], or None.
-        lifting: Maps that run in plain torch before the first layer; () if they are folded into it.
-        ones: Whether the first layer takes a channel of ones after x and the positions.
-        layers: Weights [modes_h, modes_w, c_in, c_out] with modes_h = 1 on grids of one axis.
-        projection: Applied by the last stage, or None if `tail` follows.
-        tail: Maps that run in plain torch after the last layer.
-        lifting_activation: Between the maps of lifting.
-        tail_activation: Between the maps of tail.
+        shift: Subtracted from x, [in_channels] or [in_channels, *grid], or None.
+        scale: Multiplies what is left, likewise.
+        ones: Whether the buffer has a channel of ones after x and the positions.
+        lifting: Maps that run in plain torch before the first step; then `start` is (Held,).
+        start: How the first tile program begins.
+        blocks: The hidden layers.
+        end: The last step, or None if `tail` follows.
+        tail: Maps that run in plain torch after the last step.
+        rescaling: What is left of the output's scaling: a mean and deviation for each grid point, or None.
     """
 
-    n_dim: int
-    in_channels: int
-    out_channels: int
-    positions: Callable[[Size], torch.Tensor] | None
-    padding: Callable[[Size], Sequence[tuple[int, int]]] | None
-    refusal: Callable[[Size], str | None] | None
     shift: torch.Tensor | None
     scale: torch.Tensor | None
-    lifting: tuple[PointwiseMap, ...]
     ones: bool
-    layers: tuple[Layer, ...]
-    projection: Projection | None
+    lifting: tuple[PointwiseMap, ...]
+    start: tuple[Step, ...]
+    blocks: tuple[Block, ...]
+    end: Project | None
     tail: tuple[PointwiseMap, ...]
-    lifting_activation: str
-    tail_activation: str
-
-    @property
-    def modes(self) -> tuple[int, int]:
-        """Kept along h and w."""
-        modes_h, modes_w = self.layers[0].weight.shape[:2]
-        return modes_h, modes_w
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all real weights."""
-        return self.layers[0].weight.dtype.to_real()
-
-    @property
-    def nbytes(self) -> int:
-        """Of all weights."""
-        maps = (*self.layers, *self.lifting, *self.tail, self.projection)
-        given = [m for m in maps if m is not None]
-        tensors = [self.shift, self.scale, *(m.weight for m in given), *(m.bias for m in given)]
-        tensors += [layer.skip for layer in self.layers]
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    rescaling: Scaling | None
 
 
-def check(description: FNODescription) -> None:
-    """Raise ChainRefused unless the description is a chain of layers on one or two axes that fit together."""
-    first = description.layers[0].weight
-    modes = first.shape[2:]
-    if len(modes) > 2:
-        raise ChainRefused(
-            f"chains serve one and two grid axes, this network has {len(modes)}; run the module itself"
-        )
-    if any(layer.weight.shape[2:] != modes for layer in description.layers):
-        raise ChainRefused("its layers keep different modes")
-    for activation in (
-        description.activation,
-        description.lifting_activation,
-        description.projection_activation,
-    ):
-        if activation is not None:
-            try:
-                parse_activation(activation)
-            except ValueError as error:
-                raise ChainRefused(str(error)) from None
-    dtypes = {layer.weight.dtype for layer in description.layers}
-    if dtypes not in ({torch.complex64}, {torch.complex128}):
-        raise ChainRefused(
-            f"its weights are {', '.join(map(str, dtypes))}, not complex64 or complex128"
-        )
-    width: int | None = None
-    steps: list[PointwiseMap | FourierMap]
-    steps = [*description.lifting, *description.layers, *description.projection]
-    for step in steps:
-        c_out, c_in = step.weight.shape[:2]
-        if isinstance(step, FourierMap):
-            c_in, c_out = c_out, c_in
-        if width is not None and c_in != width:
-            raise ChainRefused(f"a map takes {c_in} channels where it is given {width}")
-        width = c_out
-        if isinstance(step, FourierMap):
-            _check_shape("a skip", step.skip, (c_out, c_in))
-        _check_shape("a bias", step.bias, (c_out,))
-    for what, scaling, channels in (
-        ("inputs", description.inputs, description.in_channels),
-        ("outputs", description.outputs, width),
-    ):
-        if scaling is not None:
-            _check_shape(f"the mean of its {what}", scaling.mean, (channels,))
-            _check_shape(f"the standard deviation of its {what}", scaling.std, (channels,))
-
-
-def _check_shape(what: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
-    # a broadcast shape would be folded into something else than the network
-    if tensor is not None and tuple(tensor.shape) != shape:
-        raise ChainRefused(f"{what} has shape {tuple(tensor.shape)}, expected {shape}")
-
-
-def fold(description: FNODescription, device: torch.device) -> Chain:
-    """The chain of a checked description, its tensors on `device`."""
-    real = description.layers[0].weight.dtype.to_real()
-    inputs = description.inputs and _to(description.inputs, device, torch.float64)
-    outputs = description.outputs and _to(description.outputs, device, torch.float64)
-    lifting = [_to(m, device, torch.float64) for m in description.lifting]
-    layers = [
-        _layer(_to(m, device, torch.float64), description.activation) for m in description.layers
-    ]
-    projection = [_to(m, device, torch.float64) for m in description.projection]
-    projection_activation = description.projection_activation or description.activation
-    layers[-1] = replace(layers[-1], activation="none")
-    scale: torch.Tensor | None = None
+def fold(description: FNODescription, device: torch.device) -> Folded:
+    """Fold a checked description, its tensors on `device`."""
+    inputs, outputs, lifting, blocks, projection = on(
+        (
+            description.inputs,
+            description.outputs,
+            description.lifting,
+            description.blocks,
+            description.projection,
+        ),
+        device,
+        torch.float64,
+    )
+    shift = scale = rescaling = None
     if inputs is not None:
-        scale = _powers_of_two(inputs.std)
-        left = inputs.std if scale is None else inputs.std * scale
-        lifting[0] = _of_undivided(lifting[0], left)
-    if outputs is not None:
-        projection[-1] = _in_physical_units(projection[-1], outputs)
-    ones = False
-    if len(lifting) == 1:
-        ones = lifting[0].bias is not None
-        layers[0] = _after(layers[0], lifting.pop())
-    last: Projection | None = None
-    if _is_small(projection):
-        layers[-1], last = _before(layers[-1], projection, projection_activation)
-        projection = []
-    return Chain(
-        n_dim=description.layers[0].weight.ndim - 2,
-        in_channels=description.in_channels,
-        out_channels=description.projection[-1].weight.shape[0],
-        positions=description.positions,
-        padding=description.padding,
-        refusal=description.refusal,
-        shift=None if inputs is None else inputs.mean.to(real),
-        scale=None if scale is None else scale.to(real),
-        lifting=tuple(_to(m, device, real) for m in lifting),
-        ones=ones,
-        layers=tuple(_to(layer, device, real) for layer in layers),
-        projection=last and _to(last, device, real),
-        tail=tuple(_to(m, device, real) for m in projection),
-        lifting_activation=description.lifting_activation or description.activation,
-        tail_activation=projection_activation,
+        shift = inputs.mean
+        lifting, scale = _undivided(lifting, inputs.std)
+    if outputs is not None and outputs.std.ndim == 1:
+        projection = (*projection[:-1], _in_physical_units(projection[-1], outputs))
+    else:
+        rescaling = outputs
+    blocks = tuple(_without_first_branches(block) for block in blocks)
+    padded = description.padding is not None and description.padding_mode == "zeros"
+    lifted = _lift(lifting, description.lifting_activation, blocks[0], zeros_around=padded)
+    *inner, last = lifted.first, *blocks[1:]
+    last, end = _project(last, projection, description.projection_activation)
+    return Folded(
+        shift=shift,
+        scale=scale,
+        ones=lifted.ones,
+        lifting=lifted.in_torch,
+        start=lifted.start,
+        blocks=(*inner, last),
+        end=end,
+        tail=projection if end is None else (),
+        rescaling=rescaling,
     )
 
 
-Tensors = TypeVar("Tensors", PointwiseMap, FourierMap, Scaling, Layer, Projection)
+Tensors = TypeVar("Tensors")
 
 
-def _to(group: Tensors, device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The same with its tensors contiguous on `device`, in `dtype` or its complex twin."""
-    moved: dict[str, Any] = {}
-    for field in fields(group):
-        value = getattr(group, field.name)
-        if isinstance(value, torch.Tensor):
-            to = dtype.to_complex() if value.is_complex() else dtype
-            moved[field.name] = value.detach().to(device, to).contiguous()
-    return replace(group, **moved)
+def on(group: Tensors, device: torch.device, dtype: torch.dtype) -> Tensors:
+    """The same tuples and dataclasses with their tensors contiguous on `device`, in `dtype` or its complex twin."""
+    moved: Any = group
+    if isinstance(group, torch.Tensor):
+        if group.is_complex():
+            # lowering brings these to the order of the modes, which is often theirs already
+            moved = group.detach().to(device, dtype.to_complex())
+        else:
+            moved = group.detach().to(device, dtype).contiguous()
+    elif isinstance(group, tuple):
+        moved = tuple(on(one, device, dtype) for one in group)
+    elif is_dataclass(group) and not isinstance(group, type):
+        parts = {f.name: on(getattr(group, f.name), device, dtype) for f in fields(group)}
+        moved = replace(group, **parts)
+    result: Tensors = moved
+    return result
 
 
-def _layer(linear: FourierMap, activation: str) -> Layer:
-    weight = mode_major(linear.weight)
-    return Layer(weight if weight.ndim == 4 else weight[None], linear.skip, linear.bias, activation)
+def _undivided(
+    lifting: tuple[PointwiseMap, ...], std: torch.Tensor
+) -> tuple[tuple[PointwiseMap, ...], torch.Tensor | None]:
+    """The lifting of x that was not divided by its standard deviation, and a factor for x, or None.
 
-
-def _powers_of_two(std: torch.Tensor) -> torch.Tensor | None:
-    """What brings standard deviations to about 1, or None if all are near enough."""
+    Positions come after x's channels. A deviation for each grid point is a factor as it stands.
+    """
+    if std.ndim > 1:
+        return lifting, 1 / std
     exponents = std.log2().round()
-    return None if exponents.abs().max() <= _NEAR_ONE else (-exponents).exp2()
-
-
-def _of_undivided(lift: PointwiseMap, std: torch.Tensor) -> PointwiseMap:
-    """The lifting of x that was not divided by its standard deviation; positions come after x's channels."""
-    weight = lift.weight.clone()
-    weight[:, : len(std)] /= std
-    return PointwiseMap(weight, lift.bias)
+    scale = None if exponents.abs().max() <= _NEAR_ONE else (-exponents).exp2()
+    weight = lifting[0].weight.clone()
+    weight[:, : len(std)] /= std if scale is None else std * scale
+    return (PointwiseMap(weight, lifting[0].bias), *lifting[1:]), scale
 
 
 def _in_physical_units(last: PointwiseMap, outputs: Scaling) -> PointwiseMap:
@@ -236,40 +155,115 @@ def _in_physical_units(last: PointwiseMap, outputs: Scaling) -> PointwiseMap:
     return PointwiseMap(last.weight * outputs.std[:, None], bias)
 
 
-def _after(layer: Layer, lift: PointwiseMap) -> Layer:
-    """The layer of a lifted field as one of the field itself, with a channel of ones if the lifting has a bias."""
-    columns = lift.weight
-    if lift.bias is not None:
-        columns = torch.cat([columns, lift.bias[:, None]], dim=1)
-    return replace(
-        layer,
-        weight=columns.T.to(layer.weight.dtype) @ layer.weight,
-        skip=None if layer.skip is None else layer.skip @ columns,
-    )
+def _without_first_branches(block: Block) -> Block:
+    """The same block: at its beginning x is y."""
+    while isinstance(block[0], Branch):
+        block = block[1:]
+    return block
 
 
-def _is_small(projection: list[PointwiseMap]) -> bool:
-    return (
-        len(projection) <= 2
-        and projection[0].weight.shape[0] <= _WIDEST_FOLDED_PROJECTION
-        and projection[-1].weight.shape[0] <= _MOST_PROJECTED
-    )
+@dataclass(frozen=True, eq=False)
+class _Lifted:
+    start: tuple[Step, ...]
+    first: Block
+    ones: bool = False
+    in_torch: tuple[PointwiseMap, ...] = ()
 
 
-def _before(
-    layer: Layer, projection: list[PointwiseMap], activation: str
-) -> tuple[Layer, Projection]:
-    """The layer with the projection's first map in it, and the map that is left."""
+def _lift(
+    lifting: tuple[PointwiseMap, ...], activation: str, first: Block, *, zeros_around: bool
+) -> _Lifted:
+    """How the lifting runs, and the first block after it."""
+    if len(lifting) == 1:
+        columns = _with_bias_column(lifting[0])
+        ones = lifting[0].bias is not None
+        if isinstance(first[0], Spectral):
+            return _Lifted((Source(),), _after(first, columns), ones)
+        return _Lifted((AddMap(columns),), first, ones)
+    if len(lifting) > 2 or lifting[0].weight.shape[0] > _WIDEST_ON_CHIP:
+        return _Lifted((Held(),), first, in_torch=lifting)
+    inner, outer = lifting
+    if not zeros_around:
+        return _Lifted((Source(), MLP(inner, activation, outer)), first)
+    if activate(torch.zeros(1), activation).item() != 0:
+        return _Lifted((Held(),), first, in_torch=lifting)
+    # biases come through the channel of ones, which is zero where the lifted field has to be
+    columns = _with_bias_column(PointwiseMap(inner.weight, _bias(inner)))
+    lift = MLP(PointwiseMap(columns), activation, PointwiseMap(outer.weight))
+    column = torch.zeros(len(outer.weight), columns.shape[1]).to(columns)
+    column[:, -1] = _bias(outer)
+    return _Lifted((Source(), lift, AddMap(column)), first, ones=True)
+
+
+def _bias(linear: PointwiseMap) -> torch.Tensor:
+    return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
+
+
+def _with_bias_column(linear: PointwiseMap) -> torch.Tensor:
+    """The matrix for a field with a channel of ones after the others, if there is a bias."""
+    if linear.bias is None:
+        return linear.weight
+    return torch.cat([linear.weight, linear.bias[:, None]], dim=1)
+
+
+def _after(block: Block, columns: torch.Tensor) -> Block:
+    """The block of a lifted field as one of the field itself: a `Spectral`, then what may read x."""
+    spectral, *rest = block
+    assert isinstance(spectral, Spectral)
+    steps: list[BlockStep] = [
+        replace(spectral, weight=torch.tensordot(columns.T.to(spectral.weight), spectral.weight, 1))
+    ]
+    lifted = True
+    for step in rest:
+        lifted = lifted and not isinstance(step, Branch)
+        if lifted and isinstance(step, AddMap):
+            steps.append(AddMap(step.weight @ columns))
+        elif lifted and isinstance(step, AddGate):
+            steps.append(AddMap(step.weight[:, None] * columns))
+        else:
+            steps.append(step)
+    return tuple(steps)
+
+
+def _project(
+    last: Block, projection: tuple[PointwiseMap, ...], activation: str
+) -> tuple[Block, Project | None]:
+    """The last block with what the projection leaves in it, and the step that ends the network."""
+    hidden, out = projection[0].weight.shape[0], projection[-1].weight.shape[0]
+    if len(projection) > 2 or hidden > _WIDEST_ON_CHIP or out > _MOST_PROJECTED:
+        return last, None
+    at = next(i for i, step in reversed(list(enumerate(last))) if isinstance(step, Spectral))
+    if not all(isinstance(step, AddMap | AddGate | Affine) for step in last[at + 1 :]):
+        return last, Project(projection, activation)
     first, *others = projection
-    biases = [first.bias, None if layer.bias is None else first.weight @ layer.bias]
-    given = [bias for bias in biases if bias is not None]
-    merged = Layer(
-        layer.weight @ first.weight.T.to(layer.weight.dtype),
-        None if layer.skip is None else first.weight @ layer.skip,
-        reduce(torch.add, given) if given else None,
-        activation if others else "none",
-    )
+    merged = (*last[:at], *_before(last[at:], first))
     if others:
-        return merged, Projection(others[0].weight, others[0].bias)
-    # nothing is left, but projections are float32 in whatever precision fields are stored
-    return merged, Projection(torch.eye(first.weight.shape[0]), None)
+        return (*merged, Activate(activation)), Project(tuple(others), "none")
+    # nothing is left, but results are float32 in whatever precision fields are stored
+    rest = PointwiseMap(torch.eye(out).to(first.weight))
+    return merged, Project((rest,), "none")
+
+
+def _before(block: Block, linear: PointwiseMap) -> Block:
+    """A `Spectral` and the affine steps after it, with a map of their result in all of them."""
+    spectral, *rest = block
+    assert isinstance(spectral, Spectral)
+    scale = linear.weight.new_ones(spectral.weight.shape[1])
+    matrix: torch.Tensor | None = None
+    shift = torch.zeros_like(scale)
+    for step in rest:
+        if isinstance(step, AddMap):
+            matrix = step.weight if matrix is None else matrix + step.weight
+        elif isinstance(step, AddGate):
+            gate = step.weight.diag()
+            matrix = gate if matrix is None else matrix + gate
+        elif isinstance(step, Affine):
+            if step.scale is not None:
+                scale, shift = scale * step.scale, shift * step.scale
+                matrix = None if matrix is None else matrix * step.scale[:, None]
+            shift = shift if step.shift is None else shift + step.shift
+    columns = (linear.weight * scale).T.to(spectral.weight)
+    weight = torch.tensordot(spectral.weight, columns, dims=([1], [0])).movedim(-1, 1)
+    bias = linear.weight @ shift + _bias(linear)
+    skip = () if matrix is None else (AddMap(linear.weight @ matrix),)
+    return (replace(spectral, weight=weight), *skip, Affine(None, bias))

@@ -1,11 +1,14 @@
-"""The stages that a network runs as, on one grid: what they take and give, whatever runs them.
+"""The stages that a network runs as: what they take and give, whatever runs them.
 
     tile      field, mixed spectra -> field, spectra    the steps between two spectral products, in one pass
     mix       spectra -> mixed spectra                  DFTs along the other axes, a matrix of channels a mode, back
 
 A tile is all channels of some neighbouring grid points; a program of steps runs on it while it is on chip. It has one
 value y, changed by each step, and reads two fields at the same points: x, which skips add, and `held`, a value that an
-earlier tile program put by.
+earlier tile program put by. The steps of description.py mean here what they mean there, with these rules: `AddMap` and
+`AddGate` read the x that the program was given, not one that it stores; `AddMap` may stand first, and y is 0 before it;
+`Normalize` stands right after `Synthesis`, where the moments come from the mixed spectra by Parseval, or right after
+`Held`, where they come from `Hold`.
 
 Spectra are complex [batch, channels, *other axes, modes of the last axis]: analysed along the last axis alone. How a
 field is laid out in memory is the stages' own affair: only `Source` and `Project` have [batch, channels, *grid].
@@ -18,7 +21,36 @@ from typing import Protocol
 
 import torch
 
-from turbofno_ops.description import PointwiseMap, Size
+from turbofno_ops.description import (
+    MLP,
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    Normalize,
+    PointwiseMap,
+)
+
+__all__ = [
+    "MLP",
+    "Activate",
+    "AddGate",
+    "AddMap",
+    "Affine",
+    "Analyze",
+    "Field",
+    "Held",
+    "Hold",
+    "Normalize",
+    "Operands",
+    "Project",
+    "Results",
+    "Source",
+    "Stages",
+    "Step",
+    "Store",
+    "Synthesis",
+]
 
 Field = torch.Tensor
 """A real field in the order that the stages like best; nobody else looks inside."""
@@ -40,60 +72,8 @@ class Synthesis:
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
-    """y = scale * y + shift, both [channels], either may be None (1 and 0)."""
-
-    scale: torch.Tensor | None
-    shift: torch.Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class Normalize:
-    """y = scale * (y - mean) / sqrt(variance + eps) + shift, mean and variance over the grid and a group of channels.
-
-    Right after `Synthesis` the moments come from the mixed spectra by Parseval, right after `Held` from `Hold`;
-    it stands nowhere else. `groups` = channels is an instance norm.
-    """
-
-    groups: int
-    eps: float
-    scale: torch.Tensor | None
-    shift: torch.Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class AddMap:
-    """y = y + weight . x, weight [channels of y, channels of x]. First, y = weight . x."""
-
-    weight: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class AddGate:
-    """y = y + weight * x, weight [channels]."""
-
-    weight: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Activate:
-    """y = activation(y), by its name in `ACTIVATIONS`."""
-
-    activation: str
-
-
-@dataclass(frozen=True, eq=False)
-class MLP:
-    """y = second(activation(first(y))), pointwise: first [hidden, channels], second [channels out, hidden]."""
-
-    first: PointwiseMap
-    activation: str
-    second: PointwiseMap
-
-
-@dataclass(frozen=True, eq=False)
 class Store:
-    """y becomes the field that the next tile program reads as x."""
+    """y becomes the field that later tile programs read as x. Right after `Source` it may be the buffer itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +85,7 @@ class Hold:
 
 @dataclass(frozen=True, eq=False)
 class Analyze:
-    """The spectra of y along the last axis. Only last, or before nothing."""
+    """The spectra of y along the last axis. Only last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +97,19 @@ class Project:
 
 
 Step = (
-    Source | Held | Synthesis | Affine | Normalize | AddMap | AddGate | Activate | MLP | Store | Hold | Analyze | Project
+    Source
+    | Held
+    | Synthesis
+    | Affine
+    | Normalize
+    | AddMap
+    | AddGate
+    | Activate
+    | MLP
+    | Store
+    | Hold
+    | Analyze
+    | Project
 )
 
 
@@ -125,7 +117,7 @@ Step = (
 class Operands:
     """What a tile program reads: the parts that its steps name."""
 
-    x: Field | None = None
+    x: Field | None = None  # with Source the buffer
     held: Field | None = None
     moments: torch.Tensor | None = None  # of `held`, in the stages' own form
     mixed: torch.Tensor | None = None
@@ -143,7 +135,11 @@ class Results:
 
 
 class Stages(Protocol):
-    """The stages on one grid, with their tables."""
+    """The stages on the grid `size`, with their tables: tiles on it, the mix from it to `out_size`.
+
+    `Analyze` keeps as many modes of the last axis as the mix that follows; `Synthesis` takes those that the
+    mixed spectra have, which are others where the layer before keeps others.
+    """
 
     def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         """Run a tile program at every grid point."""

@@ -1,4 +1,4 @@
-"""The stages in plain PyTorch, from the matrix products of _gemm: float32 or float64, any device."""
+"""The stages in plain PyTorch, from the matrix products of _gemm: float32 or float64, any device, any number of axes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,159 @@ from dataclasses import dataclass
 import torch
 
 from turbofno_ops import _gemm
-from turbofno_ops._activations import activate_in_place
-from turbofno_ops._channels import mix, pointwise, skip_and_bias
-from turbofno_ops._stages import Layer, Projection
+from turbofno_ops._activations import activate
+from turbofno_ops._channels import mix, pointwise
+from turbofno_ops._modes import column_weights
+from turbofno_ops._stages import (
+    MLP,
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    Analyze,
+    Held,
+    Hold,
+    Normalize,
+    Operands,
+    Project,
+    Results,
+    Source,
+    Step,
+    Store,
+    Synthesis,
+)
+from turbofno_ops.description import PointwiseMap, Size
 
 
 @dataclass(frozen=True)
 class TorchStages:
-    """Stages on a grid of `size` (h, w) that keep `modes` (modes_h, modes_w)."""
+    """Stages on a grid of `size` whose mix keeps `modes` and gives the grid `out_size`."""
 
-    size: tuple[int, int]
-    modes: tuple[int, int]
+    size: Size
+    modes: Size
+    out_size: Size
 
-    def analyze(self, x: torch.Tensor) -> torch.Tensor:
-        return _gemm.analyze_last(x, self.modes[1])
+    def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
+        run = _TileRun(self, operands)
+        for step in steps:
+            run.step(step)
+        return Results(run.stored, run.held, run.moments, run.spectra, run.out)
 
-    def mix(self, spectra: torch.Tensor, layer: Layer) -> torch.Tensor:
-        z = mix(_gemm.analyze_others(spectra, self.modes[:1]), layer.weight)
-        return _gemm.synthesize_others(z, self.size[:1])
+    def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        z = mix(_gemm.analyze_others(spectra, self.modes[:-1]), weight)
+        return _gemm.synthesize_others(z, self.out_size[:-1])
 
-    def rows(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, *, last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (*spectra.shape[:3], self.size[1])
-        onto = skip_and_bias(x, layer.skip, layer.bias, shape)
-        y = _gemm.synthesize_last(spectra, self.size[1], onto=onto)
-        y = activate_in_place(y, layer.activation)
-        return y, spectra[..., :0] if last else self.analyze(y)
+    def convert(self, x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous()
 
-    def project(
-        self, spectra: torch.Tensor, x: torch.Tensor, layer: Layer, projection: Projection
-    ) -> torch.Tensor:
-        y, _ = self.rows(spectra, x, layer, last=True)
-        return pointwise(y, projection.weight, projection.bias)
+    def plain(self, field: torch.Tensor) -> torch.Tensor:
+        return field
+
+
+class _TileRun:
+    """A tile program on its way: y, and what has been written so far."""
+
+    def __init__(self, stages: TorchStages, operands: Operands) -> None:
+        self._stages, self._operands = stages, operands
+        self._y = torch.empty(0)
+        self.stored: torch.Tensor | None = None
+        self.held: torch.Tensor | None = None
+        self.moments: torch.Tensor | None = None
+        self.spectra: torch.Tensor | None = None
+        self.out: torch.Tensor | None = None
+
+    def step(self, step: Step) -> None:
+        """Take one step. What is stored or held stays as it is: y is never changed in place."""
+        size, given, y = self._stages.size, self._operands, self._y
+        match step:
+            case Source():
+                self._y = _given(given.x)
+            case Held():
+                self._y = _given(given.held)
+            case Synthesis():
+                self._y = _gemm.synthesize_last(_given(given.mixed), size[-1])
+            case Affine(scale, shift):
+                y = y if scale is None else y * _channelwise(scale, y)
+                self._y = y if shift is None else y + _channelwise(shift, y)
+            case Normalize():
+                moments = given.moments
+                if moments is None:
+                    moments = _moments_of_mixed(_given(given.mixed), size[-1])
+                self._y = _normalized(y, moments, step)
+            case AddMap(weight):
+                added = pointwise(_given(given.x), weight, None)
+                self._y = added + y if y.numel() else added
+            case AddGate(weight):
+                self._y = y + _given(given.x) * _channelwise(weight, y)
+            case Activate(activation):
+                self._y = activate(y, activation)
+            case MLP(first, activation, second):
+                self._y = _mapped(y, (first, second), activation)
+            case Store():
+                self.stored = y
+            case Hold(moments):
+                self.held = y
+                self.moments = _moments(y) if moments else None
+            case Analyze():
+                self.spectra = _gemm.analyze_last(y, self._stages.modes[-1])
+            case Project(maps, activation):
+                self.out = _mapped(y, maps, activation)
+
+
+def _given(operand: torch.Tensor | None) -> torch.Tensor:
+    if operand is None:
+        raise ValueError("a tile program reads an operand that it is not given")
+    return operand
+
+
+def _channelwise(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return values.view(-1, *[1] * (like.ndim - 2))
+
+
+def _mapped(y: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
+    for i, linear in enumerate(maps):
+        y = pointwise(activate(y, activation) if i else y, linear.weight, linear.bias)
+    return y
+
+
+def _moments(y: torch.Tensor) -> torch.Tensor:
+    """Mean and variance over the grid: [2, batch, channels]."""
+    variance, mean = torch.var_mean(y.flatten(2), dim=2, correction=0)
+    return torch.stack([mean, variance])
+
+
+def _moments_of_mixed(mixed: torch.Tensor, points: int) -> torch.Tensor:
+    """Those of the field that mixed spectra [batch, channels, *others, modes] are of, by Parseval along the last axis.
+
+    Of the columns that are their own mirror images only the real part is in the field.
+    """
+    count = mixed.shape[-1]
+    lines = mixed.reshape(*mixed.shape[:2], -1, count)
+    constant = lines[..., 0].real
+    mean = constant.mean(-1)
+    power = (constant - mean[..., None]).square()
+    weights = column_weights(count, points, dtype=mean.dtype, device=mean.device)
+    weights = weights.unsqueeze(-1).repeat(1, 2)
+    weights[:, 1] *= weights[:, 0] == 2
+    squares = torch.view_as_real(lines[..., 1:]).square() * weights[1:]
+    return torch.stack([mean, (power + squares.sum((-1, -2))).mean(-1)])
+
+
+def _normalized(y: torch.Tensor, moments: torch.Tensor, norm: Normalize) -> torch.Tensor:
+    mean, variance = moments
+    if norm.offset is not None:
+        mean = mean + norm.offset
+    batch, channels = mean.shape
+    grouped = (batch, norm.groups, channels // norm.groups)
+    means = mean.view(grouped)
+    group_mean = means.mean(-1, keepdim=True)
+    spread = variance.view(grouped) + (means - group_mean).square()
+    factor = (spread.mean(-1, keepdim=True) + norm.eps).rsqrt().expand(grouped).reshape(mean.shape)
+    center = group_mean.expand(grouped).reshape(mean.shape)
+    if norm.offset is not None:
+        center = center - norm.offset
+    if norm.scale is not None:
+        factor = factor * norm.scale
+    grid = (1,) * (y.ndim - 2)
+    y = (y - center.view(batch, channels, *grid)) * factor.view(batch, channels, *grid)
+    return y if norm.shift is None else y + _channelwise(norm.shift, y)

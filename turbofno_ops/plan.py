@@ -8,24 +8,32 @@ from typing import NamedTuple
 
 import torch
 
-from turbofno_ops._cuda import CudaStages, field_dtype, gpu_refusal, stages_refusal
-from turbofno_ops._fold import Chain, check, fold
+from turbofno_ops._check import check
+from turbofno_ops._cuda import (
+    CudaStages,
+    field_dtype,
+    gpu_refusal,
+    mix_refusal,
+    program_refusal,
+)
 from turbofno_ops._graphs import Graph, GraphCache
+from turbofno_ops._lower import Chain, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
-from turbofno_ops._pass import Frame, Pass, bytes_of_one
+from turbofno_ops._pass import Frame, Leg, Pass, bytes_of_one, legs, size_after
 from turbofno_ops._stages import Stages
 from turbofno_ops._torch_stages import TorchStages
-from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size
+from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size, Spectral
 
 _MOST_VERDICTS = 4096
 
 
 class _Verdict(NamedTuple):
-    """Of a grid: why it does not run, or None; and the largest bucket that fits the graphs' memory."""
+    """Of a grid: why it does not run, or None; the result's grid; the largest bucket that fits the graphs' memory."""
 
     refusal: str | None
-    largest_bucket: int
+    out_size: Size = ()
+    largest_bucket: int = 0
 
 
 class CompiledFNO:
@@ -65,6 +73,8 @@ class CompiledFNO:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, in_channels, *grid] -> [batch, out_channels, *grid], physical units, on `device`.
 
+        The grids differ only where layers change the resolution.
+
         Raises:
             TypeError: x is not of `dtype`.
             ValueError: its shape or device does not fit the network.
@@ -73,7 +83,7 @@ class CompiledFNO:
         """
         self._check(x)
         if x.shape[0] == 0:
-            return x.new_empty(0, self._chain.out_channels, *x.shape[2:])
+            return self._empty(x)
         with torch.no_grad():
             if self.backend == "cuda":
                 with torch.cuda.device(self.device):
@@ -121,56 +131,63 @@ class CompiledFNO:
         return found
 
     def _judge(self, size: Size) -> _Verdict:
-        n_dim, modes = self._chain.n_dim, self._chain.modes
+        chain = self._chain
         grid = "x".join(map(str, size))
-        if len(size) != n_dim:
-            return _Verdict(f"the network has {n_dim} grid axes, the grid {grid} has not", 0)
-        frame = Frame.of(self._chain, size)
-        if any(k > limit for k, limit in zip(modes, axis_limits(frame.padded), strict=True)):
-            return _Verdict(f"the grid {grid} does not hold the network's modes", 0)
-        refused = (
-            self._chain.refusal(frame.padded[-n_dim:]) if self._chain.refusal is not None else None
-        )
-        if refused is not None:
-            return _Verdict(refused, 0)
-        one = bytes_of_one(self._chain, frame, field_dtype(self.precision))
+        if len(size) != chain.n_dim:
+            return _Verdict(f"the network has {chain.n_dim} grid axes, the grid {grid} has not")
+        if chain.grid not in (None, size):
+            return _Verdict(f"its normalisation is a field of another grid than {grid}")
+        frame = Frame.of(chain, size)
+        on_grid = legs(chain, frame.padded, shapes_only=True)
+        if not all(_holds_modes(leg) for leg in on_grid):
+            return _Verdict(f"the grid {grid} does not hold the network's modes")
+        one = bytes_of_one(chain, on_grid, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1
-        if self.backend != "cuda":
-            return _Verdict(None, largest)
-        return _Verdict(self._kernels_refusal(frame.padded, largest), largest)
+        on_gpu = self.backend == "cuda"
+        refused = self._kernels_refusal(on_grid, largest) if on_gpu else None
+        return _Verdict(refused, size_after(frame, on_grid), largest)
 
-    def _kernels_refusal(self, padded: tuple[int, int], batch: int) -> str | None:
-        layers, projection = self._chain.layers, self._chain.projection
-        for i, layer in enumerate(layers):
-            last = i == len(layers) - 1
-            c_in, c_out = layer.weight.shape[2:]
-            refused = stages_refusal(
-                batch,
-                (c_in, c_out),
-                padded,
-                padded,
-                self._chain.modes,
-                precision=self.precision,
-                last=last,
-                skip=layer.skip is not None,
-                projected=projection.weight.shape[0] if last and projection is not None else 0,
-            )
+    def _kernels_refusal(self, on_grid: list[Leg], batch: int) -> str | None:
+        count, size = 0, on_grid[0].size
+        for item in self._chain.items:
+            leg = on_grid[min(count, len(on_grid) - 1)]
+            if isinstance(item, Tile):
+                where = f"the steps before layer {count + 1}" if count < len(on_grid) else "the end"
+                refused = program_refusal(
+                    item.steps,
+                    batch=batch,
+                    channels=item.channels,
+                    channels_of_x=item.channels_of_x,
+                    size=size,
+                    modes=leg.modes,
+                    precision=self.precision,
+                )
+            else:
+                where, size, count = f"layer {count + 1}", leg.out_size, count + 1
+                refused = mix_refusal(
+                    batch,
+                    *leg.weights[0].shape[-2:],
+                    leg.size,
+                    leg.out_size,
+                    leg.modes,
+                    self.precision,
+                )
             if refused is not None:
-                return f"layer {i + 1} of {len(layers)}, {c_in} -> {c_out} channels: {refused}"
+                return f"{where} of {len(on_grid)}: {refused}"
         return None
 
     def _pass(self, size: Size) -> Pass:
-        padded = Frame.of(self._chain, size).padded
-        on_gpu = self.backend == "cuda"
-        modes, device = self._chain.modes, self.device
-        stages: Stages = (
-            CudaStages(padded, modes, device=device, precision=self.precision)
-            if on_gpu
-            else TorchStages(padded, modes)
-        )
+        on_gpu, device = self.backend == "cuda", self.device
         dtype = field_dtype(self.precision) if on_gpu else self.dtype
-        return Pass(self._chain, size, stages, device=device, field_dtype=dtype)
+        return Pass(self._chain, size, self._stages, device=device, field_dtype=dtype)
+
+    def _stages(self, size: Size, modes: Size, out_size: Size) -> Stages:
+        if self.backend != "cuda":
+            return TorchStages(size, modes, out_size)
+        return CudaStages(
+            size, modes, device=self.device, precision=self.precision, out_size=out_size
+        )
 
     def _directly(self, x: torch.Tensor) -> torch.Tensor:
         forward = self._pass(tuple(x.shape[2:]))
@@ -180,8 +197,7 @@ class CompiledFNO:
 
     def _replayed(self, x: torch.Tensor) -> torch.Tensor:
         batch, _, *grid = x.shape
-        size = tuple(grid)
-        out = x.new_empty(batch, self._chain.out_channels, *size)
+        size, out = tuple(grid), self._empty(x)
         largest = self._verdict(size).largest_bucket
         if batch <= largest:
             self._run(x, out, size)
@@ -189,6 +205,11 @@ class CompiledFNO:
             for piece, part in zip(x.split(largest), out.split(largest), strict=True):
                 self._run(piece, part, size)
         return out
+
+    def _empty(self, x: torch.Tensor) -> torch.Tensor:
+        """Room for the result."""
+        out_size = self._verdict(tuple(x.shape[2:])).out_size
+        return x.new_empty(x.shape[0], self._chain.out_channels, *out_size)
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, size: Size) -> None:
         bucket = self._buckets[bisect_left(self._buckets, x.shape[0])]
@@ -199,6 +220,14 @@ class CompiledFNO:
         # its buffers are written to in later calls, whatever mode the caller of this one is in
         with torch.inference_mode(False), torch.no_grad():
             return Graph(self._pass(size), bucket, self.device)
+
+
+def _holds_modes(leg: Leg) -> bool:
+    """True if the grids of a product hold its modes; those of the other axes may fold over in the result."""
+    limits = axis_limits((*leg.size[:-1], min(leg.size[-1], leg.out_size[-1])))
+    return min(leg.out_size) > 0 and all(
+        k <= limit for k, limit in zip(leg.modes, limits, strict=True)
+    )
 
 
 def _buckets(most: int) -> tuple[int, ...]:
@@ -228,18 +257,18 @@ def compile_fno(
             even if it alone needs more.
 
     Raises:
-        ChainRefused: the network is no plain chain, or the device cannot run it; run the module itself.
+        ChainRefused: the description contradicts itself, or the device cannot run it; run the module itself.
         ValueError: unknown precision, or a bound under 1.
 
     Example:
-        >>> from turbofno_ops import FNODescription, FourierMap, PointwiseMap
+        >>> from turbofno_ops import Activate, AddMap, FNODescription, PointwiseMap, Spectral
         >>> weight = torch.randn(8, 8, 12, 7, dtype=torch.complex64)
+        >>> layer = (Spectral(weight), AddMap(torch.randn(8, 8)))
         >>> network = FNODescription(
         ...     in_channels=1,
         ...     lifting=(PointwiseMap(torch.randn(8, 1)),),
-        ...     layers=(FourierMap(weight, torch.randn(8, 8)),) * 4,
+        ...     blocks=((*layer, Activate("gelu")),) * 3 + (layer,),
         ...     projection=(PointwiseMap(torch.randn(32, 8)), PointwiseMap(torch.randn(1, 32))),
-        ...     activation="gelu",
         ... )
         >>> compile_fno(network, device="cpu")(torch.randn(2, 1, 33, 64)).shape
         torch.Size([2, 1, 33, 64])
@@ -259,7 +288,7 @@ def compile_fno(
     else:
         raise ChainRefused(f"chains run on CUDA devices and CPUs, not on {target}")
     with torch.inference_mode(False), torch.no_grad():
-        chain = fold(description, target)
+        chain = lower(description, target)
     graphs = GraphCache(max_graphs, max_graph_bytes)
     return CompiledFNO(chain, target, precision, _buckets(max_batch), graphs)
 
@@ -273,6 +302,7 @@ def _usable_gpu(device: torch.device, description: FNODescription) -> torch.devi
     refused = gpu_refusal(device)
     if refused is not None:
         raise ChainRefused(f"the CUDA kernels do not run: {refused}")
-    if description.layers[0].weight.dtype == torch.complex128:
+    weights = [s.weight for block in description.blocks for s in block if isinstance(s, Spectral)]
+    if weights[0].dtype == torch.complex128:
         raise ChainRefused("the CUDA kernels compute in float32, the network's weights are float64")
     return device

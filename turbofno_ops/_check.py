@@ -1,0 +1,129 @@
+"""Whether a description is one network: shapes that fit together, dtypes and names that exist."""
+
+from __future__ import annotations
+
+import torch
+
+from turbofno_ops._activations import parse_activation
+from turbofno_ops.description import (
+    MLP,
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    BlockStep,
+    Branch,
+    ChainRefused,
+    FNODescription,
+    Normalize,
+    PointwiseMap,
+    Scaling,
+    Spectral,
+)
+
+
+def check(description: FNODescription) -> None:
+    """Raise ChainRefused unless all parts of the description fit together."""
+    spectral = [s for block in description.blocks for s in block if isinstance(s, Spectral)]
+    counts = [sum(isinstance(s, Spectral) for s in block) for block in description.blocks]
+    if not counts or set(counts) != {1}:
+        raise ChainRefused(f"its blocks have {counts} spectral convolutions, expected one each")
+    _check_spectral(description, spectral)
+    _check_activation(description.lifting_activation)
+    _check_activation(description.projection_activation)
+    width = _through(description.lifting, None)
+    for block in description.blocks:
+        x_width = width
+        for step in block:
+            if isinstance(step, Branch):
+                x_width = width
+            width = _after_step(step, width, x_width)
+    width = _through(description.projection, width)
+    for what, scaling, channels in (
+        ("inputs", description.inputs, description.in_channels),
+        ("outputs", description.outputs, width),
+    ):
+        if scaling is not None:
+            _check_scaling(what, scaling, channels)
+
+
+def _check_spectral(description: FNODescription, spectral: list[Spectral]) -> None:
+    if len({step.weight.ndim for step in spectral}) > 1:
+        raise ChainRefused("its layers have different numbers of grid axes")
+    dtypes = {step.weight.dtype for step in spectral}
+    if dtypes not in ({torch.complex64}, {torch.complex128}):
+        raise ChainRefused(
+            f"its weights are {', '.join(map(str, dtypes))}, not complex64 or complex128"
+        )
+    scaled = any(step.out_size is not None for step in spectral)
+    if scaled and description.resample is None:
+        raise ChainRefused("its layers change the grid, and `resample` is not given")
+    if scaled and description.padding is not None:
+        raise ChainRefused("its layers change the grid, and the domain is padded")
+
+
+def _through(maps: tuple[PointwiseMap, ...], width: int | None) -> int:
+    if not maps:
+        raise ChainRefused("its lifting and its projection need a map each")
+    for linear in maps:
+        width = _after_map(linear, width)
+    assert width is not None
+    return width
+
+
+def _after_map(linear: PointwiseMap, width: int | None) -> int:
+    c_out, c_in = linear.weight.shape
+    if width is not None and c_in != width:
+        raise ChainRefused(f"a map takes {c_in} channels where it is given {width}")
+    _check_shape("a bias", linear.bias, (c_out,))
+    return c_out
+
+
+def _after_step(step: BlockStep, width: int, x_width: int) -> int:
+    """The channels of y after a step."""
+    match step:
+        case Spectral(weight):
+            if weight.shape[0] != width:
+                raise ChainRefused(
+                    f"a map takes {weight.shape[0]} channels where it is given {width}"
+                )
+            return weight.shape[1]
+        case MLP(first, activation, second):
+            _check_activation(activation)
+            return _after_map(second, _after_map(first, width))
+        case AddMap(weight):
+            _check_shape("a skip", weight, (width, x_width))
+        case AddGate(weight):
+            if x_width != width:
+                raise ChainRefused(f"a gate joins {x_width} channels and {width}")
+            _check_shape("a gate", weight, (width,))
+        case Affine(scale, shift):
+            _check_shape("a scale", scale, (width,))
+            _check_shape("a shift", shift, (width,))
+        case Normalize(groups, _, scale, shift, offset):
+            if groups < 1 or width % groups:
+                raise ChainRefused(f"a norm has {groups} groups of {width} channels")
+            for tensor in (scale, shift, offset):
+                _check_shape("a parameter of a norm", tensor, (width,))
+        case Activate(activation):
+            _check_activation(activation)
+    return width
+
+
+def _check_activation(activation: str) -> None:
+    try:
+        parse_activation(activation)
+    except ValueError as error:
+        raise ChainRefused(str(error)) from None
+
+
+def _check_scaling(what: str, scaling: Scaling, channels: int) -> None:
+    grid = scaling.mean.shape[1:]
+    _check_shape(f"the mean of its {what}", scaling.mean, (channels, *grid))
+    _check_shape(f"the standard deviation of its {what}", scaling.std, (channels, *grid))
+
+
+def _check_shape(what: str, tensor: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+    # a broadcast shape would be folded into something else than the network
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise ChainRefused(f"{what} has shape {tuple(tensor.shape)}, expected {shape}")
