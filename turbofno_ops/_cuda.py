@@ -121,7 +121,8 @@ class CudaStages:
             shape = shape._replace(channels=_channels(piece.steps[0], given))
             done = self._launch(piece.steps, shape, given, channel_first=channel_first)
             stored = done.x if done.x is not None else stored
-            given = Operands(x=operands.x, held=done.held, moments=done.moments)
+            held = done.x if done.held is None else done.held
+            given = Operands(x=operands.x, held=held, moments=done.moments)
         return Results(stored, done.held, done.moments, done.spectra, done.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -412,28 +413,26 @@ def program_refusal(
     *,
     batch: int,
     channels: int,
-    x_channels: int,
+    channels_of_x: int,
     size: Size,
     modes: int,
-    next_modes: int,
     precision: str,
     limits: Device = A100,
 ) -> str | None:
     """Why the kernels do not run a tile program, in words, or None if they do.
 
-    `channels` are those of y after its first step, `modes` those of the mixed spectra (0 without).
+    `channels` are those of y after its first step, `modes` those of the last axis, before and after.
     """
-    shape = Shape(batch, size, channels, x_channels, modes, next_modes, precision, *limits)
+    shape = Shape(batch, size, channels, channels_of_x, modes, modes, precision, *limits)
     refused = (piece.refusal for piece in pieces(steps, shape))
     return next((reason for reason in refused if reason is not None), None)
 
 
 def mix_refusal(
-    batch: int, channels: tuple[int, int], size: Size, out_size: Size, modes: Size, precision: str
+    batch: int, c_in: int, c_out: int, size: Size, out_size: Size, modes: Size, precision: str
 ) -> str | None:
     """Why the kernels do not run a spectral product, in words, or None if they do."""
     code = PRECISIONS.index(precision)
-    c_in, c_out = channels
     product = Product(
         batch=batch,
         c_in=c_in,
@@ -501,18 +500,19 @@ def _layer_refusal(
 ) -> str | None:
     c_in, c_out = channels
     before, after = _layer_programs(torch.empty(c_out, c_in, device="meta"), None, "none")
-    last = modes[-1]
-    return (
-        mix_refusal(batch, channels, size, out_size, modes, precision)
-        or program_refusal(
-            before, batch=batch, channels=c_in, x_channels=c_in, size=size, modes=0, next_modes=last,
-            precision=precision, limits=limits,
+    reason = mix_refusal(batch, c_in, c_out, size, out_size, modes, precision)
+    for steps, many, grid in ((before, c_in, size), (after, c_out, out_size)):
+        reason = reason or program_refusal(
+            steps,
+            batch=batch,
+            channels=many,
+            channels_of_x=c_in,
+            size=grid,
+            modes=modes[-1],
+            precision=precision,
+            limits=limits,
         )
-        or program_refusal(
-            after, batch=batch, channels=c_out, x_channels=c_in, size=out_size, modes=last, next_modes=0,
-            precision=precision, limits=limits,
-        )
-    )  # fmt: skip
+    return reason
 
 
 def layer(

@@ -112,7 +112,6 @@ class Pass:
         make_stages: MakeStages,
         *,
         device: torch.device,
-        field_dtype: torch.dtype,
     ) -> None:
         self._chain, self._frame = chain, Frame.of(chain, size)
         broadcast = (-1, *[1] * chain.n_dim)
@@ -127,9 +126,7 @@ class Pass:
             constant.append(chain.positions(size))
         if chain.ones:
             constant.append(torch.ones(1, *size, dtype=torch.float64))
-        # what plain torch lifts is rounded afterwards
-        dtype = chain.dtype if chain.lifting else field_dtype
-        self._constant = torch.cat(constant).to(device, dtype)
+        self._constant = torch.cat(constant).to(device, chain.dtype)
         self._framed = chain.padding_mode == "zeros" and not chain.lifting
         self._legs = legs(chain, self._frame.padded)
         self._factors = [

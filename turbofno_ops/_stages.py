@@ -17,7 +17,7 @@ field is laid out in memory is the stages' own affair: only `Source` and `Projec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -52,7 +52,7 @@ __all__ = [
     "Synthesis",
 ]
 
-Field = torch.Tensor
+Field = Any
 """A real field in the order that the stages like best; nobody else looks inside."""
 
 

@@ -31,7 +31,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
 
-_QUAD = 4  # channels that a lane holds of a point
+_WORD = 16  # bytes that points are made up of
 _PAIR = 16  # channels of two fragments
 _HIDDEN = 32  # channels of an MLP at once
 _PROJECTED = 16
@@ -55,7 +55,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLast:
-    """A field [batch, *grid, channels rounded up to a multiple of 4]."""
+    """A field [batch, *grid, channels rounded up to whole 16 bytes]."""
 
     data: torch.Tensor
     channels: int
@@ -64,7 +64,7 @@ class ChannelsLast:
     def empty(
         cls, batch: int, grid: Size, channels: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        pitch = -(-channels // _QUAD) * _QUAD
+        pitch = round_up(channels, _WORD // dtype.itemsize)
         return cls(torch.empty(batch, *grid, pitch, dtype=dtype, device=device), channels)
 
 
@@ -238,7 +238,9 @@ def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
         if cut == len(rest):
             yield Piece(piece, refusal(piece, shape._replace(channels=channels)))
             return
-        yield Piece((*piece, Hold(moments=False)), None)
+        # what it stores last is the next one's beginning too
+        held = () if isinstance(piece[-1], Store) else (Hold(moments=False),)
+        yield Piece((*piece, *held), None)
         channels = widths(piece, channels)[-1]
         rest = (Held(), *rest[cut:])
 

@@ -11,6 +11,7 @@ import torch
 from turbofno_ops._check import check
 from turbofno_ops._cuda import (
     CudaStages,
+    device_limits,
     field_dtype,
     gpu_refusal,
     mix_refusal,
@@ -160,8 +161,9 @@ class CompiledFNO:
                     channels=item.channels,
                     channels_of_x=item.channels_of_x,
                     size=size,
-                    modes=leg.modes,
+                    modes=leg.modes[-1],
                     precision=self.precision,
+                    limits=device_limits(self.device),
                 )
             else:
                 where, size, count = f"layer {count + 1}", leg.out_size, count + 1
@@ -178,9 +180,7 @@ class CompiledFNO:
         return None
 
     def _pass(self, size: Size) -> Pass:
-        on_gpu, device = self.backend == "cuda", self.device
-        dtype = field_dtype(self.precision) if on_gpu else self.dtype
-        return Pass(self._chain, size, self._stages, device=device, field_dtype=dtype)
+        return Pass(self._chain, size, self._stages, device=self.device)
 
     def _stages(self, size: Size, modes: Size, out_size: Size) -> Stages:
         if self.backend != "cuda":

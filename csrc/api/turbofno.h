@@ -65,7 +65,7 @@ typedef enum {
 /* A tile program: the steps between two spectral products, on 16 neighbouring points of the last axis at a time, all
  * channels of them. It has one value y, starting from zero, that the steps change in their order.
  *
- * Fields are [batch][outer][points][channels rounded up to a multiple of 4], float32 or, with TURBOFNO_BF16, bfloat16;
+ * Fields are [batch][outer][points][channels rounded up to whole 16 bytes], float32 or, with TURBOFNO_BF16, bfloat16;
  * or where a step says so channel first, float32 [batch][channels][outer][points]. `outer` counts the grid's rows: the
  * points of all axes but the last. */
 typedef enum {
@@ -155,7 +155,7 @@ typedef struct {
     int32_t modes; /* of spectra */
     int32_t precision;
     const float *spectra; /* complex [batch][channels][outer][modes]: by Parseval, of the field they are the spectra of */
-    const void *field; /* of turbofno_field_moments: [batch][outer][points][channels rounded up to a multiple of 4] */
+    const void *field; /* of turbofno_field_moments: [batch][outer][points][channels rounded up to whole 16 bytes] */
     float *moments; /* [batch][channels][2]: mean, variance */
     void *workspace; /* of turbofno_field_moments: turbofno_moments_workspace_bytes() */
 } turbofno_moments;

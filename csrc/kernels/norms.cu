@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) moments_of_spectra(const OfSpectra a
 }
 
 struct OfField {
-    const void *field; // [batch][points][channels, rounded up to 4]
+    const void *field; // [batch][points][channels, rounded up to 16 bytes]
     float2 *parts; // [batch][pieces][channels]: mean, sum of squares about it
     float2 *moments;
     int64_t points, piece; // of a batch element, of a piece of these
@@ -74,15 +74,15 @@ struct OfField {
 template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of_piece(const OfField a) {
     __shared__ float4 shared[kThreads];
     wait_for_previous();
-    const int quads = (a.channels + 3) / 4, rows = kThreads / quads;
+    const int pitch = pitch_of<Field>(a.channels), quads = pitch / 4, rows = kThreads / quads;
     const int quad = threadIdx.x % quads, row = threadIdx.x / quads;
     const int64_t begin = blockIdx.x * a.piece, end = min(a.points, begin + a.piece);
-    const Field *from = static_cast<const Field *>(a.field) + int64_t(blockIdx.y) * a.points * 4 * quads + 4 * quad;
+    const Field *from = static_cast<const Field *>(a.field) + int64_t(blockIdx.y) * a.points * pitch + 4 * quad;
     float4 mean{};
     for (int pass = 0; pass < 2; ++pass) { // the piece is still in a cache at the second
         float4 sum{};
         for (int64_t p = begin + row; p < end && row < rows; p += rows) {
-            float4 v = load_four(from + p * 4 * quads);
+            float4 v = load_four(from + p * pitch);
             if (pass > 0) {
                 v = {v.x - mean.x, v.y - mean.y, v.z - mean.z, v.w - mean.w};
                 v = {v.x * v.x, v.y * v.y, v.z * v.z, v.w * v.w};

@@ -57,7 +57,7 @@ template <typename P> __device__ __forceinline__ void to_operand(Operand<P> &a, 
 template <typename P, int FRAGMENTS>
 __device__ __forceinline__ void add_product(float (&values)[FRAGMENTS][4], const Operand<P> &a, const uint4 *b,
                                             const float *back) {
-    constexpr int kTogether = FRAGMENTS < 4 ? FRAGMENTS : 4;
+    constexpr int kTogether = 2; // four would not leave registers for what comes next
 #pragma unroll
     for (int first = 0; first < FRAGMENTS; first += kTogether) {
         uint4 high[2][kTogether / 2], low[2][kTogether / 2];

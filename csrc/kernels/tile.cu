@@ -6,11 +6,11 @@
 namespace turbofno {
 namespace {
 
-TileKernel kernel_of(const turbofno_tile &tile, const TilePlan &plan) {
-    switch (tile.precision) {
-    case TURBOFNO_TF32: return tile_tf32(plan);
-    case TURBOFNO_BF16: return tile_bf16(plan);
-    default: return tile_fp32(plan);
+TileKernel kernel_of(const TileArguments &a) {
+    switch (a.tile.precision) {
+    case TURBOFNO_TF32: return tile_tf32(a);
+    case TURBOFNO_BF16: return tile_bf16(a);
+    default: return tile_fp32(a);
     }
 }
 
@@ -33,7 +33,7 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, CUst
     while ((1 << (exponent - 13)) < tile->points) ++exponent;
     a.analysis_back = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
-    const TileKernel kernel = kernel_of(*tile, a.plan);
+    const TileKernel kernel = kernel_of(a);
     // always the same number: another thread may be about to launch this kernel with more
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile->shared_bytes);
     const turbofno_status status =

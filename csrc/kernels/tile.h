@@ -13,10 +13,32 @@ struct TileArguments {
     float *next; // spectra, or partial sums of them
 };
 
+// A program as a number: four bits a step, its kind and one.
+constexpr uint64_t program() { return 0; }
+template <typename... Kinds> constexpr uint64_t program(turbofno_step_kind first, Kinds... others) {
+    return uint64_t(first + 1) | program(others...) << 4;
+}
+
+inline uint64_t program_of(const turbofno_tile &tile) {
+    uint64_t code = 0;
+    for (int i = tile.steps; i-- > 0;) code = code << 4 | uint64_t(tile.step[i].kind + 1);
+    return code;
+}
+
+constexpr uint64_t kLayerAlone = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE,
+                                         TURBOFNO_STORE);
+constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE,
+                                    TURBOFNO_STORE, TURBOFNO_ANALYZE);
+constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE,
+                                    TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_ACTIVATE, TURBOFNO_STORE, TURBOFNO_ANALYZE);
+constexpr uint64_t kLastBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_MLP,
+                                        TURBOFNO_ADD_GATE, TURBOFNO_PROJECT);
+constexpr uint64_t kLifting = program(TURBOFNO_LOAD, TURBOFNO_MLP, TURBOFNO_STORE, TURBOFNO_ANALYZE);
+
 using TileKernel = void (*)(TileArguments);
 
-TileKernel tile_fp32(const TilePlan &plan);
-TileKernel tile_tf32(const TilePlan &plan);
-TileKernel tile_bf16(const TilePlan &plan);
+TileKernel tile_fp32(const TileArguments &a);
+TileKernel tile_tf32(const TileArguments &a);
+TileKernel tile_bf16(const TileArguments &a);
 
 } // namespace turbofno

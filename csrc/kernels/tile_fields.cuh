@@ -1,23 +1,15 @@
 // What a warp reads and writes of a field: all channels of 16 neighbouring points, in the order of products.cuh.
 #pragma once
 
+#include "inbox.cuh"
 #include "products.cuh"
 
 namespace turbofno {
 
-// A warp's 16 points of a row; lane (g, t) has the points g and g + 8 of them.
+// A warp's 16 points of a row; lane (g, t) has the points g and g + 8 of them. The same for all lanes.
 struct Place {
-    int64_t row; // b * outer + o
-    int b, o;
-    int point; // the lane's first
-    bool inside[2]; // its two points are of the row
-};
-
-struct FieldShape {
-    int64_t outer;
-    int points, channels;
-    bool channel_first;
-    int first_channel; // of the tile
+    int row, b, o; // row = b * outer + o
+    int point; // the first
 };
 
 __device__ __forceinline__ float4 load_four(const float *from) { return *reinterpret_cast<const float4 *>(from); }
@@ -35,57 +27,111 @@ __device__ __forceinline__ void store_four(__nv_bfloat16 *to, float4 v) {
     *reinterpret_cast<uint2 *>(to) = uint2{word(__floats2bfloat162_rn(v.x, v.y)), word(__floats2bfloat162_rn(v.z, v.w))};
 }
 
-// Where channel 0 of a point of a channel-first field lies, and the distance between its channels.
-__device__ __forceinline__ int64_t channel_first_at(const FieldShape &shape, const Place &at, int second) {
-    return (int64_t(at.b) * shape.channels * shape.outer + at.o) * shape.points + at.point + 8 * second;
+// Elements from one point to the next, whole 16-byte words.
+template <typename Field> __host__ __device__ constexpr int pitch_of(int channels) {
+    constexpr int kWord = 16 / int(sizeof(Field));
+    return (channels + kWord - 1) / kWord * kWord;
 }
 
-// Channels `channel` .. + 3 of the lane's points; zeros where there is none.
-template <typename Field>
-__device__ __forceinline__ void load_channels(float4 (&to)[2], const void *field, const FieldShape &shape,
-                                              const Place &at, int channel) {
-    channel += shape.first_channel;
-#pragma unroll
-    for (int second = 0; second < 2; ++second) {
-        to[second] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-        if (!at.inside[second] || channel >= shape.channels) continue;
-        if (shape.channel_first) {
-            const int64_t stride = shape.outer * shape.points;
-            const float *from = static_cast<const float *>(field) + channel_first_at(shape, at, second) + channel * stride;
-            to[second].x = from[0];
-            if (channel + 1 < shape.channels) to[second].y = from[stride];
-            if (channel + 2 < shape.channels) to[second].z = from[2 * stride];
-            if (channel + 3 < shape.channels) to[second].w = from[3 * stride];
-        } else {
-            const int pitch = (shape.channels + 3) & ~3;
-            const int64_t point = at.row * shape.points + at.point + 8 * second;
-            to[second] = load_four(static_cast<const Field *>(field) + point * pitch + channel);
-        }
-    }
-}
+// This lane's two points in a channels-last field. A point behind the row's end stands for its last one.
+template <typename Field> struct Points {
+    Field *at[2]; // channel 4t of the tile
+    int left; // channels from 4t on
+    bool inside[2];
 
-template <typename Field>
-__device__ __forceinline__ void store_channels(void *field, const FieldShape &shape, const Place &at, int channel,
-                                               const float4 (&from)[2]) {
-    channel += shape.first_channel;
-    if (channel >= shape.channels) return;
+    __device__ __forceinline__ Points(const void *field, int channels, int first_channel, int row_points, const Place &place,
+                                      int lane) {
+        const int channel = first_channel + 4 * (lane % 4), first = place.point + lane / 4, last = row_points - 1;
+        left = channels - channel;
+        auto *all = const_cast<Field *>(static_cast<const Field *>(field)) + channel;
 #pragma unroll
-    for (int second = 0; second < 2; ++second) {
-        if (!at.inside[second]) continue;
-        if (shape.channel_first) {
-            const int64_t stride = shape.outer * shape.points;
-            float *to = static_cast<float *>(field) + channel_first_at(shape, at, second) + channel * stride;
-            to[0] = from[second].x;
-            if (channel + 1 < shape.channels) to[stride] = from[second].y;
-            if (channel + 2 < shape.channels) to[2 * stride] = from[second].z;
-            if (channel + 3 < shape.channels) to[3 * stride] = from[second].w;
-        } else {
-            const int pitch = (shape.channels + 3) & ~3;
-            const int64_t point = at.row * shape.points + at.point + 8 * second;
-            store_four(static_cast<Field *>(field) + point * pitch + channel, from[second]);
+        for (int second = 0; second < 2; ++second) {
+            const int point = min(first + 8 * second, last);
+            inside[second] = first + 8 * second <= last;
+            at[second] = all + (int64_t(place.row) * row_points + point) * pitch_of<Field>(channels);
         }
     }
-}
+
+    // Channels 16s + 4t .. + 3 of both points; zeros where there is none.
+    __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            to[second] = 16 * s < left ? load_four(at[second] + 16 * s) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        }
+    }
+
+    __device__ __forceinline__ void store(int s, const float4 (&from)[2]) const {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            if (inside[second] && 16 * s < left) store_four(at[second] + 16 * s, from[second]);
+        }
+    }
+};
+
+// The same in a float32 field with its channels first.
+struct ChannelFirstPoints {
+    float *at[2];
+    int64_t stride; // between channels
+    int left;
+    bool inside[2];
+
+    __device__ __forceinline__ ChannelFirstPoints(const void *field, int channels, int first_channel, int outer, int row_points,
+                                                  const Place &place, int lane) {
+        const int channel = first_channel + 4 * (lane % 4), first = place.point + lane / 4, last = row_points - 1;
+        left = channels - channel;
+        stride = int64_t(outer) * row_points;
+        auto *row = const_cast<float *>(static_cast<const float *>(field)) + int64_t(place.b) * channels * stride +
+                    channel * stride + int64_t(place.o) * row_points;
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            inside[second] = first + 8 * second <= last;
+            at[second] = row + min(first + 8 * second, last);
+        }
+    }
+
+    __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            const float *from = at[second] + 16 * s * stride;
+            to[second].x = 16 * s < left ? from[0] : 0.0f;
+            to[second].y = 16 * s + 1 < left ? from[stride] : 0.0f;
+            to[second].z = 16 * s + 2 < left ? from[2 * stride] : 0.0f;
+            to[second].w = 16 * s + 3 < left ? from[3 * stride] : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void store(int s, const float4 (&from)[2]) const {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            float *to = at[second] + 16 * s * stride;
+            if (!inside[second]) continue;
+            if (16 * s < left) to[0] = from[second].x;
+            if (16 * s + 1 < left) to[stride] = from[second].y;
+            if (16 * s + 2 < left) to[2 * stride] = from[second].z;
+            if (16 * s + 3 < left) to[3 * stride] = from[second].w;
+        }
+    }
+};
+
+// The same in shared memory (inbox.cuh).
+template <typename Field> struct InboxPoints {
+    const Field *at;
+    int left, pitch;
+
+    __device__ __forceinline__ InboxPoints(const void *buffer, int channels, int first_channel, int lane) {
+        const int channel = first_channel + 4 * (lane % 4);
+        pitch = pitch_of<Field>(channels);
+        left = channels - channel;
+        at = static_cast<const Field *>(buffer) + lane / 4 * pitch + channel;
+    }
+
+    __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            to[second] = 16 * s < left ? load_four(at + 8 * second * pitch + 16 * s) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        }
+    }
+};
 
 // Fragments 2s and 2s + 1 as the four channels of both points, and back.
 template <typename Fragment>

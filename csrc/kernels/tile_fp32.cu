@@ -2,6 +2,6 @@
 
 namespace turbofno {
 
-TileKernel tile_fp32(const TilePlan &plan) { return kernel_of<Fp32>(plan); }
+TileKernel tile_fp32(const TileArguments &a) { return kernel_of<Fp32>(a); }
 
 } // namespace turbofno

@@ -54,6 +54,12 @@ __device__ void copy_words(uint4 *to, const void *from, int words) {
     for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = static_cast<const uint4 *>(from)[i];
 }
 
+// A vector over channels, from the tile's first channel on; it has whole 16 entries.
+__device__ void copy_vector(float *to, const float *from, int count, int first_channel) {
+    if (from == nullptr) return;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[first_channel + i];
+}
+
 // B operands in shared memory.
 struct Held {
     const uint4 *words; // this lane's first
@@ -67,13 +73,13 @@ struct Held {
 
 // A row's mixed spectra as a B operand: terms (re, im, re, im, ..) of its modes, columns the channels.
 template <typename P>
-__device__ void stage_spectra(uint4 *to, const turbofno_tile &t, int64_t row, int pairs, int first_channel,
+__device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const Place &at, int pairs, int first_channel,
                               const Team &team) {
-    const int b = int(row / t.outer), o = int(row - b * t.outer), g = team.lane / 4, lane_mode = team.lane % 4;
+    const int g = team.lane / 4, lane_mode = team.lane % 4;
     const int chunks = ceil_div(2 * t.modes, 32), blocks = chunks * pairs;
     auto *backs = reinterpret_cast<float *>(to + blocks * kPairWords<P>);
     const int64_t stride = t.outer * t.modes; // from one channel to the next
-    const auto *from = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(b) * t.channels * t.outer + o) * t.modes;
+    const auto *from = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(at.b) * t.channels * t.outer + at.o) * t.modes;
     for (int block = team.member; block < blocks; block += team.size) {
         const int chunk = block / pairs, pair = block - chunk * pairs;
         float2 z[2][2][2]; // step, fragment, first or second register
@@ -106,15 +112,16 @@ __device__ void stage_spectra(uint4 *to, const turbofno_tile &t, int64_t row, in
     }
 }
 
-// The tables' words of one tile: in shared memory or through L1.
-template <typename P> struct Table {
+// A table's words: in shared memory or through L1.
+struct Table {
     const uint4 *shared, *global;
+    bool on_chip;
 
-    __device__ __forceinline__ uint4 word(int at) const { return shared != nullptr ? shared[at] : __ldg(global + at); }
+    __device__ __forceinline__ uint4 word(int at) const { return on_chip ? shared[at] : __ldg(global + at); }
 };
 
 template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const Table<P> &table, int tile, int chunks,
+__device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const Table &table, int tile, int chunks,
                                            const Held &spectra, float table_back, int lane) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -135,6 +142,16 @@ __device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const 
     }
 }
 
+// Points that do not exist have whatever values were there; an analysis takes them for zero.
+template <int FRAGMENTS>
+__device__ __forceinline__ void zero_behind(float (&values)[FRAGMENTS][4], int point, int points) {
+#pragma unroll
+    for (auto &fragment : values) {
+        if (point >= points) fragment[0] = fragment[1] = 0.0f;
+        if (point + 8 >= points) fragment[2] = fragment[3] = 0.0f;
+    }
+}
+
 // Four fragments from `first` on; zeros behind the last.
 template <int FRAGMENTS>
 __device__ __forceinline__ void take_four(float (&four)[4][4], const float (&values)[FRAGMENTS][4], int first) {
@@ -147,8 +164,8 @@ __device__ __forceinline__ void take_four(float (&four)[4][4], const float (&val
 
 // The next analysis: sums += y^T . table over the tile's points. Rows of the product are channels, columns cos and sin.
 template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAGMENTS][4], const Table<P> &table, int tile,
-                                        int pairs, float table_back, bool first, int lane) {
+__device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAGMENTS][4], const Table &table, int tile,
+                                        int columns, float table_back, bool first, int lane) {
     Scale scale{1.0f, 1.0f};
     if constexpr (P::kScaled) {
         float most = 0.0f;
@@ -160,6 +177,7 @@ __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAG
         scale = scale_of(largest_of_lanes<1, 32>(most));
     }
     const float back = scale.back * table_back;
+    const int pairs = ceil_div(columns, 2);
     constexpr int kTogether = FRAGMENTS < 4 ? 1 : 2; // of 16 channels
 #pragma unroll
     for (int m0 = 0; m0 < FRAGMENTS / 2; m0 += kTogether) {
@@ -174,70 +192,67 @@ __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAG
                 if constexpr (P::kSplit) low[m][r] = transposed(low[m][r]);
             }
         }
-#pragma unroll 1
-        for (int pair = 0; pair < pairs; ++pair) {
-            const int at = (tile * pairs + pair) * (P::kPlanes * kLanes) + lane;
-            const uint4 h = table.word(at);
-            uint4 l{};
-            if constexpr (P::kSplit) l = table.word(at + kLanes);
-            float part[kTogether][2][4] = {};
+        const int at = tile * pairs * (P::kPlanes * kLanes) + lane;
+        float4 *to = sums + m0 * columns * kLanes + lane;
+        const auto add = [&](int n, uint32_t h0, uint32_t h1, uint32_t l0, uint32_t l1) {
+            float part[kTogether][4] = {};
             if constexpr (P::kSplit) {
 #pragma unroll
-                for (int i = 0; i < 2 * kTogether; ++i) {
-                    multiply_add<P>(part[i / 2][i % 2], low[i / 2], i % 2 ? h.z : h.x, i % 2 ? h.w : h.y);
-                }
+                for (int m = 0; m < kTogether; ++m) multiply_add<P>(part[m], low[m], h0, h1);
 #pragma unroll
-                for (int i = 0; i < 2 * kTogether; ++i) {
-                    multiply_add<P>(part[i / 2][i % 2], high[i / 2], i % 2 ? l.z : l.x, i % 2 ? l.w : l.y);
-                }
+                for (int m = 0; m < kTogether; ++m) multiply_add<P>(part[m], high[m], l0, l1);
             }
 #pragma unroll
-            for (int i = 0; i < 2 * kTogether; ++i) {
-                multiply_add<P>(part[i / 2][i % 2], high[i / 2], i % 2 ? h.z : h.x, i % 2 ? h.w : h.y);
-            }
+            for (int m = 0; m < kTogether; ++m) multiply_add<P>(part[m], high[m], h0, h1);
 #pragma unroll
-            for (int i = 0; i < 2 * kTogether; ++i) {
-                float4 *sum = sums + ((m0 + i / 2) * 2 * pairs + 2 * pair + i % 2) * kLanes + lane;
+            for (int m = 0; m < kTogether; ++m) {
+                float4 *sum = to + (m * columns + n) * kLanes;
                 const float4 before = first ? float4{} : *sum;
-                const float(&p)[4] = part[i / 2][i % 2];
+                const float(&p)[4] = part[m];
                 *sum = {fmaf(p[0], back, before.x), fmaf(p[1], back, before.y), fmaf(p[2], back, before.z),
                         fmaf(p[3], back, before.w)};
             }
+        };
+#pragma unroll 1
+        for (int pair = 0; pair < pairs; ++pair) {
+            const uint4 h = table.word(at + pair * (P::kPlanes * kLanes));
+            uint4 l{};
+            if constexpr (P::kSplit) l = table.word(at + pair * (P::kPlanes * kLanes) + kLanes);
+            add(2 * pair, h.x, h.y, l.x, l.y);
+            if (2 * pair + 1 < columns) add(2 * pair + 1, h.z, h.w, l.z, l.w);
         }
     }
 }
 
 // The sums of a team's warps as the row's spectra.
 template <int FRAGMENTS>
-__device__ void write_spectra(float *spectra, const float4 *sums, int sums_words, const turbofno_tile &t, int64_t row,
-                              int pairs, int first_channel, const Team &team) {
-    const int b = int(row / t.outer), o = int(row - b * t.outer), g = team.lane / 4;
-    auto *to = reinterpret_cast<float2 *>(spectra) + (int64_t(b) * t.channels * t.outer + o) * t.next_modes;
-    const int64_t stride = t.outer * t.next_modes;
-    for (int item = team.member; item < FRAGMENTS / 2 * 2 * pairs; item += team.size) {
-        float4 sum = sums[item * kLanes + team.lane];
+__device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, int sums_words, const turbofno_tile &t,
+                                              int columns, int first_channel, const Team &team) {
+    const int mode0 = team.lane % 4, channel0 = first_channel + channel_of(0, team.lane / 4);
+    const int64_t stride = t.outer * t.next_modes; // from one channel to the next
+    to += channel0 * stride + mode0;
+    int m = 0, n = team.member;
+    for (const float4 *from = sums + team.member * kLanes + team.lane; m < FRAGMENTS / 2;
+         from += team.size * kLanes, n += team.size) {
+        while (n >= columns) n -= columns, ++m;
+        if (m >= FRAGMENTS / 2) break;
+        float4 sum = *from;
         for (int other = 1; other < team.size; ++other) {
-            const float4 more = sums[other * sums_words + item * kLanes + team.lane];
+            const float4 more = from[other * sums_words];
             sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
         }
-        const int m = item / (2 * pairs), n = item - m * 2 * pairs;
-        const int mode = 4 * n + team.lane % 4, channel = first_channel + 16 * m + channel_of(0, g);
-        if (mode >= t.next_modes) continue;
-        if (channel < t.channels) to[channel * stride + mode] = {sum.x, sum.y};
-        if (channel + 2 < t.channels) to[(channel + 2) * stride + mode] = {sum.z, sum.w};
+        if (4 * n + mode0 >= t.next_modes) continue;
+        float2 *at = to + 16 * m * stride + 4 * n;
+        if (channel0 + 16 * m < t.channels) *at = {sum.x, sum.y};
+        if (channel0 + 16 * m + 2 < t.channels) at[2 * stride] = {sum.z, sum.w};
     }
 }
 
-// Four neighbouring entries of a vector over channels.
-__device__ __forceinline__ float4 vector_at(const float *vector, int channel, float otherwise) {
-    return vector != nullptr ? __ldg(reinterpret_cast<const float4 *>(vector + channel))
-                             : float4{otherwise, otherwise, otherwise, otherwise};
-}
-
+// Vectors over channels, four neighbouring entries at a time.
 template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&values)[FRAGMENTS][4], const float *vector, int t) {
 #pragma unroll
     for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        const float4 v = vector_at(vector, 16 * s + 4 * t, 0.0f);
+        const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             values[2 * s][e] += e % 2 ? v.y : v.x;
@@ -246,10 +261,22 @@ template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&valu
     }
 }
 
+template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values)[FRAGMENTS][4], const float *vector, int t) {
+#pragma unroll
+    for (int s = 0; s < FRAGMENTS / 2; ++s) {
+        const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            values[2 * s][e] *= e % 2 ? v.y : v.x;
+            values[2 * s + 1][e] *= e % 2 ? v.w : v.z;
+        }
+    }
+}
+
 // out += second . activation(first . y + shift), 32 hidden channels at a time.
 template <typename P, int FRAGMENTS, int OUT>
 __device__ __forceinline__ void perceptron(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4],
-                                           const turbofno_step &step, const Held &first, const Held &second, int t) {
+                                           const turbofno_step &step, const Held &first, const Held &second, const float *shift, int t) {
     constexpr int kChunks = FRAGMENTS < 4 ? 1 : FRAGMENTS / 4;
     Operand<P> in[kChunks];
 #pragma unroll
@@ -279,7 +306,7 @@ __device__ __forceinline__ void perceptron(float (&out)[OUT][4], const float (&v
                 add_product<P>(hidden, in[q], first.words + pair * kPairWords<P>, first.back + pair);
             }
         }
-        if (step.shift != nullptr) add_vector(hidden, step.shift + 32 * chunk, t);
+        if (shift != nullptr) add_vector(hidden, shift + 32 * chunk, t);
         activate<P>(hidden, step.activation, step.parameter);
         Operand<P> a;
         to_operand(a, hidden);
@@ -288,21 +315,84 @@ __device__ __forceinline__ void perceptron(float (&out)[OUT][4], const float (&v
     }
 }
 
-template <typename P, int FRAGMENTS, bool WIDE>
+// values += weight . x, 32 of x's channels at a time.
+template <typename P, int FRAGMENTS, typename From>
+__device__ __forceinline__ void add_map(float (&values)[FRAGMENTS][4], const From &x, int terms, const Held &map) {
+#pragma unroll 1
+    for (int q = 0; 32 * q < terms; ++q) {
+        float4 points[2][2];
+        x.load(points[0], 2 * q);
+        x.load(points[1], 2 * q + 1);
+        float four[4][4];
+        to_fragments(four[0], four[1], points[0]);
+        to_fragments(four[2], four[3], points[1]);
+        Operand<P> a;
+        to_operand(a, four);
+        const int pair = q * (FRAGMENTS / 2);
+        add_product<P>(values, a, map.words + pair * kPairWords<P>, map.back + pair);
+    }
+}
+
+template <int FRAGMENTS, typename From>
+__device__ __forceinline__ void add_gate(float (&values)[FRAGMENTS][4], const From &x, const float *weight, int t) {
+#pragma unroll
+    for (int s = 0; s < FRAGMENTS / 2; ++s) {
+        float4 points[2];
+        x.load(points, s);
+        const float4 w = *reinterpret_cast<const float4 *>(weight + 16 * s + 4 * t);
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
+            even[0] = fmaf(w.x, points[second].x, even[0]), even[1] = fmaf(w.y, points[second].y, even[1]);
+            odd[0] = fmaf(w.z, points[second].z, odd[0]), odd[1] = fmaf(w.w, points[second].w, odd[1]);
+        }
+    }
+}
+
+template <int FRAGMENTS, typename From>
+__device__ __forceinline__ void load_all(float (&values)[FRAGMENTS][4], const From &from) {
+#pragma unroll
+    for (int s = 0; s < FRAGMENTS / 2; ++s) {
+        float4 points[2];
+        from.load(points, s);
+        to_fragments(values[2 * s], values[2 * s + 1], points);
+    }
+}
+
+template <int FRAGMENTS, typename To>
+__device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], const To &to) {
+#pragma unroll
+    for (int s = 0; s < FRAGMENTS / 2; ++s) {
+        float4 points[2];
+        to_points(points, values[2 * s], values[2 * s + 1]);
+        to.store(s, points);
+    }
+}
+
+// Calls run(i, kind) for the steps of a program that is known when this is compiled (tile.h).
+template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void unrolled(const Run &run) {
+    if constexpr ((PROGRAM >> (4 * I)) != 0) {
+        run(I, int(PROGRAM >> (4 * I) & 15) - 1);
+        unrolled<PROGRAM, I + 1>(run);
+    }
+}
+
+template <typename P, int FRAGMENTS, bool WIDE, uint64_t PROGRAM>
 __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_program(const __grid_constant__ TileArguments a) {
     using Field = typename P::Field;
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
-    const int warp = threadIdx.x / kLanes, first_channel = blockIdx.y * (8 * FRAGMENTS);
+    // the same for all lanes, which the compiler cannot know
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = blockIdx.y * (8 * FRAGMENTS);
     Team team;
     team.size = plan.team;
     team.index = warp / plan.team;
     team.member = warp - team.index * plan.team;
     team.lane = threadIdx.x % kLanes;
-    const int lane = team.lane, g = lane / 4, lane_t = lane % 4;
+    const int lane = team.lane, lane_t = lane % 4;
     const int pairs_all = ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
-    const int chunks = ceil_div(2 * t.modes, 32), next_pairs = ceil_div(2 * t.next_modes, 16);
+    const int chunks = ceil_div(2 * t.modes, 32), columns = ceil_div(2 * t.next_modes, 8);
 
     // prologue: weights and tables, which the kernel before seldom makes
     if (!t.weights_settled) wait_for_previous();
@@ -321,14 +411,18 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_prog
                          kPairWords<P>);
         }
     }
+    for (int i = 0; i < t.steps; ++i) {
+        const turbofno_step &step = t.step[i];
+        if (step.per_sample) continue;
+        float *to = reinterpret_cast<float *>(shared + plan.vectors_at[i]);
+        copy_vector(to, step.scale, plan.vector_width[i], first_channel);
+        copy_vector(to + plan.vector_width[i], step.shift, plan.vector_width[i], first_channel);
+        copy_vector(to + 2 * plan.vector_width[i], step.second_shift, 8 * FRAGMENTS, first_channel);
+    }
     if (plan.tables_on_chip) {
         copy_words(shared + plan.synthesis_at, t.synthesis, tiles * chunks * 2 * P::kPlanes * kLanes);
-        copy_words(shared + plan.analysis_at, t.analysis, tiles * next_pairs * P::kPlanes * kLanes);
+        copy_words(shared + plan.analysis_at, t.analysis, tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
     }
-    const Table<P> synthesis{plan.tables_on_chip ? shared + plan.synthesis_at : nullptr,
-                             static_cast<const uint4 *>(t.synthesis)};
-    const Table<P> analysis{plan.tables_on_chip ? shared + plan.analysis_at : nullptr,
-                            static_cast<const uint4 *>(t.analysis)};
     uint4 *const own = shared + plan.first_team + team.index * plan.team_words;
     float4 *const sums = reinterpret_cast<float4 *>(own + plan.sums_at);
     float4 *const own_sums = sums + team.member * plan.sums_words;
@@ -336,99 +430,104 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_prog
     wait_for_previous();
 
     const Held spectra(own, 2 * t.modes, FRAGMENTS / 2, kPairWords<P>, lane);
-    const int teams = plan.warps / plan.team;
-    const int64_t rows = t.batch * t.outer, units = rows * plan.splits;
-    for (int64_t unit = int64_t(blockIdx.x) * teams + team.index; unit < units; unit += int64_t(gridDim.x) * teams) {
+    const int outer = int(t.outer), rows = int(t.batch) * outer, units = rows * plan.splits;
+    const int teams = plan.warps / plan.team, stride = gridDim.x * teams;
+    const auto place_of = [&](int unit) {
         Place at;
         at.row = unit / plan.splits;
-        const int split = int(unit - at.row * plan.splits);
-        at.b = int(at.row / t.outer);
-        at.o = int(at.row - at.b * t.outer);
+        at.b = at.row / outer;
+        at.o = at.row - at.b * outer;
+        const int split = unit - at.row * plan.splits, tile = split * plan.split_tiles + team.member;
+        // without a tile in this row: behind its end
+        at.point = tile < min(tiles, (split + 1) * plan.split_tiles) ? tile * kTilePoints : t.points;
+        return at;
+    };
+    const auto synthesis_table = [&] {
+        return Table{shared + plan.synthesis_at, static_cast<const uint4 *>(t.synthesis), plan.tables_on_chip};
+    };
+    const auto analysis_table = [&] {
+        return Table{shared + plan.analysis_at, static_cast<const uint4 *>(t.analysis), plan.tables_on_chip};
+    };
+    const turbofno_step &boxed = t.step[max(plan.inbox_step, 0)];
+    uint4 *const box = own + plan.inbox_at + team.member * plan.inbox_words;
+    Inbox inbox(box + 1, box, plan.inbox_step >= 0, lane);
+    const auto send_for = [&](const Place &at) {
+        if (plan.inbox_step < 0) return;
+        const int bytes = pitch_of<Field>(boxed.channels) * int(sizeof(Field));
+        const auto *from = static_cast<const char *>(boxed.field) + (int64_t(at.row) * t.points + at.point) * bytes;
+        inbox.send_for(from, min(kTilePoints, t.points - at.point) * bytes, lane);
+    };
+    int unit = blockIdx.x * teams + team.index;
+    Place at = place_of(unit);
+    if (unit < units && at.point < t.points) send_for(at);
+    while (unit < units) {
+        const int split = plan.splits > 1 ? unit % plan.splits : 0;
         if (chunks > 0) {
-            stage_spectra<P>(own, t, at.row, FRAGMENTS / 2, first_channel, team);
+            stage_spectra<P>(own, t, at, FRAGMENTS / 2, first_channel, team);
             team.wait();
         }
+        const int following = unit + stride;
+        const Place next_row = place_of(min(following, units - 1));
         bool first = true;
         const int end = min(tiles, (split + 1) * plan.split_tiles);
         for (int tile = split * plan.split_tiles + team.member; tile < end; tile += team.size) {
-            at.point = tile * kTilePoints + g;
-            at.inside[0] = at.point < t.points;
-            at.inside[1] = at.point + 8 < t.points;
+            Place after = at;
+            after.point += team.size * kTilePoints;
+            const bool last_of_row = tile + team.size >= end;
+            if (last_of_row) after = next_row;
+            const bool goes_on = !last_of_row || following < units;
             float values[FRAGMENTS][4] = {};
-#pragma unroll 1
-            for (int i = 0; i < t.steps; ++i) {
+            const auto run = [&](int i, int kind) {
                 const turbofno_step &step = t.step[i];
-                const FieldShape shape{t.outer, t.points, step.channels, step.channel_first != 0, first_channel};
-                switch (step.kind) {
-                case TURBOFNO_LOAD: {
-#pragma unroll
-                    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-                        float4 points[2];
-                        load_channels<Field>(points, step.field, shape, at, 16 * s + 4 * lane_t);
-                        to_fragments(values[2 * s], values[2 * s + 1], points);
+                const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
+                const bool from_box = i >= plan.inbox_step && i <= plan.inbox_last;
+                if (i == plan.inbox_step) inbox.wait();
+                switch (kind) {
+                case TURBOFNO_LOAD:
+                    if (step.channel_first) {
+                        load_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
+                    } else if (from_box) {
+                        load_all(values, InboxPoints<Field>(box + 1, step.channels, first_channel, lane));
+                    } else {
+                        load_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
                     }
                     break;
-                }
                 case TURBOFNO_SYNTHESIS:
-                    synthesize<P>(values, synthesis, tile, chunks, spectra, a.synthesis_back, lane);
+                    synthesize<P>(values, synthesis_table(), tile, chunks, spectra, a.synthesis_back, lane);
                     break;
-                case TURBOFNO_AFFINE: {
-                    const int64_t vectors = (step.per_sample ? int64_t(at.b) * t.width : 0) + first_channel;
-#pragma unroll
-                    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-                        const int channel = 16 * s + 4 * lane_t;
-                        if (first_channel + channel >= t.width) continue;
-                        const float4 scale = vector_at(step.scale, int(vectors) + channel, 1.0f);
-                        const float4 shift = vector_at(step.shift, int(vectors) + channel, 0.0f);
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            values[2 * s][e] = fmaf(values[2 * s][e], e % 2 ? scale.y : scale.x, e % 2 ? shift.y : shift.x);
-                            values[2 * s + 1][e] =
-                                fmaf(values[2 * s + 1][e], e % 2 ? scale.w : scale.z, e % 2 ? shift.w : shift.z);
-                        }
+                case TURBOFNO_AFFINE:
+                    if (step.per_sample) {
+                        const int sample = at.b * t.width + first_channel;
+                        scale_by(values, step.scale + sample, lane_t);
+                        add_vector(values, step.shift + sample, lane_t);
+                    } else {
+                        if (step.scale != nullptr) scale_by(values, vectors, lane_t);
+                        if (step.shift != nullptr) add_vector(values, vectors + plan.vector_width[i], lane_t);
                     }
                     break;
-                }
                 case TURBOFNO_ADD_MAP: {
                     const Held map(shared + plan.first_at[i], step.terms, FRAGMENTS / 2, kPairWords<P>, lane);
-                    const FieldShape all{t.outer, t.points, step.channels, step.channel_first != 0, 0};
-                    float4 points[2][2];
-#pragma unroll
-                    for (int s = 0; s < 2; ++s) load_channels<Field>(points[s], step.field, all, at, 16 * s + 4 * lane_t);
-#pragma unroll 1
-                    for (int q = 0; q < ceil_div(step.terms, 32); ++q) {
-                        float four[4][4];
-                        to_fragments(four[0], four[1], points[0]);
-                        to_fragments(four[2], four[3], points[1]);
-                        Operand<P> x;
-                        to_operand(x, four);
-#pragma unroll
-                        for (int s = 0; s < 2; ++s) {
-                            load_channels<Field>(points[s], step.field, all, at, 32 * (q + 1) + 16 * s + 4 * lane_t);
-                        }
-                        const int pair = q * (FRAGMENTS / 2);
-                        add_product<P>(values, x, map.words + pair * kPairWords<P>, map.back + pair);
+                    if (step.channel_first) {
+                        const ChannelFirstPoints x(step.field, step.channels, 0, outer, t.points, at, lane);
+                        add_map<P>(values, x, step.terms, map);
+                    } else if (from_box) {
+                        add_map<P>(values, InboxPoints<Field>(box + 1, step.channels, 0, lane), step.terms, map);
+                    } else {
+                        add_map<P>(values, Points<Field>(step.field, step.channels, 0, t.points, at, lane), step.terms, map);
                     }
                     break;
                 }
-                case TURBOFNO_ADD_GATE: {
-#pragma unroll
-                    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-                        const int channel = 16 * s + 4 * lane_t;
-                        if (first_channel + channel >= t.width) continue;
-                        float4 points[2], weights[2];
-                        load_channels<Field>(points, step.field, shape, at, channel);
-                        weights[0] = vector_at(step.scale, first_channel + channel, 1.0f);
-#pragma unroll
-                        for (int second = 0; second < 2; ++second) {
-                            const float4 w = weights[0], x = points[second];
-                            float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
-                            even[0] = fmaf(w.x, x.x, even[0]), even[1] = fmaf(w.y, x.y, even[1]);
-                            odd[0] = fmaf(w.z, x.z, odd[0]), odd[1] = fmaf(w.w, x.w, odd[1]);
-                        }
+                case TURBOFNO_ADD_GATE:
+                    if (step.channel_first) {
+                        const ChannelFirstPoints x(step.field, step.channels, first_channel, outer, t.points, at, lane);
+                        add_gate(values, x, vectors, lane_t);
+                    } else if (from_box) {
+                        add_gate(values, InboxPoints<Field>(box + 1, step.channels, first_channel, lane), vectors, lane_t);
+                    } else {
+                        const Points<Field> x(step.field, step.channels, first_channel, t.points, at, lane);
+                        add_gate(values, x, vectors, lane_t);
                     }
                     break;
-                }
                 case TURBOFNO_ACTIVATE:
                     activate<P>(values, step.activation, step.parameter);
                     break;
@@ -436,68 +535,94 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_prog
                     if constexpr (WIDE) {
                         const Held in(shared + plan.first_at[i], step.terms, step.hidden / 16, kPairWords<P>, lane);
                         const Held out(shared + plan.second_at[i], step.hidden, FRAGMENTS / 2, kPairWords<P>, lane);
+                        const int hidden = plan.vector_width[i];
                         float result[FRAGMENTS][4];
-                        perceptron<P>(result, values, step, in, out, lane_t);
+                        perceptron<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
 #pragma unroll
                         for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
                             for (int e = 0; e < 4; ++e) values[j][e] = result[j][e];
                         }
-                        if (step.second_shift != nullptr) add_vector(values, step.second_shift, lane_t);
+                        if (step.second_shift != nullptr) add_vector(values, vectors + 2 * hidden, lane_t);
                     }
                     break;
-                case TURBOFNO_STORE: {
-#pragma unroll
-                    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-                        float4 points[2];
-                        to_points(points, values[2 * s], values[2 * s + 1]);
-                        store_channels<Field>(const_cast<void *>(step.field), shape, at, 16 * s + 4 * lane_t, points);
+                case TURBOFNO_STORE:
+                    if (step.channel_first) {
+                        store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
+                    } else {
+                        store_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
                     }
                     break;
-                }
                 case TURBOFNO_ANALYZE:
-                    analyze<P>(own_sums, values, analysis, tile, next_pairs, a.analysis_back, first, lane);
+                    if (at.point + kTilePoints > t.points) zero_behind(values, at.point + lane / 4, t.points);
+                    analyze<P>(own_sums, values, analysis_table(), tile, columns, a.analysis_back, first, lane);
                     break;
                 case TURBOFNO_PROJECT:
                     if constexpr (WIDE) {
                         const Held in(shared + plan.first_at[i], step.terms, step.hidden / 16, kPairWords<P>, lane);
                         const Held out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, 1,
                                        kPairWords<P>, lane);
+                        const int hidden = plan.vector_width[i];
                         float result[2][4];
-                        perceptron<P>(result, values, step, in, out, lane_t);
-                        if (step.second_shift != nullptr) add_vector(result, step.second_shift, lane_t);
-                        float4 points[2];
-                        to_points(points, result[0], result[1]);
-                        store_channels<Field>(const_cast<void *>(step.field), shape, at, 4 * lane_t, points);
+                        perceptron<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
+                        if (step.second_shift != nullptr) add_vector(result, vectors + 2 * hidden, lane_t);
+                        store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
                     }
                     break;
                 }
+                if (i == plan.inbox_last) {
+                    __syncwarp();
+                    if (goes_on && (!last_of_row || after.point < t.points)) send_for(after);
+                }
+            };
+            if constexpr (PROGRAM != 0) {
+                unrolled<PROGRAM>(run);
+            } else {
+#pragma unroll 1
+                for (int i = 0; i < t.steps; ++i) run(i, t.step[i].kind);
             }
             first = false;
+            at = after;
         }
-        if (next_pairs > 0) {
+        if (columns > 0) {
             if (first) { // a warp without a tile in this row
                 for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
             }
             team.wait();
-            float *to = a.next + (plan.splits > 1 ? int64_t(split) * rows * t.channels * 2 * t.next_modes : 0);
-            write_spectra<FRAGMENTS>(to, sums, plan.sums_words, t, at.row, next_pairs, first_channel, team);
+            const int row = unit / plan.splits, b = row / outer;
+            const int64_t place = int64_t(b) * t.channels * outer + (row - b * outer);
+            const int64_t part = plan.splits > 1 ? int64_t(split) * rows * t.channels : 0;
+            write_spectra<FRAGMENTS>(reinterpret_cast<float2 *>(a.next) + (part + place) * t.next_modes, sums,
+                                     plan.sums_words, t, columns, first_channel, team);
         }
         team.wait(); // spectra and sums have been read
+        if (first && following < units && next_row.point < t.points) send_for(next_row);
+        unit = following;
+        at = next_row;
     }
     let_next_start();
 }
 
-template <typename P, int FRAGMENTS> TileKernel kernel_of(bool wide) {
-    return wide ? tile_program<P, FRAGMENTS, true> : tile_program<P, FRAGMENTS, false>;
+// The programs of common networks are unrolled: a tenth fewer instructions, and loads that start early.
+template <typename P, int FRAGMENTS> TileKernel kernel_of(const TileArguments &a) {
+    if constexpr (FRAGMENTS == 4 || FRAGMENTS == 8) {
+        switch (program_of(a.tile)) {
+        case kLayer: return tile_program<P, FRAGMENTS, false, kLayer>;
+        case kLayerAlone: return tile_program<P, FRAGMENTS, false, kLayerAlone>;
+        case kBlock: return tile_program<P, FRAGMENTS, true, kBlock>;
+        case kLastBlock: return tile_program<P, FRAGMENTS, true, kLastBlock>;
+        case kLifting: return tile_program<P, FRAGMENTS, true, kLifting>;
+        }
+    }
+    return a.plan.wide ? tile_program<P, FRAGMENTS, true, 0> : tile_program<P, FRAGMENTS, false, 0>;
 }
 
-template <typename P> TileKernel kernel_of(const TilePlan &plan) {
-    switch (plan.fragments) {
-    case 2: return kernel_of<P, 2>(plan.wide);
-    case 4: return kernel_of<P, 4>(plan.wide);
-    case 8: return kernel_of<P, 8>(plan.wide);
-    default: return kernel_of<P, 16>(plan.wide);
+template <typename P> TileKernel kernel_of(const TileArguments &a) {
+    switch (a.plan.fragments) {
+    case 2: return kernel_of<P, 2>(a);
+    case 4: return kernel_of<P, 4>(a);
+    case 8: return kernel_of<P, 8>(a);
+    default: return kernel_of<P, 16>(a);
     }
 }
 

@@ -24,6 +24,23 @@ bool is_wide(const turbofno_tile &t) {
     return std::any_of(t.step, t.step + t.steps, makes_wide);
 }
 
+// 16-byte words of a point of a channels-last field.
+int words_of_point(const turbofno_tile &t, const turbofno_step &step) {
+    return ceil_div(step.channels, t.precision == TURBOFNO_BF16 ? 8 : 4);
+}
+
+// Which steps read a channels-last field that may come through the inbox: x, or else what the program begins with.
+void find_inbox(const turbofno_tile &t, TilePlan &p) {
+    p.inbox_step = p.inbox_last = -1;
+    for (int i = 0; i < t.steps; ++i) {
+        const int kind = t.step[i].kind;
+        if ((kind != TURBOFNO_ADD_MAP && kind != TURBOFNO_ADD_GATE) || t.step[i].channel_first) continue;
+        if (p.inbox_step < 0) p.inbox_step = i;
+        p.inbox_last = i;
+    }
+    if (p.inbox_step < 0 && t.step[0].kind == TURBOFNO_LOAD && !t.step[0].channel_first) p.inbox_step = p.inbox_last = 0;
+}
+
 // Words of a B operand with its scales.
 int operand_words(int terms, int channels, int planes) {
     const int of_pairs = chunks(terms) * pairs(channels);
@@ -47,15 +64,24 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
         if (step.hidden > 0) p.first_at[i] = place(operand_words(step.terms, step.hidden, p.planes));
         p.second_at[i] = place(operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
     }
-    const int next_pairs = pairs(2 * t.next_modes);
+    for (int i = 0; i < t.steps; ++i) {
+        const turbofno_step &step = t.step[i];
+        const bool affine = step.kind == TURBOFNO_AFFINE || step.kind == TURBOFNO_ADD_GATE;
+        p.vector_width[i] = makes_wide(step) ? step.hidden : affine && !step.per_sample ? held : 0;
+        const bool any = makes_wide(step) || p.vector_width[i] > 0;
+        p.vectors_at[i] = place(any ? ceil_div(2 * p.vector_width[i] + held, 4) : 0);
+    }
+    const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
     p.synthesis_at = place(p.tables_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
     p.analysis_at = place(p.tables_on_chip ? tiles * next_pairs * p.planes * kLanes : 0);
     p.first_team = at;
     at = 0;
     place(t.modes > 0 ? operand_words(2 * t.modes, held, p.planes) : 0);
     p.sums_at = at;
-    p.sums_words = p.fragments / 2 * 2 * next_pairs * kLanes;
-    p.team_words = p.sums_at + p.team * p.sums_words;
+    p.sums_words = p.fragments / 2 * next_fragments * kLanes;
+    p.inbox_at = p.sums_at + p.team * p.sums_words;
+    p.inbox_words = p.inbox_step < 0 ? 0 : 1 + kTilePoints * words_of_point(t, t.step[p.inbox_step]);
+    p.team_words = p.inbox_at + p.team * p.inbox_words;
     p.shared_bytes = 16 * (p.first_team + p.warps / p.team * p.team_words);
 }
 
@@ -67,7 +93,8 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * teams));
     const double busy = double(std::min<int64_t>(p.warps, p.team * ceil_div(units, blocks)));
-    const double tile = std::max(2.5, busy / 4) * (p.tables_on_chip ? 1.0 : 1.3);
+    const double slower = (p.tables_on_chip ? 1.0 : 1.3) * (p.inbox_step < 0 ? 1.2 : 1.0);
+    const double tile = std::max(2.5, busy / 4) * slower;
     const double row = (t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.team : 0.0) + 0.3;
     return rounds * (ceil_div(p.split_tiles, p.team) * tile + row * std::max(1.0, busy / 8)) + (p.splits > 1 ? 4 : 0);
 }
@@ -105,8 +132,10 @@ TilePlan plan(const turbofno_tile &t) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
         p.channel_tiles = ceil_div(t.width, 8 * p.fragments);
-        for (int on_chip = 1; on_chip >= 0; --on_chip) {
-            p.tables_on_chip = on_chip == 1;
+        for (int choice = 0; choice < 4; ++choice) {
+            p.tables_on_chip = choice % 2 == 0;
+            find_inbox(t, p);
+            if (choice / 2 == 1) p.inbox_step = p.inbox_last = -1;
             for (p.team = 1; p.team <= 16; p.team *= 2) {
                 const int step = std::max(p.team, 2);
                 for (p.warps = p.team; p.warps <= most_warps(p.fragments, p.wide); p.warps += p.warps < step ? p.team : step) {

@@ -21,9 +21,13 @@ struct TilePlan {
     int planes; // of an operand
     int blocks; // per channel tile
     // shared memory in 16-byte words: weights of each step, tables, then for each team from `first_team`: its spectra
-    // (words, then their scales), and for each of its warps the sums of the next analysis
+    // (words, then their scales), for each of its warps the sums of the next analysis, then its inbox
     int first_at[TURBOFNO_MOST_STEPS], second_at[TURBOFNO_MOST_STEPS];
+    int vectors_at[TURBOFNO_MOST_STEPS], vector_width[TURBOFNO_MOST_STEPS]; // scale, shift, second shift of a step
     int synthesis_at, analysis_at, first_team, team_words, sums_at, sums_words;
+    // The channels-last field that maps and gates (or the program's beginning) read goes through shared memory, a tile
+    // ahead: steps inbox_step .. inbox_last read it there; -1 without.
+    int inbox_step, inbox_last, inbox_at, inbox_words;
     int shared_bytes;
     size_t workspace_bytes;
 };
