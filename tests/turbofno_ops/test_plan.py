@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
-from models.config import ChannelMLP, FieldNormalization, FNOArchitecture, Normalization
-from models.fno import FNO
+from models.config import ChannelMLP, FNOArchitecture, Normalization
+from tests.models.importers.random_canonical import field_normalised
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
@@ -168,13 +168,10 @@ def test_a_skip_on_one_grid_in_a_layer_that_changes_it_is_refused_by_name() -> N
 
 
 def test_normalisation_by_fields_serves_its_grid_alone() -> None:
-    module = network(PLAIN)
-    fresh = FNO(PLAIN, FieldNormalization(grid=(12, 13))).eval().requires_grad_(False)
-    fields = {name: torch.rand_like(buffer) + 0.5 for name, buffer in fresh.named_buffers()}
-    fresh.load_state_dict({**module.state_dict(), **fields})
-    chain = compile_fno(fresh.double().description(), device="cpu")
+    module = field_normalised(network(PLAIN), (12, 13)).double()
+    chain = compile_fno(module.description(), device="cpu")
     x = torch.randn(2, 2, 12, 13, dtype=torch.float64)
-    assert relative_l2(chain(x), fresh(x)) < 1e-12
+    assert relative_l2(chain(x), module(x)) < 1e-12
     refused = chain.refusal((13, 12))
     assert refused is not None
     assert "field of another grid" in refused
