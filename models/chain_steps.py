@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models import blocks
-from models.spectrum import products
+from models.spectrum import spectral_terms
 from turbofno_ops import (
     MLP,
     Activate,
@@ -80,7 +80,7 @@ def _spectral(block: blocks.FourierBlock) -> Spectral:
     scaling = block.scaling
     return Spectral(
         block.spectral_weight,
-        products=partial(products, block.arch),
+        terms=partial(spectral_terms, block.arch),
         out_size=None if scaling is None else partial(blocks.scaled, scaling),
     )
 

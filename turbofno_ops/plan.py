@@ -17,7 +17,7 @@ from turbofno_ops._cuda import (
     program_refusal,
 )
 from turbofno_ops._graphs import Graph, GraphCache
-from turbofno_ops._lower import Chain, Tile, lower
+from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
 from turbofno_ops._pass import Frame, Leg, Pass, bytes_of_one, legs, size_after
@@ -149,11 +149,12 @@ class CompiledFNO:
         return _Verdict(refused, size_after(frame, on_grid), largest)
 
     def _kernels_refusal(self, on_grid: list[Leg], batch: int) -> str | None:
-        count, size = 0, on_grid[0].size
+        """Why the kernels do not run the chain on some grid, in words, or None if they do."""
+        layers, done, size = len(on_grid), 0, on_grid[0].size
         for item in self._chain.items:
-            leg = on_grid[min(count, len(on_grid) - 1)]
+            leg = on_grid[min(done, layers - 1)]
             if isinstance(item, Tile):
-                where = f"the steps before layer {count + 1}" if count < len(on_grid) else "the end"
+                where = "after" if done == layers else "before"
                 refused = program_refusal(
                     item.steps,
                     batch=batch,
@@ -164,17 +165,15 @@ class CompiledFNO:
                     precision=self.precision,
                 )
             else:
-                where, size, count = f"layer {count + 1}", leg.out_size, count + 1
+                where = "in"
+                c_in, c_out = leg.weights[0].shape[-2:]
                 refused = mix_refusal(
-                    batch,
-                    *leg.weights[0].shape[-2:],
-                    leg.size,
-                    leg.out_size,
-                    leg.modes,
-                    self.precision,
+                    batch, c_in, c_out, leg.size, leg.out_size, leg.modes, self.precision
                 )
             if refused is not None:
-                return f"{where} of {len(on_grid)}: {refused}"
+                return f"{where} layer {min(done + 1, layers)} of {layers}: {refused}"
+            if isinstance(item, Mix):
+                size, done = leg.out_size, done + 1
         return None
 
     def _pass(self, size: Size) -> Pass:

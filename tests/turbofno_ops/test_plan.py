@@ -35,8 +35,10 @@ from turbofno_ops import (
     Scaling,
     Spectral,
     compile_fno,
+    plan,
 )
 from turbofno_ops._check import check
+from turbofno_ops._pass import legs
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
 CPU = torch.device("cpu")
@@ -265,6 +267,53 @@ def test_four_axes_and_other_modes_in_every_layer() -> None:
         y = torch.nn.functional.gelu(z + torch.einsum("oi,bi...->bo...", skip, y))
     expected = torch.einsum("oi,bi...->bo...", projection, y)
     assert relative_l2(compile_fno(description, device="cpu")(x), expected) < 1e-12
+
+
+def test_the_kernels_are_asked_about_every_program_and_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update = {"channel_mlp": ChannelMLP(hidden_channels=4), "norm": "instance_norm"}
+    update |= {"resolution_scaling": ((2.0, 1.0), (1.0, 1.0), (1.0, 2.0))}
+    chain = compiled(PLAIN.model_copy(update=update))
+    asked: list[tuple[object, ...]] = []
+    stop_at = 0
+
+    def program(steps: tuple[object, ...], **shape: object) -> str | None:
+        asked.append((type(steps[0]).__name__, *shape.values()))
+        return "too wide" if len(asked) == stop_at else None
+
+    def mix(*shape: object) -> str | None:
+        asked.append(("mix", *shape))
+        return "too many" if len(asked) == stop_at else None
+
+    monkeypatch.setattr(plan, "program_refusal", program)
+    monkeypatch.setattr(plan, "mix_refusal", mix)
+    modes, fine = (6, 5), (20, 10)
+    on_grid = legs(chain._chain, (10, 10), shapes_only=True)
+    assert chain._kernels_refusal(on_grid, 4) is None
+    layer = [("Synthesis", 4, 8, 8, fine, modes, "fp32"), ("Held", 4, 8, 0, fine, modes, "fp32")]
+    last = (20, 20)
+    assert asked == [
+        ("Source", 4, 3, 0, (10, 10), modes, "fp32"),
+        ("mix", 4, 3, 8, (10, 10), fine, modes, "fp32"),
+        ("Synthesis", 4, 8, 3, fine, modes, "fp32"),
+        layer[1],
+        ("mix", 4, 8, 8, fine, fine, modes, "fp32"),
+        *layer,
+        ("mix", 4, 8, 8, fine, last, modes, "fp32"),
+        ("Synthesis", 4, 8, 8, last, modes, "fp32"),
+        ("Held", 4, 8, 0, last, modes, "fp32"),
+    ]
+    for number, why in (
+        (1, "before layer 1 of 3: too wide"),
+        (2, "in layer 1 of 3: too many"),
+        (3, "before layer 2 of 3: too wide"),
+        (8, "in layer 3 of 3: too many"),
+        (10, "after layer 3 of 3: too wide"),
+    ):
+        asked.clear()
+        stop_at = number
+        assert chain._kernels_refusal(on_grid, 4) == why
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
