@@ -148,8 +148,8 @@ class FNODescription:
         padding: For a grid, points (before, after) each axis around the lifted field, cut off again before
             the projection.
         padding_mode: Their values, as torch.nn.functional.pad has them.
-        resample: x on the grid of the result of a `Spectral` that has an `out_size`: linear, and it
-            treats all channels alike.
+        resample: x on the grid of the result of a `Spectral` that has an `out_size`: linear, all channels
+            alike, constants unchanged (on axes of two points or more).
     """
 
     in_channels: int

@@ -141,6 +141,9 @@ class CompiledFNO:
         on_grid = legs(chain, frame.padded, shapes_only=True)
         if not all(_holds_modes(leg) for leg in on_grid):
             return _Verdict(f"the grid {grid} does not hold the network's modes")
+        mixes = [item for item in chain.items if isinstance(item, Mix)]
+        if any(mix.resamples_x and 1 in leg.size for mix, leg in zip(mixes, on_grid, strict=True)):
+            return _Verdict(f"on the grid {grid} a layer resamples an axis of one point")
         one = bytes_of_one(chain, on_grid, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1

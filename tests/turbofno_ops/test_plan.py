@@ -60,12 +60,13 @@ def test_chain_equals_the_network(draw: int) -> None:
     x = field(module, rng.randint(1, 5), draw_size(rng, arch))
     expected = truth(module, x)
     single = compile_fno(module.description(), device="cpu")(x)
+    own = relative_l2(module(x), expected)
     # with few channels and points the two errors may differ by more than twice, either way
-    limit = max(2 * relative_l2(module(x), expected), 3e-6)
-    assert relative_l2(single, expected) < limit, arch
+    assert relative_l2(single, expected) < max(4 * own, 3e-6), arch
     double = compile_fno(module.double().description(), device="cpu")(x.double())
     assert double.dtype == torch.float64
-    assert relative_l2(double, expected) < 1e-11, arch
+    # a network may amplify rounding: float32 shows by how much
+    assert relative_l2(double, expected) < max(1e-6 * own, 1e-11), arch
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))
@@ -152,6 +153,18 @@ def test_layers_on_other_grids(scales: tuple[float, float], skip: str) -> None:
         assert chain(x[:0]).shape == expected[:0].shape
 
 
+def test_resampling_a_single_point_is_refused() -> None:
+    # through the spectrum of one point a constant does not stay one
+    update = {"modes": (1, 1, 1), "resolution_scaling": ((2.0, 2.0, 2.0),) * 3}
+    module = network(PLAIN.model_copy(update=update)).double()
+    chain = compile_fno(module.description(), device="cpu")
+    refused = chain.refusal((4, 1, 4))
+    assert refused is not None
+    assert "one point" in refused
+    x = torch.randn(1, 2, 3, 2, 4, dtype=torch.float64)
+    assert relative_l2(chain(x), module(x)) < 1e-12
+
+
 def test_a_network_may_end_on_another_grid_than_it_begins_on() -> None:
     module = network(PLAIN.model_copy(update={"resolution_scaling": ((2.0, 1.0),) * 3})).double()
     x = torch.randn(1, 2, 12, 12, dtype=torch.float64)
@@ -160,11 +173,16 @@ def test_a_network_may_end_on_another_grid_than_it_begins_on() -> None:
     assert relative_l2(result, module(x)) < 1e-12
 
 
-def test_a_skip_on_one_grid_in_a_layer_that_changes_it_is_refused_by_name() -> None:
+def test_a_skip_on_one_grid_in_a_layer_that_changes_it() -> None:
     update = {
         "resolution_scaling": ((2.0, 2.0),) * 3,
         "block": ("skip", "spectral", "activation"),
     }
+    module = network(PLAIN.model_copy(update=update)).double()
+    x = torch.randn(1, 2, 12, 13, dtype=torch.float64)
+    assert relative_l2(compile_fno(module.description(), device="cpu")(x), module(x)) < 1e-12
+    # through the spectrum the same grid is not the same field
+    update |= {"modes": (4, 4, 3), "resolution_scaling": ((2.0, 2.0, 2.0),) * 3}
     with pytest.raises(ChainRefused, match="the step 'skip'"):
         network(PLAIN.model_copy(update=update)).description()
 
