@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models import blocks
-from models.spectrum import products
+from models.spectrum import spectral_terms
 from turbofno_ops import (
     MLP,
     Activate,
@@ -27,16 +27,18 @@ def chain_steps(block: blocks.FourierBlock) -> Block:
     """The steps of a block, with its own weights.
 
     Raises:
-        ChainRefused: the block changes the resolution, and a skip in it joins fields of one grid.
+        ChainRefused: the block changes the resolution of three axes, and a skip in it adds a field of the same grid.
     """
     steps: list[BlockStep] = []
     resampled = False
+    # with fewer axes, resampling to the same grid changes nothing (models/resample.py)
+    filters = block.scaling is not None and block.arch.n_dim > 2
     for step in block.steps:
         if step == "spectral":
             resampled = True
         elif step == "branch":
             resampled = False
-        elif step in ("skip", "mlp_skip") and block.scaling is not None and not resampled:
+        elif step in ("skip", "mlp_skip") and filters and not resampled:
             raise ChainRefused(
                 f"its layers change the resolution, and the step {step!r} adds a field of the same grid"
             )
@@ -80,7 +82,7 @@ def _spectral(block: blocks.FourierBlock) -> Spectral:
     scaling = block.scaling
     return Spectral(
         block.spectral_weight,
-        products=partial(products, block.arch),
+        terms=partial(spectral_terms, block.arch),
         out_size=None if scaling is None else partial(blocks.scaled, scaling),
     )
 

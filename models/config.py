@@ -12,14 +12,10 @@ ACTIVATION_NAMES = (
     "none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "leaky_relu", "elu", "selu", "mish", "sin", "softplus",
     "hardtanh", "hardswish", "hardsigmoid",
 )  # fmt: skip
-"""Those of `turbofno_ops.ACTIVATIONS`, which needs PyTorch."""
-
-_PARAMETER = r"\(-?[0-9]{1,9}(\.[0-9]{1,20})?(e-[0-9]{1,2})?\)"
-Activation = Annotated[
-    str, Field(pattern=rf"^({'|'.join(ACTIVATION_NAMES)}|(leaky_relu|elu){_PARAMETER})$")
-]
-"""A name, or `leaky_relu(slope)` or `elu(alpha)`: see turbofno_ops/_activations.py."""
-
+_NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,20})?(e-[0-9]{1,2})?"
+_WRITTEN = rf"^({'|'.join(ACTIVATION_NAMES)}|(leaky_relu|elu)\({_NUMBER}\))$"
+Activation = Annotated[str, Field(pattern=_WRITTEN)]
+"""One of `turbofno_ops.ACTIVATIONS`, or `leaky_relu(slope)` or `elu(alpha)`: see turbofno_ops/_activations.py."""
 Skip = Literal["linear", "soft-gating", "identity", "none"]
 Norm = Literal["none", "instance_norm", "group_norm", "affine"]
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -29,7 +25,6 @@ BlockStep = Literal["spectral", "skip", "activation", "mlp", "mlp_skip", "norm",
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-
 
 _SETTING = {
     "burgers": (1, "periodic"),

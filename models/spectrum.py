@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from models.config import FNOArchitecture, ModePlacement, Precision
-from turbofno_ops import Product, spectral_conv
+from turbofno_ops import SpectralTerm, spectral_conv
 
 Rows = dict[int, list[int]]
 """Kept frequency -> rows of the stored weight (in FFT order) that are added up for it."""
@@ -77,7 +77,7 @@ def spectral(
     target = size if out_size is None else tuple(out_size)
     weights: list[torch.Tensor] = []
     factors: list[torch.Tensor | None] = []
-    for placed, phase in products(arch, weight, size, target):
+    for placed, phase in spectral_terms(arch, weight, size, target):
         if phase is None:
             weights.append(placed)
             factors.append(None)
@@ -94,9 +94,9 @@ def spectral(
     return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
 
 
-def products(
+def spectral_terms(
     arch: FNOArchitecture, weight: torch.Tensor, size: Sequence[int], target: Sequence[int]
-) -> list[Product]:
+) -> list[SpectralTerm]:
     """The spectral convolution of `arch` from one grid to another, as terms that keep their modes where they find them.
 
     weight is complex [c_in, c_out, *modes]; where nothing moves, the only term has it as it stands.
@@ -113,7 +113,7 @@ def products(
         placed = weight
         for axis, ((_, rows), count) in enumerate(zip(group, counts, strict=True), start=2):
             placed = _select(placed, axis, rows, count)
-        terms.append(Product(placed, _phase([shift for shift, _ in group], target[:-1])))
+        terms.append(SpectralTerm(placed, _phase([shift for shift, _ in group], target[:-1])))
     return terms
 
 

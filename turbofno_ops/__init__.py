@@ -22,9 +22,9 @@ from turbofno_ops.description import (
     FNODescription,
     Normalize,
     PointwiseMap,
-    Product,
     Scaling,
     Spectral,
+    SpectralTerm,
 )
 from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
 from turbofno_ops.fourier_layer import fourier_layer
@@ -51,10 +51,10 @@ __all__ = [
     "NativeStatus",
     "Normalize",
     "PointwiseMap",
-    "Product",
     "Replay",
     "Scaling",
     "Spectral",
+    "SpectralTerm",
     "Unrecordable",
     "compile_fno",
     "explain",

@@ -37,10 +37,10 @@ from turbofno_ops.description import (
     Normalize,
     PaddingMode,
     PointwiseMap,
-    Product,
     Scaling,
     Size,
     Spectral,
+    SpectralTerm,
 )
 
 
@@ -59,7 +59,7 @@ class Mix:
     """A spectral product: weight [*modes, c_in, c_out], the rest as in `Spectral`; x is resampled beside it, or not."""
 
     weight: torch.Tensor
-    products: Callable[[torch.Tensor, Size, Size], Sequence[Product]] | None
+    terms: Callable[[torch.Tensor, Size, Size], Sequence[SpectralTerm]] | None
     out_size: Callable[[Size], Size] | None
     resamples_x: bool
 
@@ -239,7 +239,7 @@ class _Writer:
         self._finish(Analyze())
         weight = mode_major(step.weight).contiguous()
         resamples = reads_x and step.out_size is not None
-        self._items.append(Mix(weight, step.products, step.out_size, resamples))
+        self._items.append(Mix(weight, step.terms, step.out_size, resamples))
         self._width = step.weight.shape[1]
         self._x_is_y = False
         self._begin(Synthesis())

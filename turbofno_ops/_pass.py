@@ -59,7 +59,7 @@ class Frame:
 
 
 class Leg(NamedTuple):
-    """A spectral product between two grids: its terms' weights [*modes, c_in, c_out] and phases, as in `Product`."""
+    """A spectral product between two grids: its terms' weights [*modes, c_in, c_out] and phases, as in `SpectralTerm`."""
 
     size: Size
     out_size: Size
@@ -90,11 +90,11 @@ def legs(chain: Chain, size: Size, *, shapes_only: bool = False) -> list[Leg]:
 def _leg(mix: Mix, size: Size, *, shapes_only: bool) -> Leg:
     out_size = size if mix.out_size is None else mix.out_size(size)
     weight = mix.weight.to("meta") if shapes_only else mix.weight
-    if mix.products is None:
+    if mix.terms is None:
         return Leg(size, out_size, (weight,), (None,))
     n_dim = len(size)
     channels_first = weight.permute(n_dim, n_dim + 1, *range(n_dim))
-    weights, phases = zip(*mix.products(channels_first, size, out_size), strict=True)
+    weights, phases = zip(*mix.terms(channels_first, size, out_size), strict=True)
     return Leg(size, out_size, tuple(mode_major(w).contiguous() for w in weights), phases)
 
 

@@ -30,7 +30,7 @@ class PointwiseMap:
     bias: torch.Tensor | None = None
 
 
-class Product(NamedTuple):
+class SpectralTerm(NamedTuple):
     """One term of a spectral step on some grid: Re(exp(i phase) G), where Re(G) is spectral_conv(y, weight).
 
     weight complex [c_in, c_out, *modes], phase float64 [*grid of the result without its last axis] in
@@ -47,14 +47,14 @@ class Spectral:
 
     Attributes:
         weight: As `spectral_conv` takes it.
-        products: For a weight, the grid of y and that of the result, the terms whose sum the step is there,
+        terms: For a weight, the grid of y and that of the result, the terms whose sum the step is there,
             all with the same modes. It may select, repeat and drop modes, and treats all channels alike.
             None is the weight as it stands.
         out_size: For the grid of y, that of the result; None is the same grid.
     """
 
     weight: torch.Tensor
-    products: Callable[[torch.Tensor, Size, Size], Sequence[Product]] | None = None
+    terms: Callable[[torch.Tensor, Size, Size], Sequence[SpectralTerm]] | None = None
     out_size: Callable[[Size], Size] | None = None
 
 
@@ -148,8 +148,8 @@ class FNODescription:
         padding: For a grid, points (before, after) each axis around the lifted field, cut off again before
             the projection.
         padding_mode: Their values, as torch.nn.functional.pad has them.
-        resample: x on the grid of the result of a `Spectral` that has an `out_size`: linear, and it
-            treats all channels alike.
+        resample: x on the grid of the result of a `Spectral` that has an `out_size`: linear, all channels
+            alike, constants unchanged (on axes of two points or more).
     """
 
     in_channels: int

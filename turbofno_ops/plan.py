@@ -18,7 +18,7 @@ from turbofno_ops._cuda import (
     program_refusal,
 )
 from turbofno_ops._graphs import Graph, GraphCache
-from turbofno_ops._lower import Chain, Tile, lower
+from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
 from turbofno_ops._pass import Frame, Leg, Pass, bytes_of_one, legs, size_after
@@ -142,6 +142,9 @@ class CompiledFNO:
         on_grid = legs(chain, frame.padded, shapes_only=True)
         if not all(_holds_modes(leg) for leg in on_grid):
             return _Verdict(f"the grid {grid} does not hold the network's modes")
+        mixes = [item for item in chain.items if isinstance(item, Mix)]
+        if any(mix.resamples_x and 1 in leg.size for mix, leg in zip(mixes, on_grid, strict=True)):
+            return _Verdict(f"on the grid {grid} a layer resamples an axis of one point")
         one = bytes_of_one(chain, on_grid, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1
@@ -150,11 +153,12 @@ class CompiledFNO:
         return _Verdict(refused, size_after(frame, on_grid), largest)
 
     def _kernels_refusal(self, on_grid: list[Leg], batch: int) -> str | None:
-        count, size = 0, on_grid[0].size
+        """Why the kernels do not run the chain on some grid, in words, or None if they do."""
+        layers, done, size = len(on_grid), 0, on_grid[0].size
         for item in self._chain.items:
-            leg = on_grid[min(count, len(on_grid) - 1)]
+            leg = on_grid[min(done, layers - 1)]
             if isinstance(item, Tile):
-                where = f"the steps before layer {count + 1}" if count < len(on_grid) else "the end"
+                where = "after" if done == layers else "before"
                 refused = program_refusal(
                     item.steps,
                     batch=batch,
@@ -166,17 +170,15 @@ class CompiledFNO:
                     limits=device_limits(self.device),
                 )
             else:
-                where, size, count = f"layer {count + 1}", leg.out_size, count + 1
+                where = "in"
+                c_in, c_out = leg.weights[0].shape[-2:]
                 refused = mix_refusal(
-                    batch,
-                    *leg.weights[0].shape[-2:],
-                    leg.size,
-                    leg.out_size,
-                    leg.modes,
-                    self.precision,
+                    batch, c_in, c_out, leg.size, leg.out_size, leg.modes, self.precision
                 )
             if refused is not None:
-                return f"{where} of {len(on_grid)}: {refused}"
+                return f"{where} layer {min(done + 1, layers)} of {layers}: {refused}"
+            if isinstance(item, Mix):
+                size, done = leg.out_size, done + 1
         return None
 
     def _pass(self, size: Size) -> Pass:

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.blocks import Pointwise, activate
+from models.blocks import Pointwise
 from models.config import Activation
 from models.fno import FNO
+from turbofno_ops._activations import activate
 
 
 def corners_of(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -120,7 +120,7 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
         ({"architecture__modes": [6]}, "grid.training has 2 axes"),
         ({"architecture__modes": [6, 4, 2, 2]}, "architecture.modes"),
         ({"architecture__hidden_channels": 0}, "architecture.hidden_channels"),
-        ({"architecture__activation": "mish"}, "architecture.activation"),
+        ({"architecture__activation": "softsign"}, "architecture.activation"),
         ({"architecture__norm_groups": 3}, "norm_groups=3 does not divide"),
         ({"architecture__domain_padding": {"points": [1]}}, "domain_padding has 1 entries"),
         ({"architecture__domain_padding": {}}, "exactly one of"),

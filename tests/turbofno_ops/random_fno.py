@@ -7,25 +7,41 @@ import random
 
 import torch
 
-from models.config import DomainPadding, FNOArchitecture, Normalization
+from models.config import (
+    BlockStep,
+    ChannelMLP,
+    DomainPadding,
+    FNOArchitecture,
+    Norm,
+    Normalization,
+    Skip,
+)
 from models.fno import FNO
 from turbofno_ops import ACTIVATIONS
 
 
 def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
-    """One or two axes; every skip, positions, padding, lifting and projection that a chain serves."""
-    modes = tuple(rng.randint(1, 9) for _ in range(n_dim))
+    """Every skip, channel MLP, norm, order of steps, positions, padding, lifting and projection of imported networks."""
+    modes = tuple(rng.randint(1, 9 if n_dim < 3 else 5) for _ in range(n_dim))
     amounts = tuple(rng.randint(0, 6) for _ in range(n_dim))
     sides = rng.choice(["end", "both"])
+    mode = rng.choice(["zeros", "zeros", "replicate", "reflect", "circular"])
+    skips = ["linear", "linear", "soft-gating", "identity", "none"]
+    skip, mlp_skip = rng.choice(skips), rng.choice(skips)
+    norm = rng.choice(["none", "none", "instance_norm", "group_norm", "affine"])
+    has_mlp = rng.random() < 0.6
+    block, last_block = _drawn_steps(rng, skip, mlp_skip if has_mlp else None, norm)
+    width = rng.choice([1, 6, 8, 20, 32])
     paddings = [
         None,
-        DomainPadding(points=amounts, sides=sides),
-        DomainPadding(fraction=tuple(amount / 30 for amount in amounts), sides=sides),
+        None,
+        DomainPadding(points=amounts, sides=sides, mode=mode),
+        DomainPadding(fraction=tuple(amount / 30 for amount in amounts), sides=sides, mode=mode),
     ]
     return FNOArchitecture(
         in_channels=rng.randint(1, 4),
         out_channels=rng.randint(1, 3),
-        hidden_channels=rng.choice([1, 6, 8, 20, 32]),
+        hidden_channels=width,
         n_layers=rng.randint(1, 4),
         modes=modes,
         activation=rng.choice(ACTIVATIONS),
@@ -33,12 +49,46 @@ def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
         projection_activation=rng.choice([None, *ACTIVATIONS]),
         lifting_channels=rng.choice([(), (), (12,), (7, 9)]),
         projection_channels=rng.choice([(), (16,), (40,), (12, 10), (300,)]),
-        skip=rng.choice(["linear", "linear", "soft-gating", "identity", "none"]),
+        skip=skip,
         skip_bias=rng.random() < 0.5,
         spectral_bias=rng.random() < 0.5,
+        channel_mlp=_drawn_mlp(rng, mlp_skip) if has_mlp else None,
+        norm=norm,
+        norm_groups=rng.choice([n for n in (1, 2, 4) if width % n == 0]),
         positional_grid=rng.choice(["none", "endpoint_excluded", "endpoint_included"]),
         domain_padding=rng.choice(paddings),
+        block=block,
+        last_block=last_block,
     )
+
+
+def _drawn_mlp(rng: random.Random, skip: Skip) -> ChannelMLP:
+    return ChannelMLP(
+        hidden_channels=rng.choice([1, 4, 16, 40]),
+        skip=skip,
+        activation=rng.choice([None, *ACTIVATIONS]),
+    )
+
+
+def _drawn_steps(
+    rng: random.Random, skip: Skip, mlp_skip: Skip | None, norm: Norm
+) -> tuple[tuple[BlockStep, ...], tuple[BlockStep, ...]]:
+    """The usual order, or neuraloperator's with preactivation and stabiliser, or with norms elsewhere."""
+    kind = rng.choice(["usual", "usual", "usual", "preactivation", "stabilised", "late"])
+    if kind == "usual":
+        return (), ()
+    norms: list[BlockStep] = [] if norm == "none" else ["norm"]
+    skips: list[BlockStep] = [] if skip == "none" else ["skip"]
+    mlp: list[BlockStep] = [] if mlp_skip is None else ["mlp"]
+    mlp += [] if mlp_skip in (None, "none") else ["mlp_skip"]
+    if kind == "preactivation":
+        block: list[BlockStep] = ["activation", *norms, "spectral", *skips, *norms, "activation"]
+        return (*block, *mlp), (*block[:-1], *mlp)
+    if kind == "stabilised":
+        first: list[BlockStep] = ["tanh", "spectral", *norms, *skips]
+        return (*first, "activation", *mlp, *norms, "activation"), (*first, *mlp, *norms)
+    late: list[BlockStep] = ["spectral", *skips, *norms, "activation", "branch", *mlp]
+    return (*late, "activation", "activation"), tuple(late)
 
 
 def draw_normalization(rng: random.Random, arch: FNOArchitecture) -> Normalization | None:
@@ -65,8 +115,9 @@ def network(arch: FNOArchitecture, normalization: Normalization | None = None) -
 
 
 def draw_size(rng: random.Random, arch: FNOArchitecture) -> tuple[int, ...]:
-    """A grid that holds the modes, odd and prime sizes as likely as any."""
-    return tuple(least + rng.randint(0, 30) for least in arch.smallest_grid)
+    """A grid that holds the modes and is longer than any padding, odd and prime sizes as likely as any."""
+    more = 30 if arch.n_dim < 3 else 9
+    return tuple(max(7, least) + rng.randint(0, more) for least in arch.smallest_grid)
 
 
 def field(module: FNO, batch: int, size: tuple[int, ...]) -> torch.Tensor:

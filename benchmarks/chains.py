@@ -1,0 +1,260 @@
+"""Which imported networks run as one chain: drawn with neuraloperator 2.0 itself, its defaults, PhysicsNeMo's FNOs.
+
+`python -m benchmarks.chains` prints the shares and the reasons for the rest, and writes results/chains.jsonl. A network
+counts on its training grid and on two others. On a GPU the kernels' own refusals count too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from neuralop import models as neuralop
+from torch import nn
+
+from benchmarks.timing import print_table, save
+from models.fno import FNO
+from models.importers.detect import convert, read_checkpoint
+from models.importers.physicsnemo import import_physicsnemo
+from models.importers.refusal import ImportRefused
+from models.importers.result import Imported, Options
+from turbofno_ops import ChainRefused, compile_fno
+
+SEED = 0
+_SKIPS = ("linear", "soft-gating", "identity", None)
+_GRIDS = {1: (128, 97, 256), 2: (32, 29, 45), 3: (16, 13, 18)}
+"""Points an axis of the training grid and of two others, by the number of axes."""
+
+
+class Network(NamedTuple):
+    """A network as its library has it, or None where the library is not here, and what the import made of it."""
+
+    kind: str
+    theirs: nn.Module | None
+    imported: Imported | ImportRefused
+    n_dim: int
+
+
+class Verdict(NamedTuple):
+    """Of a network: why it does not import or run on each grid, None where it does, and its largest distance from the library."""
+
+    imports: str | None
+    grids: tuple[str | None, ...]
+    distance: float
+
+
+def drawn(rng: random.Random) -> dict[str, Any]:
+    """Arguments of neuraloperator's FNO: every one that changes what it computes takes its turn."""
+    n_dim = rng.choice((1, 2, 2, 2, 3))
+    arguments: dict[str, Any] = {
+        "n_modes": tuple(rng.randint(3, 12) for _ in range(n_dim)),
+        "in_channels": rng.randint(1, 3),
+        "out_channels": rng.randint(1, 3),
+        "hidden_channels": rng.choice((8, 12, 16, 20)),
+        "n_layers": rng.randint(2, 5),
+        "lifting_channel_ratio": rng.choice((0, 1, 2, 2, 4)),
+        "projection_channel_ratio": rng.choice((1, 2, 2, 4)),
+        "positional_embedding": rng.choice(("grid", "grid", None)),
+        "non_linearity": rng.choice((F.gelu, F.gelu, F.relu, F.silu, F.tanh)),
+        "norm": rng.choice((None, None, "instance_norm", "group_norm", "batch_norm")),
+        "use_channel_mlp": rng.random() < 0.75,
+        "channel_mlp_expansion": rng.choice((0.5, 0.5, 1.0, 2.0)),
+        "channel_mlp_skip": rng.choice(_SKIPS),
+        "fno_skip": rng.choice(_SKIPS),
+        "stabilizer": rng.choice((None, None, "tanh")),
+        "preactivation": rng.random() < 0.25,
+        "factorization": rng.choice((None, None, "Tucker", "CP", "TT")),
+        "rank": rng.choice((0.3, 0.6, 1.0)),
+        "separable": rng.random() < 0.15,
+    }
+    geometry = rng.random()
+    if geometry < 0.3:
+        arguments["domain_padding"] = rng.choice((0.1, 0.25, [0.2] * n_dim))
+    elif geometry < 0.5:
+        factors = rng.choice(((1, 2, 1, 0.5, 1), (0.5, 1, 2, 1, 1), (1, 1.5, 1, 1, 1)))
+        arguments["resolution_scaling_factor"] = list(factors[: arguments["n_layers"]])
+    return arguments
+
+
+def defaults() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The library's defaults in one, two and three dimensions, each of a few usual changes alone."""
+    changes: tuple[dict[str, Any], ...] = (
+        {}, {"norm": "instance_norm"}, {"norm": "group_norm"}, {"norm": "batch_norm"}, {"domain_padding": 0.25},
+        {"positional_embedding": None}, {"use_channel_mlp": False}, {"preactivation": True}, {"stabilizer": "tanh"},
+        {"factorization": "Tucker", "rank": 0.42}, {"non_linearity": F.relu}, {"fno_skip": "soft-gating"},
+    )  # fmt: skip
+    for n_dim in (1, 2, 3):
+        for name in ("FNO", "TFNO"):
+            for change in changes:
+                arguments = {"n_modes": (8,) * n_dim, "in_channels": 3, "out_channels": 1}
+                yield name, {**arguments, "hidden_channels": 16, **change}
+
+
+def neuraloperators(count: int) -> Iterator[Network]:
+    """The defaults, then `count` drawn networks, saved by the library and read by the importer."""
+    rng = random.Random(SEED)
+    for name, arguments in defaults():
+        yield _built(f"{name} with defaults", name, arguments)
+    left = count
+    while left:
+        # it rounds the rank of a small factorisation to zero now and then, and cannot build that
+        with suppress(ZeroDivisionError, RuntimeError):
+            arguments = drawn(rng)
+            yield _built("drawn", "FNO", arguments)
+            left -= 1
+
+
+def _built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
+    theirs = getattr(neuralop, name)(**dict(arguments)).eval()
+    with torch.no_grad():
+        for tensor in (*theirs.parameters(), *theirs.buffers()):
+            if tensor.is_floating_point():
+                # zeros and ones would hide what is left out
+                tensor.add_(0.2 * torch.rand_like(tensor))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_checkpoint(Path(folder), "model")
+        imported = _imported(Path(folder))
+    return Network(kind, theirs, imported, len(arguments["n_modes"]))
+
+
+def _imported(path: Path) -> Imported | ImportRefused:
+    try:
+        # a TFNO stores no defaults: nothing tells its release
+        return convert(read_checkpoint(path), Options({"version": "2.0.0"}))
+    except ImportRefused as refused:
+        return refused
+
+
+def physicsnemos() -> Iterator[Network]:
+    """FNOs with the arguments that PhysicsNeMo takes, and tensors of the shapes that it gives them."""
+    for n_dim in (1, 2, 3):
+        for version in ("1.3.0", "2.2.2"):
+            for change in (
+                {}, {"padding": 0}, {"decoder_layers": 2}, {"coord_features": False}, {"padding_type": "reflect"},
+                {"padding_type": "circular", "padding": 3}, {"activation_fn": "silu"}, {"num_fno_modes": 5},
+            ):  # fmt: skip
+                arguments = {
+                    "in_channels": 2, "out_channels": 1, "dimension": n_dim, "latent_channels": 16,
+                    "num_fno_modes": 6, "padding": 4, "decoder_layers": 1, **change,
+                }  # fmt: skip
+                tensors = _physicsnemo_tensors(arguments)
+                metadata = {"physicsnemo_version": version}
+                imported = import_physicsnemo(tensors, arguments, metadata, Options())
+                yield Network("PhysicsNeMo", None, imported, n_dim)
+
+
+def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
+    n_dim, width, modes = (arguments[k] for k in ("dimension", "latent_channels", "num_fno_modes"))
+    inputs = arguments["in_channels"] + n_dim * arguments.get("coord_features", True)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def linear(name: str, c_in: int, c_out: int, axes: int) -> None:
+        tensors[f"{name}.weight"] = torch.randn(c_out, c_in, *[1] * axes) / c_in**0.5
+        tensors[f"{name}.bias"] = torch.randn(c_out)
+
+    linear("spec_encoder.lift_network.0.conv", inputs, width // 2, n_dim)
+    linear("spec_encoder.lift_network.2.conv", width // 2, width, n_dim)
+    for i in range(4):
+        for corner in range(1, 2 ** (n_dim - 1) + 1):
+            weight = torch.randn(width, width, *[modes] * n_dim, 2) / width
+            tensors[f"spec_encoder.spconv_layers.{i}.weights{corner}"] = weight
+        linear(f"spec_encoder.conv_layers.{i}", width, width, n_dim)
+    for i in range(arguments["decoder_layers"]):
+        linear(f"decoder_net.layers.{i}.linear", 32 if i else width, 32, 0)
+    linear("decoder_net.final_layer.linear", 32, arguments["out_channels"], 0)
+    return tensors
+
+
+@torch.no_grad()
+def judged(network: Network, device: torch.device) -> Verdict:
+    """Whether a network imports, and on which of its grids it runs as a chain."""
+    imported = network.imported
+    if isinstance(imported, ImportRefused):
+        return Verdict(str(imported), (), 0.0)
+    ours = FNO(imported.architecture, imported.normalization).eval()
+    ours.load_state_dict(imported.state)
+    grids = [(n,) * network.n_dim for n in _GRIDS[network.n_dim]]
+    try:
+        chain = compile_fno(ours.description(), device=device)
+    except ChainRefused as refused:
+        return Verdict(None, (str(refused),) * len(grids), 0.0)
+    refusals = tuple(chain.refusal(grid) for grid in grids)
+    distance = 0.0
+    for grid, refusal in zip(grids, refusals, strict=True):
+        if refusal is None:
+            x = torch.randn(2, imported.architecture.in_channels, *grid)
+            expected = (network.theirs or ours)(x)
+            error = (chain(x.to(device)).cpu() - expected).norm() / expected.norm()
+            distance = max(distance, error.item())
+    return Verdict(None, refusals, distance)
+
+
+def shares(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
+    """A row for each kind of network: how many import, and which part of these runs as chains."""
+    rows = []
+    for kind in dict.fromkeys(kind for kind, _ in verdicts):
+        of_kind = [verdict for name, verdict in verdicts if name == kind]
+        imported = [verdict for verdict in of_kind if verdict.imports is None]
+        on_grid = [[v.grids[i] is None for v in imported] for i in range(3)]
+        distances = sorted(v.distance for v in imported if None in v.grids)
+        rows.append(
+            {
+                "networks": kind,
+                "count": len(of_kind),
+                "imported": len(imported),
+                **{
+                    f"chains on {grid}": sum(runs) / len(runs)
+                    for grid, runs in zip(
+                        ("training grid", "second", "third"), on_grid, strict=True
+                    )
+                },
+                "median distance": distances[len(distances) // 2],
+                "largest": distances[-1],
+            }
+        )
+    return rows
+
+
+def reasons(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
+    """A row for each reason why a network does not import, or does not run as a chain on a grid, and its count."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for _, verdict in verdicts:
+        if verdict.imports is not None:
+            counts["no import", verdict.imports] += 1
+        counts.update(("no chain", why) for why in verdict.grids if why is not None)
+    return [
+        {"what": what, "times": times, "why": why} for (what, why), times in counts.most_common()
+    ]
+
+
+def main() -> None:
+    """Print both tables and save them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=400, help="networks drawn")
+    count = parser.parse_args().count
+    torch.manual_seed(SEED)
+    warnings.simplefilter("ignore", UserWarning)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    verdicts = [
+        (network.kind, judged(network, device))
+        for networks in (neuraloperators(count), physicsnemos())
+        for network in networks
+    ]
+    table, why = shares(verdicts), reasons(verdicts)
+    print_table(f"networks that run as one chain, on {device.type}", table)
+    if why:
+        print_table("why the others do not", why)
+    save("chains", [{**row, "device": device.type} for row in table] + why)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The tile programs that networks become: which steps run in one pass, and what leaves the chip."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.config import ChannelMLP, DomainPadding, FNOArchitecture
+from tests.turbofno_ops.random_fno import network
+from turbofno_ops._check import check
+from turbofno_ops._lower import Chain, Mix, Tile, lower
+from turbofno_ops._stages import Affine, Hold, Normalize, Project
+
+PLAIN = FNOArchitecture(
+    in_channels=2, out_channels=3, hidden_channels=8, n_layers=3, modes=(6, 5), activation="gelu"
+)
+DEFAULT = PLAIN.model_copy(
+    update={
+        "lifting_channels": (16,),
+        "channel_mlp": ChannelMLP(hidden_channels=4),
+        "skip_bias": False,
+        "spectral_bias": True,
+        "positional_grid": "endpoint_excluded",
+    }
+)
+"""As neuraloperator's own defaults are."""
+
+
+def lowered(arch: FNOArchitecture, **update: object) -> Chain:
+    description = network(arch.model_copy(update=update)).description()
+    check(description)
+    return lower(description, torch.device("cpu"))
+
+
+def programs(chain: Chain) -> list[str]:
+    return [
+        " ".join(type(step).__name__ for step in item.steps)
+        for item in chain.items
+        if isinstance(item, Tile)
+    ]
+
+
+def weights(chain: Chain) -> list[tuple[int, ...]]:
+    return [tuple(item.weight.shape) for item in chain.items if isinstance(item, Mix)]
+
+
+def test_lifting_and_projection_leave_no_hidden_field_behind() -> None:
+    chain = lowered(PLAIN, positional_grid="endpoint_included")
+    assert weights(chain) == [(6, 5, 2 + 2 + 1, 8), (6, 5, 8, 8), (6, 5, 8, 128)]
+    assert programs(chain) == [
+        "Source Store Analyze",
+        "Synthesis AddMap Affine Activate Store Analyze",
+        "Synthesis AddMap Affine Activate Store Analyze",
+        "Synthesis AddMap Affine Activate Project",
+    ]
+    assert chain.lifting == chain.tail == ()
+
+
+def test_the_default_network_is_one_pass_between_two_products() -> None:
+    chain = lowered(DEFAULT)
+    block = "Synthesis Affine AddMap Activate MLP AddGate"
+    assert programs(chain) == [
+        "Source MLP Store Analyze",
+        f"{block} Activate Store Analyze",
+        f"{block} Activate Store Analyze",
+        "Synthesis Affine AddMap MLP AddGate Project",
+    ]
+    assert weights(chain) == [(6, 5, 8, 8)] * 3
+    tiles = [item for item in chain.items if isinstance(item, Tile)]
+    widths = [(tile.channels, tile.channels_after, tile.channels_of_x) for tile in tiles]
+    assert widths == [(4, 8, 0), (8, 8, 8), (8, 8, 8), (8, 3, 8)]
+
+
+@pytest.mark.parametrize("norm", ["instance_norm", "group_norm"])
+def test_the_first_norm_costs_no_pass_and_the_second_one(norm: str) -> None:
+    chain = lowered(DEFAULT, norm=norm, norm_groups=2)
+    first = "Synthesis Normalize AddMap Activate MLP AddGate Hold"
+    assert programs(chain) == [
+        "Source MLP Store Analyze",
+        first,
+        "Held Normalize Activate Store Analyze",
+        first,
+        "Held Normalize Activate Store Analyze",
+        "Synthesis Normalize AddMap MLP AddGate Hold",
+        "Held Normalize Project",
+    ]
+    steps = [step for item in chain.items if isinstance(item, Tile) for step in item.steps]
+    assert all(step.moments for step in steps if isinstance(step, Hold))
+    # the spectral bias moves the mean of a group, which an instance norm takes away again
+    norms = [step for step in steps if isinstance(step, Normalize)]
+    assert [n.offset is None for n in norms] == [norm == "instance_norm", True] * 3
+
+
+def test_what_is_analyzed_may_be_another_field_than_the_skip_reads() -> None:
+    chain = lowered(PLAIN, block=("tanh", "spectral", "skip", "activation"))
+    assert programs(chain)[:2] == [
+        "AddMap Store Activate Analyze",
+        "Synthesis AddMap Affine Activate Store Activate Analyze",
+    ]
+
+
+def test_a_step_that_reads_what_its_program_stores_begins_another() -> None:
+    block = ("spectral", "activation", "branch", "tanh", "skip")
+    assert programs(lowered(PLAIN, block=block))[1] == "Synthesis Activate Store Activate Hold"
+    assert programs(lowered(PLAIN, block=block))[2].startswith("Held AddMap Affine")
+
+
+def test_what_nobody_reads_is_not_stored() -> None:
+    assert not any("Store" in program for program in programs(lowered(PLAIN, skip="none")))
+
+
+def test_constants_of_a_channel_are_one_step() -> None:
+    chain = lowered(PLAIN, spectral_bias=True, skip_bias=True)
+    assert programs(chain)[1] == "Synthesis Affine AddMap Activate Store Analyze"
+    norm = lowered(PLAIN, norm="affine", spectral_bias=True)
+    first = norm.items[2]
+    assert isinstance(first, Tile)
+    (only,) = [step for step in first.steps if isinstance(step, Affine)]
+    assert only.scale is not None
+    assert only.shift is not None
+
+
+@pytest.mark.parametrize(
+    "update",
+    [{"projection_channels": (16, 8)}, {"projection_channels": (257,)}, {"out_channels": 17}],
+)
+def test_projections_that_do_not_fit_on_chip_run_in_torch(update: dict[str, object]) -> None:
+    chain = lowered(PLAIN, **update)
+    last = chain.items[-1]
+    assert isinstance(last, Tile)
+    assert isinstance(last.steps[-1], Hold)
+    assert chain.tail[-1].weight.shape[0] == update.get("out_channels", 3)
+    assert weights(chain)[-1][-1] == PLAIN.hidden_channels
+
+
+def test_a_projection_behind_a_channel_mlp_is_the_last_step() -> None:
+    last = lowered(DEFAULT).items[-1]
+    assert isinstance(last, Tile)
+    assert isinstance(last.steps[-1], Project)
+    assert [linear.weight.shape for linear in last.steps[-1].maps] == [(128, 8), (3, 128)]
+
+
+def test_liftings_under_padding() -> None:
+    def begun(activation: str, mode: str) -> tuple[str, int]:
+        padding = DomainPadding(points=(2, 2), mode=mode)
+        update = {"lifting_activation": activation, "domain_padding": padding}
+        chain = lowered(DEFAULT, **update)
+        return programs(chain)[0], len(chain.lifting)
+
+    # the channel of ones is zero where the lifted field has to be
+    assert begun("gelu", "zeros") == ("Source MLP AddMap Store Analyze", 0)
+    assert begun("softplus", "zeros") == ("Held Analyze", 2)
+    assert begun("softplus", "reflect") == ("Source MLP Store Analyze", 0)
+
+
+def test_three_liftings_run_in_torch() -> None:
+    chain = lowered(DEFAULT, lifting_channels=(7, 9))
+    assert programs(chain)[0] == "Held Analyze"
+    assert len(chain.lifting) == 3

@@ -1,0 +1,60 @@
+"""Moments by Parseval against torch's norms, and what a tile program refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from turbofno_ops import _gemm
+from turbofno_ops._stages import Held, Hold, Normalize, Operands, Project, Synthesis
+from turbofno_ops._torch_stages import TorchStages
+from turbofno_ops.description import PointwiseMap
+
+IDENTITY = Project((PointwiseMap(torch.eye(4, dtype=torch.float64)),), "none")
+
+
+@pytest.mark.parametrize(
+    ("size", "modes"),
+    [
+        ((16,), 9), ((16,), 3), ((15,), 8), ((1,), 1), ((2,), 2), ((6, 8), 5), ((7, 8), 5), ((7, 9), 2),
+        ((3, 5, 6), 4), ((3, 4, 7), 4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("with_offset", [False, True])
+def test_norms_of_mixed_spectra_equal_those_of_the_field(
+    size: tuple[int, ...], modes: int, groups: int, with_offset: bool
+) -> None:
+    # complex everywhere: what the inverse transform ignores must not count
+    mixed = torch.randn(3, 4, *size[:-1], modes, dtype=torch.complex128)
+    scale, shift, offset = torch.randn(3, 4, dtype=torch.float64)
+    field = _gemm.synthesize_last(mixed, size[-1])
+    if with_offset:
+        field = field + offset.view(-1, *[1] * len(size))
+    expected = F.group_norm(field, groups, scale, shift, eps=1e-5)
+    norm = Normalize(groups, 1e-5, scale, shift, offset if with_offset else None)
+    stages = TorchStages(size, (modes,), size)
+    found = stages.tile((Synthesis(), norm, IDENTITY), Operands(mixed=mixed)).out
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    held = stages.tile((Synthesis(), Hold(moments=True)), Operands(mixed=mixed))
+    given = Operands(held=held.held, moments=held.moments)
+    again = stages.tile((Held(), norm, IDENTITY), given).out
+    torch.testing.assert_close(again, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_large_mean_costs_the_norm_no_digits() -> None:
+    mixed = torch.randn(1, 4, 6, 3, dtype=torch.complex64)
+    mixed[..., 0] += 1e4
+    norm = Normalize(4, 1e-5)
+    stages = TorchStages((6, 8), (4, 3), (6, 8))
+    project = Project((PointwiseMap(torch.eye(4)),), "none")
+    found = stages.tile((Synthesis(), norm, project), Operands(mixed=mixed)).out
+    exact = F.instance_norm(_gemm.synthesize_last(mixed.to(torch.complex128), 8))
+    assert found is not None
+    assert (found - exact).norm() / exact.norm() < 1e-3
+
+
+def test_a_missing_operand_is_said() -> None:
+    with pytest.raises(ValueError, match="reads an operand"):
+        TorchStages((8,), (3,), (8,)).tile((Held(), Hold(moments=False)), Operands())
