@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -20,8 +21,8 @@ LAYERS = tuple(
 )
 
 
-def measure(layer: Layer, *, seconds: float) -> dict[str, object]:
-    """One cell: each side at its better of calls and a CUDA graph. Raises RuntimeError if our result is wrong."""
+def measure(layer: Layer, *, seconds: float) -> Iterator[dict[str, object]]:
+    """One cell, a row: each side at its better of calls and a CUDA graph. Raises RuntimeError if our result is wrong."""
     inputs = draw(layer)
     own, theirs = ours(inputs, "fp32"), eager(inputs)
     expected = truth(inputs)
@@ -33,7 +34,7 @@ def measure(layer: Layer, *, seconds: float) -> dict[str, object]:
     runs = [issue(call, inputs.fields) for call in (own, theirs) for issue in (each, in_graph)]
     times = [ms / len(inputs.fields) for ms in milliseconds(runs, seconds=seconds)]
     best = {"turbofno": min(times[:2]), "eager": min(times[2:])}
-    return {
+    yield {
         "layer": layer.label,
         "batch": layer.batch,
         "channels": layer.channels,
