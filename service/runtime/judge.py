@@ -62,6 +62,9 @@ class Judge:
             size = bucket * (x[0].nbytes + y[0].nbytes)
             if size > _MOST_GRAPH_BYTES or len(self._graphs) == _MOST_GRAPHS:
                 return None
+            if not self._signals(x[:1], y[:1]):
+                # none of this model on this grid: PyTorch warns of a graph with nothing in it
+                return None
             self._graphs[key] = _Graph(
                 self._signals,
                 x.new_zeros(bucket, *x.shape[1:]),
