@@ -186,7 +186,7 @@ def gpu_people(rows: list[Row]) -> list[str]:
                 *(*label, of[0]["peer"], _of(own, "ms")),
                 *(_of(row, "ms") for row in (*strict, *default)),
                 *(_ratio(row, own) for row in (*strict, *default)),
-                _of(own, "backend"),
+                *(_of(own, "execution"), _of(own, "backend")),
             ]
         )
         errors.append(
@@ -210,10 +210,12 @@ def gpu_people(rows: list[Row]) -> list[str]:
             [
                 *("network", "batch", "peer", "turbofno", *peers),
                 *(f"x {peer}" for peer in peers),
-                "backend",
+                *("runs as", "backend"),
             ],
             times,
         ),
+        "Runs as: one chain of kernels, or a CUDA graph of the module, or the module layer by layer.",
+        "",
         "Relative L2 error against the library in float64; on the CPU its strict float32, on the GPU what cuFFT makes of it.",
         "",
         *markdown(

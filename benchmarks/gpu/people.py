@@ -57,6 +57,14 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ours(Candidate):
+    """Ours, and how the service ran it."""
+
+    execution: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Checked:
     """Fields, what the library in float64 makes of their ends, and the error of its float32 on the CPU."""
 
@@ -172,7 +180,7 @@ def _checked(case: Case, theirs: torch.nn.Module, *, most: int) -> _Checked:
     return _Checked(fields, expected, relative_l2(theirs(x), expected))
 
 
-def _own(case: Case, ours: FNO, checked: _Checked) -> Candidate:
+def _own(case: Case, ours: FNO, checked: _Checked) -> _Ours:
     forward = Forward(case.name, ours.to(_DEVICE), _DEVICE, precision="fp32", max_batch=case.batch)
     error = checked_error(
         case.label,
@@ -180,7 +188,8 @@ def _own(case: Case, ours: FNO, checked: _Checked) -> Candidate:
         max(_MOST_TIMES_FLOAT32 * checked.float32_error, _ALLOWED),
     )
     run = each(forward, checked.fields)
-    return Candidate("turbofno", forward.ran.backend, forward.ran.precision, error, run)
+    backend, precision, execution, reason = forward.ran
+    return _Ours("turbofno", backend, precision, error, run, execution=execution, reason=reason)
 
 
 def _peers(case: Case, theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
@@ -206,7 +215,8 @@ def measure(
     # few fields: a whole model passes far more through the cache than its input
     checked = _checked(case, theirs, most=1 if quick else 4)
     with strict_products():
-        candidates = [_own(case, ours, checked), *_peers(case, theirs, checked)]
+        own = _own(case, ours, checked)
+        candidates = [own, *_peers(case, theirs, checked)]
         times = milliseconds(
             [c.run for c in candidates], seconds=seconds, least_rounds=3 if quick else 7
         )
@@ -218,6 +228,8 @@ def measure(
             "batch": case.batch,
             "peer": case.peer,
             "what": c.name,
+            "execution": own.execution if c is own else "",
+            "reason": own.reason if c is own else "",
             "backend": c.backend,
             "precision": c.precision,
             "ms": taken / len(checked.fields),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from models.trust.signals import Signals
-from models.trust.tables import holding
+from turbofno_ops._held import holding
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
