@@ -13,6 +13,7 @@ from turbofno_ops import (
     _stage_ops,  # noqa: F401  registers the ops
 )
 from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._architecture import code_refusal
 from turbofno_ops._channels import mode_major
 from turbofno_ops._native import native_status, unsupported, workspace_bytes
 from turbofno_ops._stages import Layer, Projection, two_axes
@@ -220,7 +221,7 @@ def gpu_refusal(device: torch.device) -> str | None:
             f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have it; {device} "
             f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB a multiprocessor"
         )
-    return None
+    return code_refusal(device)
 
 
 def refusal(

@@ -121,6 +121,9 @@ turbofno_status turbofno_analyze_rows(const turbofno_analysis *analysis, struct 
 turbofno_status turbofno_spectral_mix(const turbofno_mix *mix, struct CUstream_st *stream);
 turbofno_status turbofno_fourier_rows(const turbofno_rows *rows, struct CUstream_st *stream);
 
+/* Why no kernel can run on the current device, in words, or null: the library has no code for it. */
+const char *turbofno_device_unsupported(void);
+
 /* CUDA's words for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);
 

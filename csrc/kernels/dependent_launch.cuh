@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../plan/mix_plan.h"
+#include "architecture.h"
 #include "launch.h"
 
 namespace turbofno {
@@ -22,12 +23,8 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-inline bool overlaps_launches() {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
-}
+// Not by the card: older code on it does not wait.
+inline bool overlaps_launches() { return code_architecture() >= 90; }
 
 template <typename Arguments>
 turbofno_status launch_dependent(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "activations.cuh"
+#include "architecture.h"
 #include "partial_sums.h"
 #include "row_group_product.cuh"
 #include "row_operands.cuh"
@@ -222,13 +223,8 @@ template <typename P> auto kernel_of(bool whole, Way way) {
     }
 }
 
-// Warpgroups are of compute capability 9.0 alone.
-bool is_hopper() {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major == 9;
-}
+// Warpgroups are of compute capability 9.0 alone, and of code for it.
+bool is_hopper() { return code_architecture() == 90; }
 
 template <typename P> turbofno_status launch(const turbofno_rows &r, cudaStream_t stream) {
     RowsArguments a{};
