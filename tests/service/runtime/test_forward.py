@@ -16,12 +16,12 @@ from models.checkpoint import save_model
 from models.fno import FNO
 from service.pipeline.batcher import Policy
 from service.runtime import forward as forward_module
-from service.runtime.device_pipeline import HostPipeline
+from service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
 from service.runtime.forward import Forward, Ran
 from service.runtime.model_slot import ModelSlot
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
-from turbofno_ops import ChainRefused, GraphRefused
+from turbofno_ops import ChainRefused, GraphRefused, ModuleGraphs
 
 CUDA = torch.device("cuda", 0)
 """Named only: on a machine without a GPU nothing is put there."""
@@ -147,6 +147,35 @@ def test_what_cannot_be_captured_runs_layer_by_layer_and_says_so_once(
     forward, said = run_three_times(caplog)
     assert said[1:] == ["model tiny-1d runs layer by layer: it asks for a value"]
     assert forward.ran[2:] == ("module", "it has a norm; it asks for a value")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu_run_as_graphs_and_gradients_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ChainRefused("it has a norm")
+
+    monkeypatch.setattr(forward_module, "compile_fno", refuse)
+    monkeypatch.setattr(forward_module, "ModuleGraphs", ModuleGraphs)
+    torch.manual_seed(0)
+    module = FNO(tiny_config().architecture).eval()
+    batches = [random_fields(n, grid=grid) for grid in (16, 21) for n in (1, 3, 4, 2)]
+    with torch.inference_mode():
+        expected = [module(torch.from_numpy(batch)).numpy() for batch in batches]
+    forward = Forward("tiny-1d", module.to(CUDA), CUDA, precision="fp32", max_batch=4)
+    pipeline = DevicePipeline(CUDA)
+    for _ in range(2):
+        for batch, truth in zip(batches, expected, strict=True):
+            answer = pipeline.start([batch], forward, unjudged)()
+            np.testing.assert_allclose(answer.fields, truth, rtol=1e-4, atol=1e-5)
+            answer.release()
+            assert forward.ran[2:] == ("graph", "it has a norm")
+        with pipeline.in_turn():
+            assert forward.measure_gradient(torch.randn(1, 1, 16, device=CUDA)).saved > 0
+    held = forward.device_bytes
+    forward.clear()
+    assert held > forward.device_bytes == 0
 
 
 def test_a_cpu_says_whether_it_replays() -> None:
