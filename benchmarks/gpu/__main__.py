@@ -9,39 +9,43 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import heatmap, layers, models, people
 from benchmarks.gpu.device import Machine, copy_bandwidth, described, machine, require_gpu
 from benchmarks.timing import RESULTS
 
+Measure = Callable[[], Iterable[dict[str, object]]]
+
 PARTS = ("layers", "models", "heatmap", "people")
+
+
+def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
+    """What a part measures, by its label; a part needs no other's imports."""
+    compiled, seconds = not arguments.no_compile, arguments.seconds
+    if part == "layers":
+        from benchmarks.gpu import layers
+
+        alike = {"compiled": compiled, "seconds": seconds}
+        return {x.label: partial(layers.measure, x, bandwidth, **alike) for x in layers.LAYERS}
+    if part == "models":
+        from benchmarks.gpu import models
+
+        alike = {"compiled": compiled, "seconds": seconds / 2}
+        return {x.name: partial(models.measure, x, **alike) for x in models.cases()}
+    if part == "people":
+        from benchmarks.gpu import people
+
+        alike = {"seconds": seconds, "quick": arguments.quick}
+        return {x.label: partial(people.measure, x, bandwidth, **alike) for x in people.CASES}
+    from benchmarks.gpu import heatmap
+
+    return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}
 
 
 def _rows(
     part: str, bandwidth: float, arguments: argparse.Namespace
 ) -> Iterator[dict[str, object]]:
-    compiled, seconds, quick = not arguments.no_compile, arguments.seconds, arguments.quick
-    measured: dict[str, Callable[[], Iterable[dict[str, object]]]] = {}
-    if part == "layers":
-        for layer in layers.LAYERS:
-            measured[layer.label] = partial(
-                layers.measure, layer, bandwidth, compiled=compiled, seconds=seconds
-            )
-    elif part == "models":
-        for model in models.cases():
-            measured[model.name] = partial(
-                models.measure, model, compiled=compiled, seconds=seconds / 2
-            )
-    elif part == "people":
-        for network in people.CASES:
-            measured[network.label] = partial(
-                people.measure, network, bandwidth, seconds=seconds, quick=quick
-            )
-    else:
-        for layer in heatmap.LAYERS:
-            measured[layer.label] = partial(heatmap.measure, layer, seconds=seconds / 10)
-    for label, rows in measured.items():
+    for label, measure in _measured(part, bandwidth, arguments).items():
         if arguments.only in label:
-            yield from rows()
+            yield from measure()
             torch.cuda.empty_cache()
 
 

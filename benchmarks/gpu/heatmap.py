@@ -7,8 +7,9 @@ from itertools import product
 
 import torch
 
+from benchmarks.gpu.candidates import checked_error
 from benchmarks.gpu.device import each, in_graph, milliseconds, relative_l2
-from benchmarks.gpu.layers import LARGEST_ERROR, checked_error, draw, eager, ours, truth
+from benchmarks.gpu.layers import LARGEST_ERROR, draw, eager, ours, truth
 from benchmarks.ops import Layer
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -22,8 +22,8 @@ from unittest import mock
 
 import torch
 
+from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
 from benchmarks.gpu.device import each, ends, floor_ms, milliseconds, relative_l2, rotating
-from benchmarks.gpu.layers import Candidate, checked_error, published_candidates
 from benchmarks.gpu.published import published
 from models.config import FNOArchitecture
 from models.fno import FNO, to_precision

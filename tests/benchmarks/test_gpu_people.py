@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import layers, people
+from benchmarks.gpu import candidates, people
 from benchmarks.gpu.people import IN_CHANNELS, in_float64, library, plain
 from models.fno import FNO
 from tests.turbofno_ops.fourier_truth import relative_l2
@@ -62,7 +62,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(people, "_DEVICE", torch.device("cpu"))
     monkeypatch.setattr(people, "rotating", lambda shape, most: [torch.randn(shape)] * most)
     monkeypatch.setattr(people, "milliseconds", milliseconds)
-    monkeypatch.setattr(layers, "in_graph", layers.each)
+    monkeypatch.setattr(candidates, "in_graph", candidates.each)
     monkeypatch.setattr(people, "_ALLOWED", 1e-4)
     return timed
 
