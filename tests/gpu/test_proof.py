@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import ampere, run
+from tests.gpu import ampere, run, sanitizer_shapes
 from tests.gpu.zoo_errors import equal_to_three_digits
+from turbofno_ops import CompiledFNO
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -78,6 +79,17 @@ def test_sanitizer_is_found_in_the_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert run.sanitizer() == str(tool)
+
+
+def test_what_the_sanitizer_watches_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = sanitizer_shapes.SHAPES[-4]
+    cpu = torch.device("cpu")
+    assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("right")
+    with torch.inference_mode():
+        monkeypatch.setattr(CompiledFNO, "_directly", lambda *_: torch.zeros(1, 4, 13))
+        assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("WRONG 1.0e+00")
+        monkeypatch.setattr(CompiledFNO, "refusal", lambda *_: "a reason")
+        assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu) == "REFUSED: a reason"
 
 
 @pytest.mark.parametrize(
