@@ -133,7 +133,7 @@ class Graph:
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) -> None:
-    """Close the memory pool of a capture that could not be ended: PyTorch leaves it open, and what it holds taken."""
+    """Undo what PyTorch leaves of a capture that could not be ended: its memory pool open, random numbers captured."""
     try:
         graph.pool()
     except RuntimeError:
@@ -142,6 +142,8 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) ->
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
+        random = torch.cuda.default_generators[device]
+        random.graphsafe_set_state(random.clone_state())
 
 
 def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:

@@ -165,7 +165,7 @@ def test_replays_are_right_in_every_batch_and_on_every_grid(name: str) -> None:
     graphs = on_gpu(module.cuda(), max_graphs=3)
     for _ in range(2):
         for x, y in zip(given, expected, strict=True):
-            assert relative_l2(graphs(x.cuda()).cpu(), y) < 1e-5
+            assert relative_l2(graphs(x.cuda()).cpu(), y) < 1e-4
             choice = last_choice()
             assert choice is not None
     assert graphs.nbytes > 0
@@ -206,6 +206,7 @@ def test_a_failed_capture_leaves_the_process_as_it_was() -> None:
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() - before < 128 * MIB, "what was captured is given back"
     assert float(x.sum().abs()) >= 0, "the error is not met by others"
+    assert torch.randn(3, device="cuda").shape == (3,)
     y = x[:1, :, :8]
     assert torch.equal(graphs(y), 2 * y)
 
