@@ -21,7 +21,7 @@ def checked_error(what: str, error: float, limit: float) -> float:
 class Candidate:
     """Something that computes the layer or network: what it is called, its precision in words, its error, how to run it.
 
-    A run is one call on each field, or `layers_each` layers.
+    A run is one call on each field, or `layers_each` layers; what `less` takes counts as not taken.
     """
 
     name: str
@@ -31,6 +31,12 @@ class Candidate:
     run: Callable[[], object]
     bytes_each: int = 4
     layers_each: int | None = None
+    less: Callable[[], object] | None = None
+
+    @property
+    def runs(self) -> list[Callable[[], object]]:
+        """What is timed: the run, and `less` if there is one."""
+        return [self.run] if self.less is None else [self.run, self.less]
 
 
 def published_candidates(
