@@ -36,6 +36,7 @@ lint: $(DEV_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.gpu.record
 
 format: $(DEV_READY)
 	$(BIN)/ruff check --fix .
@@ -44,9 +45,9 @@ format: $(DEV_READY)
 bench: $(DEV_READY)
 	$(BIN)/python -m benchmarks
 
-# With a CUDA PyTorch in the environment and nvcc on the PATH, `make install` has built the kernels.
+# With a CUDA PyTorch in the environment and nvcc on the PATH, `make install` has built the kernels. Commit the record.
 test-gpu: $(DEV_READY)
-	$(BIN)/python tests/gpu/run.py
+	$(BIN)/python -m tests.gpu.run
 
 bench-gpu: $(DEV_READY)
 	$(BIN)/python -m benchmarks.gpu

@@ -16,6 +16,7 @@ from turbofno_ops import PRECISIONS
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
+_ISSUED = ("eager, call", "eager, graph")
 
 Row = dict[str, Any]
 
@@ -172,6 +173,57 @@ def gpu_models(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_people(rows: list[Row]) -> list[str]:
+    """Networks that people bring on a GPU: times of both libraries, speed-ups, errors."""
+    times, errors = [], []
+    for of in _by(rows, "network", "batch"):
+        own = _find(of, "turbofno")
+        strict = [_find(of, how, "fp32") for how in _ISSUED]
+        default = [_find([r for r in of if r["precision"] != "fp32"], how) for how in _ISSUED]
+        label = [of[0]["network"], of[0]["batch"]]
+        times.append(
+            [
+                *(*label, of[0]["peer"], _of(own, "ms")),
+                *(_of(row, "ms") for row in (*strict, *default)),
+                *(_ratio(row, own) for row in (*strict, *default)),
+                *(_of(own, "execution"), _of(own, "backend")),
+            ]
+        )
+        errors.append(
+            [
+                *(*label, _of(own, "relative L2 error"), of[0]["float32 error on the CPU"]),
+                *(_of(row, "relative L2 error") for row in (strict[0], default[0])),
+            ]
+        )
+    peers = ("eager", "graph", "eager, TF32", "graph, TF32")
+    return [
+        "## Networks that people bring",
+        "",
+        *_measured_on(rows[0]),
+        "Networks of neuraloperator 2.0 with its defaults beside what is named (16 modes an axis in two dimensions, three",
+        "input channels, one output channel), in the library itself and imported here, as the service runs them: ms of a",
+        "batch, at fp32, and how many times faster. The library runs in strict float32 (`torch.backends.cuda.matmul.allow_tf32`",
+        "and `torch.backends.cudnn.allow_tf32` off) by calls and in a CUDA graph, and with convolutions in TF32 as PyTorch has",
+        f"it by default. Copying on this card: {cell(rows[0]['copy TB/s'])} TB/s.",
+        "",
+        *markdown(
+            [
+                *("network", "batch", "peer", "turbofno", *peers),
+                *(f"x {peer}" for peer in peers),
+                *("runs as", "backend"),
+            ],
+            times,
+        ),
+        "Runs as: one chain of kernels, or a CUDA graph of the module, or the module layer by layer.",
+        "",
+        "Relative L2 error against the library in float64; on the CPU its strict float32, on the GPU what cuFFT makes of it.",
+        "",
+        *markdown(
+            ["network", "batch", "turbofno", "float32 on the CPU", "eager", "eager, TF32"], errors
+        ),
+    ]
+
+
 def gpu_heatmap(rows: list[Row]) -> list[str]:
     """The picture over batch and channels."""
     slowest = min(rows, key=lambda row: row["speed-up"])
@@ -226,6 +278,7 @@ def document(results: Path = RESULTS) -> str:
     for name, section in (
         ("gpu_layers", gpu_layers),
         ("gpu_models", gpu_models),
+        ("gpu_people", gpu_people),
         ("gpu_heatmap", gpu_heatmap),
     ):
         if (file := results / f"{name}.jsonl").is_file():

@@ -278,11 +278,12 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _models(arguments: argparse.Namespace) -> int:
     with Client(_url(arguments), retries=0, headers=_authorization()) as client:
         listing = client.models()
-    rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
+    shown = ("name", "version", "state", "backend", "precision", "execution")
+    rows = [(*(key.upper() for key in shown), "DESCRIPTION")]
     rows += [
         (
-            *(one[key] or "-" for key in ("name", "version", "state", "backend", "precision")),
-            one["reason"] or one["description"],
+            *(one.get(key) or "-" for key in shown),
+            one["reason"] or _described(one),
         )
         for one in listing
     ]
@@ -291,6 +292,12 @@ def _models(arguments: argparse.Namespace) -> int:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
     return 0
+
+
+def _described(model: dict[str, Any]) -> str:
+    """What it is and, if it runs as no chain of kernels on a GPU, why."""
+    why = model.get("execution_reason")
+    return f"{model['description']} ({why})" if why else str(model["description"])
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from turbofno_ops.description import (
 )
 from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
 from turbofno_ops.fourier_layer import fourier_layer
+from turbofno_ops.module_graph import GraphRefused, ModuleGraphs
 from turbofno_ops.plan import CompiledFNO, compile_fno
 from turbofno_ops.replay import Replay, Unrecordable
 from turbofno_ops.spectral_conv import spectral_conv
@@ -48,6 +49,8 @@ __all__ = [
     "Choice",
     "CompiledFNO",
     "FNODescription",
+    "GraphRefused",
+    "ModuleGraphs",
     "NativeStatus",
     "Normalize",
     "PointwiseMap",

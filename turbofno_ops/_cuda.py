@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from turbofno_ops import _cuda_tables
+from turbofno_ops._architecture import code_refusal
 from turbofno_ops._channels import mode_major
 from turbofno_ops._native import (
     Moments,
@@ -405,7 +406,7 @@ def gpu_refusal(device: torch.device) -> str | None:
             f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have it; {device} "
             f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB a multiprocessor"
         )
-    return None
+    return code_refusal(device)
 
 
 def program_refusal(

@@ -24,6 +24,7 @@ from typing import ParamSpec
 
 import torch
 
+from turbofno_ops._held import held
 from turbofno_ops._modes import column_weights
 
 P = ParamSpec("P")
@@ -47,7 +48,7 @@ class _Tables:
                 found = self._kept.get(key)
                 if found is not None:
                     self._kept.move_to_end(key)
-                    return found
+                    return held(found)
             made = make(*args, **kwargs)
             with self._lock:
                 if key not in self._kept:
@@ -56,7 +57,7 @@ class _Tables:
                 while self.nbytes > MAX_TABLE_BYTES:
                     _, oldest = self._kept.popitem(last=False)
                     self.nbytes -= oldest.nbytes
-            return made
+            return held(made)
 
         return table
 

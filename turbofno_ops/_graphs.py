@@ -1,67 +1,127 @@
-"""Passes captured as CUDA graphs, and how many of them are kept."""
+"""Functions of a batch captured as CUDA graphs, and how many of them are kept."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple, Protocol
 
 import torch
 
-from turbofno_ops._pass import Pass
+from turbofno_ops._held import holding
 from turbofno_ops.description import Size
 
 # one capture at a time in a process: it begins with waiting for the device, which another one forbids, as it
 # forbids giving memory back
 _capturing = threading.Lock()
+# PyTorch's allocators may go on asking a graph whose capture failed
+_broken: list[torch.cuda.CUDAGraph] = []
 
 Key = tuple[int, Size]
 
 
+class CaptureFailed(RuntimeError):
+    """Something that cannot stand in a CUDA graph; the message is CUDA's or PyTorch's."""
+
+
+class Captured(Protocol):
+    """A function of batches of one shape that a graph can hold."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device besides the buffer and what a run takes."""
+
+    def buffer(self, batch: int) -> torch.Tensor:
+        """The memory that `run` reads."""
+
+    def slot(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The buffer's view that a batch goes to, [batch, ..]."""
+
+    def load(self, x: torch.Tensor, slot: torch.Tensor) -> None:
+        """Write x to as many elements of a slot."""
+
+    def run(self, buffer: torch.Tensor) -> torch.Tensor:
+        """[batch, ..], on the current stream."""
+
+
+class Lane(NamedTuple):
+    """The stream that graphs are captured on, and the end of the last run. Graphs of one lane run one after another.
+
+    cuBLAS has a workspace for each stream, which a graph captured there goes on using.
+    """
+
+    stream: torch.cuda.Stream
+    done: torch.cuda.Event
+
+    @classmethod
+    def on(cls, device: torch.device) -> Lane:
+        """A new one."""
+        return cls(torch.cuda.Stream(device), torch.cuda.Event())
+
+
 class Graph:
-    """One pass for batches up to `batch`, with buffers of its own; not for two callers at once.
+    """One function captured for batches up to `batch`, with buffers of its own; not for two callers at once.
 
     Replays on the caller's current stream. An event orders calls from different streams, because they
     share the buffers.
+
+    Raises:
+        CaptureFailed: the function does something that cannot be captured.
+        torch.OutOfMemoryError: a run, or the graph's own memory, does not fit.
     """
 
-    def __init__(self, forward: Pass, batch: int, device: torch.device) -> None:
-        self._pass = forward
-        self._done = torch.cuda.Event()
+    def __init__(
+        self, forward: Captured, batch: int, device: torch.device, lane: Lane | None = None
+    ) -> None:
+        self._forward = forward
+        stream, self._done = lane or Lane.on(device)
         self._buffer = forward.buffer(batch)
         self._slot = forward.slot(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
+        stream.wait_event(self._done)
         with _capturing:
-            # the first run loads kernels and makes handles
+            # the first run loads kernels and makes handles and tables
             with torch.cuda.stream(stream):
                 forward.run(self._buffer)
-            self._output = self._capture(stream)
+            with holding() as self._tables:
+                self._output = self._capture(stream)
             self._done.record(stream)
         self.nbytes = forward.nbytes + self._buffer.nbytes + _pool_bytes(self._graph)
 
+    @property
+    def output_shape(self) -> torch.Size:
+        """Of one element of the result."""
+        return self._output.shape[1:]
+
     def _capture(self, stream: torch.cuda.Stream) -> torch.Tensor:
+        pool = torch.cuda.graph_pool_handle()
         try:
             # thread_local: other threads may allocate meanwhile. The outer one, because a capture that cannot be
             # ended leaves its stream the current one.
             with (
                 torch.cuda.stream(stream),
-                torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                ),
             ):
-                return self._pass.run(self._buffer)
+                return self._forward.run(self._buffer)
         except RuntimeError as error:
+            _abandon(self._graph, pool, stream.device.index)
             # ending a broken capture fails as well and would hide why
-            if isinstance(error.__context__, torch.OutOfMemoryError):
-                raise error.__context__ from None
-            raise
+            for cause in (error, error.__context__):
+                if isinstance(cause, torch.OutOfMemoryError):
+                    raise cause from None
+            raise CaptureFailed(str(error.__context__ or error)) from error
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Write the network's output for x into `out`, on the current stream."""
         stream = torch.cuda.current_stream(x.device)
         stream.wait_event(self._done)
         batch = x.shape[0]
-        self._pass.load(x, self._slot[:batch])
+        self._forward.load(x, self._slot[:batch])
         self._graph.replay()
         out.copy_(self._output[:batch])
         self._done.record(stream)
@@ -70,6 +130,20 @@ class Graph:
         """Wait for the last run and let the memory go."""
         self._done.synchronize()
         self._graph.reset()
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) -> None:
+    """Undo what PyTorch leaves of a capture that could not be ended: its memory pool open, random numbers captured."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        _broken.append(graph)
+        # it is open only if the capture had begun and was not ended
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        random = torch.cuda.default_generators[device]
+        random.graphsafe_set_state(random.clone_state())
 
 
 def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 
 LIBRARY = "libturbofno_cuda.so"
 MOST_STEPS = 16
+LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
+"""Names another build of the library, for a comparison or a proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,11 @@ WORKSPACES = {"tile": Tile, "moments": Moments}
 
 
 def _candidates() -> list[Path]:
-    """Beside this file, and where an editable install put what it built."""
+    """What TURBOFNO_LIBRARY names; else beside this file, and where an editable install put what it built."""
     import turbofno_ops
 
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        return [Path(named)]
     return [Path(folder) / LIBRARY for folder in turbofno_ops.__path__]
 
 
@@ -117,6 +122,8 @@ def native_status() -> NativeStatus:
     if torch.version.cuda is None:
         return NativeStatus(False, f"PyTorch {torch.__version__} is built without CUDA")
     found = [path for path in _candidates() if path.is_file()]
+    if not found and LIBRARY_VARIABLE in os.environ:
+        return NativeStatus(False, f"{LIBRARY_VARIABLE} names {_candidates()[0]}, no file")
     if not found:
         return NativeStatus(
             False,

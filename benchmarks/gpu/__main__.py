@@ -1,45 +1,63 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap]`, all three if none is named."""
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [people]`, all of them if none is named."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 
-from benchmarks.gpu import heatmap, layers, models
 from benchmarks.gpu.device import Machine, copy_bandwidth, described, machine, require_gpu
 from benchmarks.timing import RESULTS
 
-PARTS = ("layers", "models", "heatmap")
+Measure = Callable[[], Iterable[dict[str, object]]]
+
+PARTS = ("layers", "models", "heatmap", "people")
+
+
+def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
+    """What a part measures, by its label; a part needs no other's imports."""
+    compiled, seconds = not arguments.no_compile, arguments.seconds
+    if part == "layers":
+        from benchmarks.gpu import layers
+
+        alike = {"compiled": compiled, "seconds": seconds}
+        return {x.label: partial(layers.measure, x, bandwidth, **alike) for x in layers.LAYERS}
+    if part == "models":
+        from benchmarks.gpu import models
+
+        alike = {"compiled": compiled, "seconds": seconds / 2}
+        return {x.name: partial(models.measure, x, **alike) for x in models.cases()}
+    if part == "people":
+        from benchmarks.gpu import people
+
+        alike = {"seconds": seconds, "quick": arguments.quick}
+        return {x.label: partial(people.measure, x, bandwidth, **alike) for x in people.CASES}
+    from benchmarks.gpu import heatmap
+
+    return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}
 
 
 def _rows(
     part: str, bandwidth: float, arguments: argparse.Namespace
 ) -> Iterator[dict[str, object]]:
-    compiled, seconds = not arguments.no_compile, arguments.seconds
-    if part == "layers":
-        for layer in layers.LAYERS:
-            yield from layers.measure(layer, bandwidth, compiled=compiled, seconds=seconds)
-            torch.cuda.empty_cache()
-    elif part == "models":
-        for case in models.cases():
-            yield from models.measure(case, compiled=compiled, seconds=seconds / 2)
-            torch.cuda.empty_cache()
-    else:
-        for layer in heatmap.LAYERS:
-            yield heatmap.measure(layer, seconds=seconds / 10)
+    for label, measure in _measured(part, bandwidth, arguments).items():
+        if arguments.only in label:
+            yield from measure()
             torch.cuda.empty_cache()
 
 
-def _keep(part: str, rows: Iterator[dict[str, object]], where: Machine) -> None:
-    """Print every row as it comes; write the file once all are right."""
+def _keep(part: str, rows: Iterator[dict[str, object]], where: Machine, *, written: bool) -> None:
+    """Print every row as it comes; write the file once all are right, if asked to."""
     lines = []
     for row in described(rows, where):
         lines.append(json.dumps(row) + "\n")
         shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values())
-        print("  ".join(shown))
+        print("  ".join(shown), flush=True)
+    if not written:
+        return
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"gpu_{part}.jsonl"
     file.write_text("".join(lines))
@@ -52,10 +70,18 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--seconds", type=float, default=0.4, help="device time for each layer")
+    parser.add_argument(
+        "--quick", action="store_true", help="few repeats, one field each; nothing is written"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="what has this in its name; nothing is written"
+    )
     parser.add_argument("--commit", help="to write beside the figures where git does not know it")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no part {sorted(unknown)}; there are {', '.join(PARTS)}")
+    if arguments.quick:
+        arguments.seconds /= 20
     require_gpu()
     torch.manual_seed(torch.seed() % 2**31)
     # the peer's convolutions shall be the fastest that cuDNN has
@@ -65,7 +91,8 @@ def main() -> None:
     print(f"{where.gpu}, copy {bandwidth / 1e12:.2f} TB/s, torch {where.torch}, {where.commit}")
     with torch.inference_mode():
         for part in arguments.parts or PARTS:
-            _keep(part, _rows(part, bandwidth, arguments), where)
+            written = not (arguments.quick or arguments.only)
+            _keep(part, _rows(part, bandwidth, arguments), where, written=written)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -48,9 +48,9 @@ def machine(commit: str | None) -> Machine:
     )
 
 
-def described(rows: Iterable[Mapping[str, object]], where: Machine) -> list[dict[str, object]]:
-    """The rows, each with the machine it was measured on."""
-    return [{**row, **asdict(where)} for row in rows]
+def described(rows: Iterable[Mapping[str, object]], where: Machine) -> Iterator[dict[str, object]]:
+    """The rows as they come, each with the machine it was measured on."""
+    return ({**row, **asdict(where)} for row in rows)
 
 
 def floor_ms(values: int, bytes_each: int, bandwidth: float, *, weight_bytes: int = 0) -> float:
@@ -102,14 +102,16 @@ def in_graph(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
     return run
 
 
-def milliseconds(runs: Sequence[Callable[[], object]], *, seconds: float) -> list[float]:
+def milliseconds(
+    runs: Sequence[Callable[[], object]], *, seconds: float, least_rounds: int = _LEAST_ROUNDS
+) -> list[float]:
     """Median device time of each run, in turn so that all see the same machine, for about `seconds` together."""
     taken: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
     torch.cuda.synchronize()
     spent = 0.0
-    while spent < seconds or len(taken[0]) < _LEAST_ROUNDS:
+    while spent < seconds or len(taken[0]) < least_rounds:
         for run, times in zip(runs, taken, strict=True):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import torch
 
+from benchmarks.gpu.candidates import checked_error
 from benchmarks.gpu.device import each, in_graph, milliseconds, relative_l2
-from benchmarks.gpu.layers import LARGEST_ERROR, checked_error, draw, eager, ours, truth
+from benchmarks.gpu.layers import LARGEST_ERROR, draw, eager, ours, truth
 from benchmarks.ops import Layer
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -20,8 +22,8 @@ LAYERS = tuple(
 )
 
 
-def measure(layer: Layer, *, seconds: float) -> dict[str, object]:
-    """One cell: each side at its better of calls and a CUDA graph. Raises RuntimeError if our result is wrong."""
+def measure(layer: Layer, *, seconds: float) -> Iterator[dict[str, object]]:
+    """One cell, a row: each side at its better of calls and a CUDA graph. Raises RuntimeError if our result is wrong."""
     inputs = draw(layer)
     own, theirs = ours(inputs, "fp32"), eager(inputs)
     expected = truth(inputs)
@@ -33,7 +35,7 @@ def measure(layer: Layer, *, seconds: float) -> dict[str, object]:
     runs = [issue(call, inputs.fields) for call in (own, theirs) for issue in (each, in_graph)]
     times = [ms / len(inputs.fields) for ms in milliseconds(runs, seconds=seconds)]
     best = {"turbofno": min(times[:2]), "eager": min(times[2:])}
-    return {
+    yield {
         "layer": layer.label,
         "batch": layer.batch,
         "channels": layer.channels,

@@ -1,20 +1,21 @@
 """Fourier layers: ours at each precision, alone and in a chain, against PyTorch and against cuFFT and cuBLAS.
 
 Every candidate is checked on the inputs it is timed on, against float64 on the CPU. "alone" is one layer: analysis, mix,
-rows. "in a chain" is what it costs in a compiled model: a CUDA graph of several such layers back to back, mix and rows
-with the next layer's analysis in it, divided by how many.
+rows. "in a chain" is what one more costs in a compiled model: a network of ten such layers less one of two, each as a CUDA
+graph, over eight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from benchmarks.gpu import published
+from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
 from benchmarks.gpu.device import (
     Call,
     each,
@@ -24,17 +25,16 @@ from benchmarks.gpu.device import (
     milliseconds,
     relative_l2,
     rotating,
-    strict_float32,
 )
 from benchmarks.gpu.direct import DirectLayer
 from benchmarks.ops import Layer
-from turbofno_ops import PRECISIONS, _cuda, fourier_layer
-from turbofno_ops._channels import mode_major
-from turbofno_ops._stages import Layer as StageLayer
-from turbofno_ops._stages import two_axes
+from models.blocks import FourierBlock, Pointwise
+from models.config import FNOArchitecture
+from models.fno import FNO
+from turbofno_ops import PRECISIONS, _cuda, compile_fno, fourier_layer
 
 LARGEST_ERROR = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}
-_CHAIN = 8
+_LENGTHS = (2, 10)
 
 
 def _square(batch: int, channels: int, n: int, m: int) -> Layer:
@@ -78,16 +78,16 @@ def draw(layer: Layer) -> Inputs:
     )
 
 
-def truth(inputs: Inputs, *, layers: int = 1) -> torch.Tensor:
-    """One layer or several in float64 through torch.fft on the CPU, for the checked batch elements of the first field."""
-    x = ends(inputs.fields[0]).cpu().double()
-    weight = inputs.weight.cpu().to(torch.complex128)
-    skip, bias = inputs.skip.cpu().double(), inputs.bias.cpu().double()
-    for _ in range(layers):
-        x = fourier_layer(
-            x, weight, skip_weight=skip, bias=bias, activation="gelu", backend="reference"
-        )
-    return x
+def truth(inputs: Inputs) -> torch.Tensor:
+    """The layer in float64 through torch.fft on the CPU, for the checked batch elements of the first field."""
+    return fourier_layer(
+        ends(inputs.fields[0]).cpu().double(),
+        inputs.weight.cpu().to(torch.complex128),
+        skip_weight=inputs.skip.cpu().double(),
+        bias=inputs.bias.cpu().double(),
+        activation="gelu",
+        backend="reference",
+    )
 
 
 def ours(inputs: Inputs, precision: str) -> Call:
@@ -107,31 +107,49 @@ def ours(inputs: Inputs, precision: str) -> Call:
 
 
 class Chain:
-    """Eight equal layers back to back as a compiled model runs them, for the first field and its spectra."""
+    """A network of `length` such layers between maps of one channel, as a compiled model runs it, on the first field's shape."""
 
-    def __init__(self, layer: Layer, inputs: Inputs, precision: str) -> None:
-        modes = two_axes(layer.modes)
-        self._stages = _cuda.CudaStages(
-            two_axes(layer.size), modes, device=inputs.weight.device, precision=precision
+    def __init__(self, layer: Layer, inputs: Inputs, precision: str, length: int) -> None:
+        module = network(layer, inputs, length)
+        x = torch.randn(layer.batch, 1, *layer.size, device="cuda")
+        self._expected = module.double()(ends(x).cpu().double())
+        compiled = compile_fno(module.float().description(), device="cuda", precision=precision)
+        refused = compiled.refusal(layer.size)
+        if refused is not None:
+            raise RuntimeError(f"{layer.label} {precision} is no chain: {refused}")
+        self._forward = compiled._pass(layer.size)
+        self.buffer = self._forward.buffer(layer.batch)
+        self._forward.load(x, self._forward.slot(self.buffer))
+
+    def __call__(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The network's output for what is in the buffer, [batch, 1, *grid]."""
+        return self._forward.run(buffer)
+
+    def error(self) -> float:
+        """Relative L2, against float64."""
+        return relative_l2(self(self.buffer), self._expected)
+
+
+def network(layer: Layer, inputs: Inputs, length: int) -> FNO:
+    """`length` layers with these weights between random maps from and to one channel, on the CPU."""
+    module = FNO(
+        FNOArchitecture(
+            in_channels=1,
+            out_channels=1,
+            hidden_channels=layer.channels,
+            n_layers=length,
+            modes=layer.modes,
         )
-        weight = mode_major(inputs.weight).view(*modes, *inputs.weight.shape[:2])
-        self._layer = StageLayer(weight, inputs.skip, inputs.bias, "gelu")
-        field = inputs.fields[0].to(_cuda.field_dtype(precision))
-        self._field = field.view(*field.shape[:2], *two_axes(layer.size))
-        self._spectra = self._stages.analyze(self._field)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """All of them; the field is the chain's own, whatever x is."""
-        del x
-        return self.run(_CHAIN)
-
-    def run(self, length: int) -> torch.Tensor:
-        """The field after `length` layers, the next one's spectra made too: [batch, channels, h, w]."""
-        x, spectra = self._field, self._spectra
-        for _ in range(length):
-            mixed = self._stages.mix(spectra, self._layer)
-            x, spectra = self._stages.rows(mixed, x, self._layer, last=False)
-        return x
+    )
+    with torch.no_grad():
+        for block in module.blocks:
+            assert isinstance(block, FourierBlock)
+            assert isinstance(block.skip, Pointwise)
+            assert block.skip.bias is not None
+            block.spectral_weight.copy_(inputs.weight)
+            block.skip.weight.copy_(inputs.skip)
+            block.skip.bias.copy_(inputs.bias)
+    return module.eval().requires_grad_(False)
 
 
 def eager(inputs: Inputs) -> Call:
@@ -144,31 +162,7 @@ def eager(inputs: Inputs) -> Call:
     )
 
 
-def checked_error(what: str, error: float, limit: float) -> float:
-    """The error itself; raises RuntimeError if it is over the limit or not a number."""
-    if not error <= limit:
-        raise RuntimeError(f"{what}: wrong result, relative L2 error {error:.1e} over {limit:.0e}")
-    return error
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Something that computes the layer or network: what it is called, its precision in words, its error, how to run it.
-
-    A run is one call on each field, or `layers_each` layers.
-    """
-
-    name: str
-    backend: str
-    precision: str
-    error: float
-    run: Callable[[], object]
-    bytes_each: int = 4
-    layers_each: int | None = None
-
-
 def _own(layer: Layer, inputs: Inputs, expected: torch.Tensor) -> Iterator[Candidate]:
-    after_two = truth(inputs, layers=2)
     for precision in PRECISIONS:
         dtype, limit = _cuda.field_dtype(precision), LARGEST_ERROR[precision]
         what = f"{layer.label} {precision}"
@@ -178,34 +172,16 @@ def _own(layer: Layer, inputs: Inputs, expected: torch.Tensor) -> Iterator[Candi
         named = partial(Candidate, backend="cuda", precision=precision, bytes_each=dtype.itemsize)
         yield named("turbofno alone, call", error=error, run=each(call, fields))
         yield named("turbofno alone, graph", error=error, run=in_graph(call, fields))
-        chain = Chain(layer, inputs, precision)
-        twice = relative_l2(chain.run(2).view_as(fields[0]), after_two)
-        checked_error(f"{what}, two in a chain", twice, 2 * limit)
-        run = in_graph(chain, fields[:1])
-        yield named("turbofno in a chain", error=error, run=run, layers_each=_CHAIN)
-
-
-def published_candidates(
-    default: Call,
-    fields: list[torch.Tensor],
-    expected: torch.Tensor,
-    *,
-    convolution: str,
-    compiled: bool,
-) -> Iterator[Candidate]:
-    """PyTorch as it comes and in strict float32, and torch.compile if asked; each by calls and as a CUDA graph."""
-    strict = strict_float32(default)
-    convolves = f"fp32, {convolution} TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
-    for call, precision in ((default, convolves), (strict, "fp32")):
-        error = relative_l2(call(fields[0]), expected)
-        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
-            yield Candidate(f"eager, {name}", "torch.fft", precision, error, run)
-    if compiled:
-        torch._dynamo.reset()
-        call = torch.compile(default, dynamic=False)
-        error = relative_l2(call(fields[0]), expected)
-        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
-            yield Candidate(f"torch.compile, {name}", "torch.fft", convolves, error, run)
+        short, long = (Chain(layer, inputs, precision, length) for length in _LENGTHS)
+        for chain, length in zip((short, long), _LENGTHS, strict=True):
+            checked_error(f"{what}, {length} in a chain", chain.error(), length * limit)
+        yield named(
+            "turbofno in a chain",
+            error=error,
+            run=in_graph(long, [long.buffer]),
+            less=in_graph(short, [short.buffer]),
+            layers_each=_LENGTHS[1] - _LENGTHS[0],
+        )
 
 
 def _others(
@@ -232,9 +208,10 @@ def measure(
         *_own(layer, inputs, expected),
         *_others(layer, inputs, expected, compiled=compiled),
     ]
-    times = milliseconds([c.run for c in candidates], seconds=seconds)
+    times = iter(milliseconds([run for c in candidates for run in c.runs], seconds=seconds))
     rows = []
-    for c, ms in zip(candidates, times, strict=True):
+    for c in candidates:
+        ms = next(times) - (next(times) if c.less is not None else 0.0)
         floor = partial(floor_ms, inputs.fields[0].numel(), c.bytes_each, bandwidth)
         rows.append(
             {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
 from benchmarks.gpu.device import (
     Call,
     each,
@@ -16,7 +17,6 @@ from benchmarks.gpu.device import (
     relative_l2,
     rotating,
 )
-from benchmarks.gpu.layers import Candidate, checked_error, published_candidates
 from benchmarks.gpu.published import published
 from models.checkpoint import load_model
 from models.config import FNOArchitecture

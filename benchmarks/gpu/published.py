@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,41 +17,37 @@ from models.fno import FNO
 from turbofno_ops._activations import activate
 
 
+def _corners(rows: Sequence[int]) -> list[tuple[slice, ...]]:
+    """Where the kept frequencies of every axis but the last lie, first or last ones of each."""
+    each = [(slice(0, (count + 1) // 2), slice(-(count // 2), None)) for count in rows]
+    return list(itertools.product(*each))
+
+
 def corners_of(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A weight [c_in, c_out, *modes] as those codes store it: contiguous, one tensor a corner of frequencies."""
-    if weight.ndim == 3:
-        return (weight.contiguous(),)
-    half = (weight.shape[2] + 1) // 2
-    return weight[:, :, :half].contiguous(), weight[:, :, half:].contiguous()
+    return tuple(weight[:, :, *corner].contiguous() for corner in _corners(weight.shape[2:-1]))
 
 
 def spectral_conv(x: torch.Tensor, corners: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """rfftn, einsum a corner into zeros, irfftn; 1D and 2D."""
-    if x.ndim == 3:
-        (low,) = corners
-        spectrum = torch.fft.rfft(x)
-        out = spectrum.new_zeros(x.shape[0], low.shape[1], spectrum.shape[-1])
-        modes = low.shape[-1]
-        out[:, :, :modes] = torch.einsum("bix,iox->box", spectrum[:, :, :modes], low)
-        return torch.fft.irfft(out, n=x.shape[-1])
-    low, high = corners
-    (rows, columns), below = low.shape[-2:], high.shape[-2]
-    spectrum = torch.fft.rfft2(x)
-    out = spectrum.new_zeros(x.shape[0], low.shape[1], *spectrum.shape[-2:])
-    out[:, :, :rows, :columns] = torch.einsum(
-        "bixy,ioxy->boxy", spectrum[:, :, :rows, :columns], low
-    )
-    out[:, :, -below:, :columns] = torch.einsum(
-        "bixy,ioxy->boxy", spectrum[:, :, -below:, :columns], high
-    )
-    return torch.fft.irfft2(out, s=x.shape[-2:])
+    """rfftn, einsum a corner into zeros, irfftn."""
+    axes = list(range(2, x.ndim))
+    modes = corners[0].shape[-1]
+    rows = [
+        low + high
+        for low, high in zip(corners[0].shape[2:-1], corners[-1].shape[2:-1], strict=True)
+    ]
+    spectrum = torch.fft.rfftn(x, dim=axes)
+    out = spectrum.new_zeros(x.shape[0], corners[0].shape[1], *spectrum.shape[2:])
+    for corner, weight in zip(_corners(rows), corners, strict=True):
+        place = (slice(None), slice(None), *corner, slice(0, modes))
+        out[place] = torch.einsum("bi...,io...->bo...", spectrum[place], weight)
+    return torch.fft.irfftn(out, s=x.shape[2:], dim=axes)
 
 
 def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """A linear map of the channels as a 1x1 convolution, which cuDNN runs in TF32 unless told otherwise."""
-    if x.ndim == 3:
-        return F.conv1d(x, weight[:, :, None], bias)
-    return F.conv2d(x, weight[:, :, None, None], bias)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
+    return convolve(x, weight.view(*weight.shape, *[1] * (x.ndim - 2)), bias)
 
 
 def fourier_layer(

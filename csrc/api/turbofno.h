@@ -188,6 +188,9 @@ turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struc
 turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
 
+/* Why no kernel can run on the current device, in words, or null: the library has no code for it. */
+const char *turbofno_device_unsupported(void);
+
 /* CUDA's words for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);
 

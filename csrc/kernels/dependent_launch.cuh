@@ -3,6 +3,7 @@
 // kernel does.
 #pragma once
 
+#include "architecture.h"
 #include "launch.h"
 
 namespace turbofno {
@@ -21,12 +22,8 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-inline bool overlaps_launches() {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
-}
+// Not by the card: older code on it does not wait.
+inline bool overlaps_launches() { return code_architecture() >= 90; }
 
 template <typename Arguments>
 turbofno_status launch_dependent(void (*kernel)(Arguments), dim3 blocks, int threads, size_t shared_bytes,

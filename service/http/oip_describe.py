@@ -122,6 +122,7 @@ def _execution(status: ModelStatus) -> dict[str, str]:
         "backend": status.backend,
         "precision": status.precision,
         "asked_precision": status.asked_precision,
+        "execution": status.execution,
     }
 
 

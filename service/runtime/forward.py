@@ -1,4 +1,8 @@
-"""A model as a function of a tensor on its device: on a GPU one chain of our kernels where that serves, else the module."""
+"""A model as a function of a tensor on its device.
+
+On a GPU one chain of our kernels where that serves, else the module as a CUDA graph, else the module layer by layer; on a
+CPU replayed where that pays, else the module.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,13 @@ import logging
 import math
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from service.runtime import gradient
 from service.runtime.replays import Replays
-from turbofno_ops import ChainRefused, compile_fno
+from turbofno_ops import ChainRefused, GraphRefused, ModuleGraphs, compile_fno
 from turbofno_ops.dispatch import last_backend
 
 if TYPE_CHECKING:
@@ -30,11 +34,23 @@ _LAYER_BYTES = 2 << 20
 """What a layer's fields may take of a core's caches: larger batches took up to twice as long (`python -m benchmarks.caches`)."""
 
 
+Execution = Literal["none", "chain", "graph", "replay", "module"]
+EXECUTIONS: dict[Execution, str] = {
+    "none": "not at all",
+    "chain": "as one chain of kernels",
+    "graph": "as a CUDA graph of the module",
+    "replay": "replayed",
+    "module": "layer by layer",
+}
+
+
 class Ran(NamedTuple):
-    """What a call really ran on and in."""
+    """What a call really ran on, in and as, and on a GPU why as nothing faster."""
 
     backend: str
     precision: str
+    execution: Execution
+    reason: str = ""
 
 
 class Forward:
@@ -48,38 +64,58 @@ class Forward:
         self._module = module.compute_in(precision)
         self._precision = precision
         self._refusals: set[str] = set()
-        self.ran = Ran("none", "fp32")
+        self._no_chain = ""
+        self.ran = Ran("none", "fp32", "none")
         self._on_gpu = device.type == "cuda"
         # Not a method of this: the two would refer to each other, and outlive the model until garbage is collected.
         at_once = partial(_at_once, channels=module.arch.hidden_channels, max_batch=max_batch)
         self._replays = Replays(name, module, at_once=at_once)
         self._chain: CompiledFNO | None = None
+        self._graphs: ModuleGraphs | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
         if self._on_gpu:
+            self._graphs = ModuleGraphs(module, device, max_batch=max_batch)
             try:
                 self._chain = compile_fno(
                     module.description(), device=device, precision=precision, max_batch=max_batch
                 )
             except ChainRefused as refusal:
-                self._log_refusal(str(refusal))
+                self._no_chain = str(refusal)
+                self._log("is no chain of kernels", self._no_chain)
             # What was put there on this thread's stream is read on others. Not the whole device: the device
             # thread may be capturing a graph, which that would break.
             torch.cuda.current_stream(device).synchronize()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
+        no_chain = self._no_chain
         if self._chain is not None:
             try:
                 y = self._chain(x)
             except ChainRefused as refusal:
-                self._log_refusal(str(refusal))
+                no_chain = str(refusal)
+                self._log("is no chain of kernels", no_chain)
             else:
-                self.ran = Ran(self._chain.backend, self._chain.precision)
+                self.ran = Ran(self._chain.backend, self._chain.precision, "chain")
                 return y
-        y = self._module(x) if self._on_gpu else self._replays(x)
+        if self._graphs is None:
+            y = self._replays(x)
+            execution: Execution = "replay" if self._replays.recorded(x.shape[1:]) else "module"
+            self.ran = Ran(last_backend(), "fp32", execution)
+            return y
+        execution, reason = "graph", no_chain
+        try:
+            y = self._graphs(x)
+        except GraphRefused as refusal:
+            execution, reason = "module", f"{no_chain}; {refusal}"
+            self._log("runs layer by layer", str(refusal))
+        if execution == "module":
+            # not in the handler: what failed there holds memory
+            y = self._module(x)
         backend = last_backend()
         # no other backend rounds
-        self.ran = Ran(backend, self._precision if backend == "cuda" else "fp32")
+        precision = self._precision if backend == "cuda" else "fp32"
+        self.ran = Ran(backend, precision, execution, reason)
         return y
 
     def prepare(self, field: torch.Size) -> None:
@@ -91,7 +127,7 @@ class Forward:
         """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""
         with self._exact():
             answer = gradient.vjp(self._module, rows, shapes)
-        self.ran = Ran(last_backend(), "fp32")
+        self.ran = Ran(last_backend(), "fp32", "module")
         return answer
 
     def measure_gradient(self, field: torch.Tensor) -> Kept:
@@ -101,14 +137,17 @@ class Forward:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that the compiled chain with its graphs holds on the device."""
-        return 0 if self._chain is None else self._chain.device_bytes()
+        """Bytes that the compiled chain and all graphs hold on the device."""
+        chain = 0 if self._chain is None else self._chain.device_bytes()
+        return chain + (0 if self._graphs is None else self._graphs.nbytes)
 
     def clear(self) -> None:
         """Give the memory of captured graphs and recordings back."""
         self._replays.clear()
         if self._chain is not None:
             self._chain.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
 
     @contextmanager
     def _exact(self) -> Iterator[None]:
@@ -118,13 +157,10 @@ class Forward:
         finally:
             self._module.compute_in(self._precision)
 
-    def _log_refusal(self, reason: str) -> None:
+    def _log(self, what: str, reason: str) -> None:
         if reason not in self._refusals:
             self._refusals.add(reason)
-            logger.warning(
-                "model %s runs layer by layer where it cannot be one chain of kernels: %s",
-                self._name, reason,
-            )  # fmt: skip
+            logger.warning("model %s %s: %s", self._name, what, reason)
 
 
 def _at_once(field: torch.Size, *, channels: int, max_batch: int) -> int:

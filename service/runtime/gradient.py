@@ -37,7 +37,7 @@ def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch
             for part, shape in zip(rows.split(shapes.split, dim=1), shapes, strict=True)
         )
         output = _forward(module, field.requires_grad_())
-        (gradient,) = torch.autograd.grad(output, field, cotangent)
+        gradient = _backward(output, field, cotangent)
         return torch.cat([gradient.flatten(1), output.detach().flatten(1)], dim=1)
 
 
@@ -64,7 +64,7 @@ def measure(module: torch.nn.Module, field: torch.Tensor) -> Kept:
             raise NotDifferentiable(
                 f"its output has the grid {list(output.shape[2:])} for an input on {list(field.shape[2:])}"
             )
-        torch.autograd.grad(output, field, torch.ones_like(output))
+        _backward(output, field, torch.ones_like(output))
     points = field[0, 0].numel()
     return Kept(sum(sizes.values()) / points, max(sizes.values(), default=0) / points)
 
@@ -74,6 +74,14 @@ def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:
     if not output.requires_grad:
         raise NotDifferentiable("PyTorch cannot follow how its output depends on its input")
     return output
+
+
+def _backward(output: torch.Tensor, field: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    # On this thread, which has a CUDA context: autograd's own thread for the GPU has none before its first kernel,
+    # and cuBLAS warns if that kernel is its.
+    with torch.autograd.set_multithreading_enabled(mode=False):
+        (gradient,) = torch.autograd.grad(output, field, cotangent)
+    return gradient
 
 
 def _same(saved: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from models.trust.signals import Signals
-from models.trust.tables import holding
+from turbofno_ops._held import holding
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -61,6 +61,9 @@ class Judge:
         if key not in self._graphs:
             size = bucket * (x[0].nbytes + y[0].nbytes)
             if size > _MOST_GRAPH_BYTES or len(self._graphs) == _MOST_GRAPHS:
+                return None
+            if not self._signals(x[:1], y[:1]):
+                # none of this model on this grid: PyTorch warns of a graph with nothing in it
                 return None
             self._graphs[key] = _Graph(
                 self._signals,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from service.pipeline.engine import Fields
     from service.pipeline.vjp import VjpShapes
     from service.runtime.device_pipeline import Judgement, Pipeline
-    from service.runtime.forward import Forward
+    from service.runtime.forward import Execution, Forward
     from service.runtime.rollout_turn import State, Turn
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class ModelSlot:
         self.totals = ModelTotals()
         self.backend = ""
         self.precision = ""
+        self.execution: Execution = "none"
+        self.execution_reason = ""
         self.asked_precision = asked
         self._forward = forward
         self._pipeline = pipeline
@@ -75,7 +77,7 @@ class ModelSlot:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that its compiled chain with its graphs holds on the device."""
+        """Bytes that its compiled chain and its graphs hold on the device."""
         return self._forward.device_bytes
 
     def start(
@@ -167,6 +169,7 @@ class ModelSlot:
                 )
                 break
             self.backend, self.precision = output.backend, output.precision
+            self.execution, self.execution_reason = self._forward.ran[2:]
             if output.release is not None:
                 output.release()
         self._try_gradient(shape)

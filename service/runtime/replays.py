@@ -75,6 +75,11 @@ class Replays:
         if not known.tried:
             self._record(known, field)
 
+    def recorded(self, field: torch.Size) -> bool:
+        """Whether such fields are replayed."""
+        known = self._known.get(field)
+        return known is not None and bool(known.replays)
+
     def clear(self) -> None:
         """Forget all recordings."""
         self._known.clear()

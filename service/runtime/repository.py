@@ -16,7 +16,7 @@ from service.errors import NotFound, ServiceError, Unavailable
 from service.pipeline.batcher import Policy
 from service.pipeline.engine import ModelStatus
 from service.pipeline.remembered import Remembered
-from service.runtime.forward import Forward
+from service.runtime.forward import EXECUTIONS, Forward
 from service.runtime.model_slot import ModelSlot
 from service.settings import env_name
 
@@ -306,9 +306,10 @@ class Repository:
         self._metrics.model_loaded.labels(*key, slot.backend, slot.precision).set(1)
         self._metrics.model_load_seconds.labels(*key).set(seconds)
         logger.info(
-            "loaded model %s version %s on %s in %.2f s; spectral backend %s, %s%s",
+            "loaded model %s version %s on %s in %.2f s; spectral backend %s, %s%s; runs %s",
             *key, self._device, seconds, slot.backend, slot.precision,
             "" if slot.precision == slot.asked_precision else f" ({slot.asked_precision} was asked for)",
+            EXECUTIONS[slot.execution] + (f" ({slot.execution_reason})" if slot.execution_reason else ""),
         )  # fmt: skip
 
     def _read(self, location: ModelLocation) -> ModelSlot:
@@ -362,4 +363,6 @@ def _status(name: str, version: str, entry: _Entry) -> ModelStatus:
         backend=slot.backend,
         precision=slot.precision,
         asked_precision=slot.asked_precision,
+        execution=slot.execution,
+        execution_reason=slot.execution_reason,
     )

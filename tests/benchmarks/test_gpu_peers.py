@@ -16,9 +16,10 @@ from turbofno_ops import fourier_layer as own_layer
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
 SHAPES = [((64,), (9,)), ((16, 20), (6, 4)), ((15, 21), (7, 11)), ((9, 9), (2, 1))]
+THREE_AXES = [((8, 9, 10), (4, 5, 3)), ((6, 6, 7), (2, 6, 4))]
 
 
-@pytest.mark.parametrize(("size", "modes"), SHAPES)
+@pytest.mark.parametrize(("size", "modes"), SHAPES + THREE_AXES)
 def test_published_layer_is_our_layer(size: tuple[int, ...], modes: tuple[int, ...]) -> None:
     x = torch.randn(3, 4, *size, dtype=torch.float64)
     weight = torch.randn(4, 5, *modes, dtype=torch.complex128)

@@ -99,6 +99,39 @@ def test_models_are_fields_a_second(tmp_path: Path) -> None:
     assert found["x torch.compile"] == ""
 
 
+def test_people_are_compared_with_strict_float32(tmp_path: Path) -> None:
+    def row(what: str, precision: str, ms: float, error: float) -> dict[str, object]:
+        return {
+            "network": "n",
+            "batch": 8,
+            "peer": "neuraloperator 2.0",
+            "what": what,
+            "execution": "graph" if what == "turbofno" else "",
+            "backend": "cuda",
+            "precision": precision,
+            "ms": ms,
+            "copy TB/s": 4.2,
+            "relative L2 error": error,
+            "float32 error on the CPU": 3e-7,
+        }
+
+    rows = [
+        row("turbofno", "fp32", 1.0, 2e-7),
+        row("eager, call", "fp32, convolutions TF32", 6.0, 1e-3),
+        row("eager, graph", "fp32, convolutions TF32", 4.0, 1e-3),
+        row("eager, call", "fp32", 8.0, 4e-7),
+        row("eager, graph", "fp32", 5.0, 4e-7),
+    ]
+    write(tmp_path / "gpu_people.jsonl", rows)
+    page = document(tmp_path)
+    times = cells(page, "x graph")
+    assert (times["x eager"], times["x graph"], times["x eager, TF32"]) == ("8x", "5x", "6x")
+    assert (times["runs as"], times["backend"]) == ("graph", "cuda")
+    errors = cells(page, "float32 on the CPU |")
+    assert (errors["turbofno"], errors["eager"]) == ("2.0e-07", "4.0e-07")
+    assert "4.2 TB/s" in page
+
+
 def heatmap_rows() -> list[dict[str, object]]:
     return [
         {

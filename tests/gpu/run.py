@@ -1,30 +1,57 @@
-"""The whole proof that the kernels are right on this GPU: `make test-gpu`. Passes only if every part ran and passed."""
+"""The whole proof that the kernels are right on this GPU: `make test-gpu`. Passes only if every part ran and passed.
+
+Parts run side by side where there are cores for it, and what each says is shown when it has ended. At the end
+the record is written (record.py), which is to be committed.
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+from tests.gpu import record
 from turbofno_ops import native_status
 from turbofno_ops.__main__ import report
 
 ROOT = Path(__file__).resolve().parents[2]
+_CORES_OF_A_PART = 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command to run, and what its environment has besides ours."""
+    """A command to run, what its environment has besides ours, and if it is pytest, which then tells its counts."""
 
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    counts: bool = False
+    alone: bool = False
+    """After all others: it has deadlines of its own."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part went; a part that is no pytest counts as one check."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: int = 0
+    how: str = "passed"
 
 
 def sanitizer() -> str | None:
@@ -37,14 +64,35 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=os.pathsep.join(places))
 
 
+def _pytest(
+    name: str, *arguments: str, module: str = "pytest", workers: int = 0, alone: bool = False
+) -> Part:
+    """A part of tests, on several workers if pytest-xdist is there; `module` may stand for pytest."""
+    spread = ["-n", str(workers)] if workers and importlib.util.find_spec("xdist") else []
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        "-q",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        *spread,
+        *arguments,
+    ]
+    return Part(name, command, counts=True, alone=alone)
+
+
 def parts() -> list[Part]:
-    """Random shapes and models in pytest, memcheck, racecheck, the zoo's errors."""
+    """All of them, those that take longest first."""
     python, here = sys.executable, ROOT / "tests" / "gpu"
     tool = sanitizer() or "compute-sanitizer"
     watched = ["--error-exitcode", "1", python, str(here / "sanitizer_shapes.py")]
-    tests = [f"tests/{folder}" for folder in ("turbofno_ops", "service/runtime")]
+    ops = "tests/turbofno_ops"
+    kernels = [f"{ops}/test_cuda.py", f"{ops}/test_plan_cuda.py"]
     return [
-        Part("tests", [python, "-m", "pytest", "-q", "-rs", *tests]),
+        _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=4),
+        _pytest("ops", ops, f"--ignore={ops}/test_native.py", workers=4),
         Part(
             "memcheck",
             [tool, "--tool", "memcheck", "--report-api-errors", "no", *watched],
@@ -52,28 +100,79 @@ def parts() -> list[Part]:
             {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         ),
         Part("racecheck", [tool, "--tool", "racecheck", *watched]),
+        # not on several workers: each would compile all kernels
+        _pytest("library", f"{ops}/test_native.py"),
+        _pytest(
+            "service",
+            *("tests/service/runtime", "tests/models/pde/test_random_fields.py"),
+            "tests/models/verify/test_command.py",
+            workers=2,
+        ),
         Part("zoo", [python, str(here / "zoo_errors.py")]),
+        _pytest("devices", "tests/service/processes/test_devices.py", alone=True),
     ]
 
 
-def verdict(part: Part) -> str:
-    """Run a part and say how it went; begins with 'passed' if it did."""
-    print(f"\n== {part.name}: {' '.join(part.command)}", flush=True)
+def outcome(part: Part) -> Outcome:
+    """Run a part, show what it said, and say how it went."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, **part.environment}
     began = time.monotonic()
-    try:
-        code = subprocess.run(part.command, cwd=ROOT, env=environment, check=False).returncode
-    except FileNotFoundError:
-        return (
-            f"NOT RUN: there is no {part.command[0]}, neither on the PATH nor in the CUDA toolkit"
-        )
-    how = "passed" if code == 0 else f"FAILED with exit code {code}"
-    return f"{how} in {time.monotonic() - began:.0f} s"
+    with TemporaryDirectory() as folder:
+        counted = Path(folder) / "counts.xml"
+        asked = [f"--junitxml={counted}"] if part.counts else []
+        try:
+            done = subprocess.run(
+                [*part.command, *asked],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except FileNotFoundError:
+            return Outcome(
+                failed=1,
+                how=f"NOT RUN: there is no {part.command[0]}, neither on the PATH nor in the CUDA toolkit",
+            )
+        passed, failed, skipped = _counts(counted) if part.counts else (1, 0, 0)
+    print(f"\n== {part.name}: {' '.join(part.command)}\n{done.stdout}", flush=True)
+    seconds = round(time.monotonic() - began)
+    if done.returncode == 0:
+        return Outcome(passed, failed, skipped, seconds)
+    passed = passed if part.counts else 0
+    how = f"FAILED with exit code {done.returncode}"
+    return Outcome(passed, max(failed, 1), skipped, seconds, how)
+
+
+def _counts(file: Path) -> tuple[int, int, int]:
+    """Passed, failed and skipped tests of a file that pytest wrote; none if it did not come to that."""
+    if not file.is_file():
+        return 0, 0, 0
+    suites = list(ET.parse(file).getroot().iter("testsuite"))
+    total, failures, errors, skipped = (
+        sum(int(suite.get(name, 0)) for suite in suites)
+        for name in ("tests", "failures", "errors", "skipped")
+    )
+    return total - failures - errors - skipped, failures + errors, skipped
+
+
+def run_all(all_parts: list[Part], *, at_once: int) -> Iterator[tuple[str, Outcome]]:
+    """Name and outcome of every part, in their order; so many side by side, those to run alone at the end."""
+    beside = [part for part in all_parts if not part.alone]
+    with ThreadPoolExecutor(at_once) as pool:
+        outcomes = list(pool.map(outcome, beside))
+    yield from ((part.name, how) for part, how in zip(beside, outcomes, strict=True))
+    yield from ((part.name, outcome(part)) for part in all_parts if part.alone)
 
 
 def main() -> None:
-    """Run every part, even after one that failed; a line for each at the end."""
+    """Run every part, even after one that failed; a line for each at the end, and the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, default=record.FILE, help="the file to write")
+    arguments = parser.parse_args()
     print(report())
     if not torch.cuda.is_available():
         raise SystemExit(
@@ -81,11 +180,29 @@ def main() -> None:
         )
     if not native_status().loaded:
         raise SystemExit(f"FAILED: the CUDA kernels are not loaded: {native_status().detail}")
-    verdicts = {part.name: verdict(part) for part in parts()}
-    print(f"\n{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
-    for name, how in verdicts.items():
-        print(f"{name:10} {how}")
-    sys.exit(0 if all(how.startswith("passed") for how in verdicts.values()) else 1)
+    sources = record.hashes()
+    at_once = max(1, (os.cpu_count() or 1) // _CORES_OF_A_PART)
+    outcomes = dict(run_all(parts(), at_once=at_once))
+    cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    print(f"\n{', '.join(cards)}, PyTorch {torch.__version__}")
+    for name, o in outcomes.items():
+        print(
+            f"{name:10} {o.how}: {o.passed} passed, {o.failed} failed, {o.skipped} skipped, {o.seconds} s"
+        )
+    run: record.Record = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cards": cards,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "parts": {name: _recorded(o) for name, o in outcomes.items()},
+    }
+    record.written(arguments.record, sources, run)
+    print(f"written to {arguments.record}: {record.covers(record.read(arguments.record), sources)}")
+    sys.exit(1 if any(o.failed for o in outcomes.values()) else 0)
+
+
+def _recorded(of: Outcome) -> dict[str, int]:
+    return {name: value for name, value in asdict(of).items() if name != "how"}
 
 
 if __name__ == "__main__":

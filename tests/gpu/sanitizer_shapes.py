@@ -1,24 +1,26 @@
 """Every kernel on a few small shapes, checked against float64: what compute-sanitizer watches (tests/gpu/run.py).
 
-Layers run through the stages, as in a compiled model: the second one's spectra come from the first one's rows, and the
-last one is projected. Sizes are odd where the kernels have edges. Every array ends at 16 bytes, because reads may
-reach to the end of the last 16-byte word.
+Networks of two layers run as compiled models run, without a graph: the second layer's spectra come from the first one's
+field, and the last field is projected. Sizes are odd where the kernels have edges, and some arrays end between two words
+of 16 bytes, because reads may reach to the end of the last one.
 """
 
 from __future__ import annotations
 
-import math
 import sys
+from typing import Any
 
 import torch
 
-from turbofno_ops import PRECISIONS, fourier_layer, native_status
-from turbofno_ops._channels import mode_major
-from turbofno_ops._cuda import CudaStages, field_dtype
-from turbofno_ops._stages import Layer, Projection, two_axes
+from models.config import ChannelMLP, FNOArchitecture
+from tests.turbofno_ops.fourier_truth import relative_l2
+from tests.turbofno_ops.random_fno import field, network, truth
+from turbofno_ops import PRECISIONS, ChainRefused, compile_fno, native_status
 
-# batch, channels, grid, modes
-SHAPES = (
+Shape = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Batch, channels, grid, modes."""
+
+SHAPES: tuple[Shape, ...] = (
     (2, 8, (64,), (16,)),
     (3, 16, (101,), (33,)),
     (1, 20, (1024,), (64,)),
@@ -27,68 +29,80 @@ SHAPES = (
     (2, 20, (21, 37), (9, 19)),
     (1, 48, (85, 33), (24, 12)),
     (5, 8, (9, 130), (8, 64)),
-    # arrays that end between two words of 16 bytes
     (1, 9, (13,), (5,)),
     (1, 9, (11, 13), (4, 3)),
+    (2, 8, (8, 9, 10), (4, 5, 3)),
+    (1, 9, (7, 5, 11), (4, 3, 4)),
+)
+PLAIN: dict[str, Any] = {}
+# norms before and after a channel MLP; lifting and projection with a hidden layer
+BLOCKS: dict[str, dict[str, Any]] = {
+    "channel MLP": {
+        "channel_mlp": ChannelMLP(hidden_channels=6),
+        "lifting_channels": (12,),
+        "projection_channels": (12,),
+    },
+    "instance norm": {"norm": "instance_norm", "channel_mlp": ChannelMLP(hidden_channels=6)},
+    "group norm": {"norm": "group_norm", "channel_mlp": ChannelMLP(hidden_channels=6)},
+}
+IN_BLOCKS: tuple[Shape, ...] = (
+    (2, 8, (64,), (16,)),
+    (1, 9, (13,), (5,)),
+    (2, 20, (21, 37), (9, 19)),
+    (1, 9, (7, 5, 11), (4, 3, 4)),
 )
 PROJECTED = 4
-LARGEST_ERROR = {"fp32": 2e-6, "tf32": 4e-3, "bf16": 4e-2}
-
-
-def drawn(
-    channels: int, modes: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """weight, skip, bias and projection on the CPU."""
-    weight = torch.randn(channels, channels, *modes, dtype=torch.complex64) / math.sqrt(channels)
-    skip = torch.randn(channels, channels) / math.sqrt(channels)
-    projection = torch.randn(PROJECTED, channels) / math.sqrt(channels)
-    return weight, skip, torch.randn(channels), projection
+# of a network that does not amplify rounding
+LARGEST_ERROR = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 4e-2}
+_ROUNDING = 5e-7
 
 
 def error(
-    batch: int, channels: int, size: tuple[int, ...], modes: tuple[int, ...], precision: str
-) -> float:
-    """Relative L2 error of two layers and a projection."""
-    x = torch.randn(batch, channels, *size)
-    weight, skip, bias, projection = drawn(channels, modes)
+    shape: Shape, block: dict[str, Any], precision: str, device: torch.device
+) -> tuple[float, float]:
+    """Relative L2 error of a random network, and how large it may be: PyTorch's float32 shows what is amplified.
 
-    truth = x.double()
-    for _ in range(2):
-        truth = fourier_layer(
-            truth,
-            weight.to(torch.complex128),
-            skip_weight=skip.double(),
-            bias=bias.double(),
-            activation="gelu",
-            backend="reference",
-        )
-    truth = torch.einsum("pc,bc...->bp...", projection.double(), truth)
+    Raises:
+        ChainRefused: it is no chain of kernels.
+    """
+    batch, channels, size, modes = shape
+    arch = FNOArchitecture(
+        in_channels=2, out_channels=PROJECTED, hidden_channels=channels, n_layers=2, modes=modes, **block
+    )  # fmt: skip
+    module = network(arch)
+    x = field(module, batch, size)
+    expected = truth(module, x)
+    own = relative_l2(module(x), expected)
+    chain = compile_fno(module.description(), device=device, precision=precision)
+    refused = chain.refusal(size)
+    if refused is not None:
+        raise ChainRefused(refused)
+    with torch.no_grad():
+        found = relative_l2(chain._directly(x.to(device)).cpu(), expected)
+    return found, LARGEST_ERROR[precision] * max(1.0, own / _ROUNDING)
 
-    on, kept = two_axes(size), two_axes(modes)
-    stages = CudaStages(on, kept, device=torch.device("cuda"), precision=precision)
-    by_mode = mode_major(weight.cuda()).view(*kept, channels, channels).contiguous()
-    layer = Layer(by_mode, skip.cuda(), bias.cuda(), "gelu")
-    field = x.cuda().to(field_dtype(precision)).view(batch, channels, *on)
-    first, spectra = stages.rows(stages.mix(stages.analyze(field), layer), field, layer, last=False)
-    mixed = stages.mix(spectra, layer)
-    second, _ = stages.rows(mixed, first, layer, last=True)
-    together = stages.project(mixed, first, layer, Projection(projection.cuda(), None))
-    apart = torch.einsum("pc,bchw->bphw", projection.double(), second.cpu().double())
-    both = torch.stack([together.cpu().double(), apart]).view(2, *truth.shape)
-    return float((both - truth).norm() / (2**0.5 * truth.norm()))
+
+def verdict(shape: Shape, block: dict[str, Any], precision: str, device: torch.device) -> str:
+    """'right', and the error, or what is wrong."""
+    try:
+        found, allowed = error(shape, block, precision, device)
+    except ChainRefused as refusal:
+        return f"REFUSED: {refusal}"
+    return f"{'right' if found <= allowed else 'WRONG'} {found:.1e}"
 
 
 def main() -> None:
-    """Exits 1 if a result is wrong or the kernels are not there."""
+    """Exits 1 if a result is wrong or refused, or the kernels are not there."""
     if not native_status().loaded:
         raise SystemExit(native_status().detail)
+    cases = [("plain", PLAIN, shape) for shape in SHAPES]
+    cases += [(name, block, shape) for name, block in BLOCKS.items() for shape in IN_BLOCKS]
     wrong = 0
-    for shape in SHAPES:
+    for name, block, shape in cases:
         for precision in PRECISIONS:
-            found = error(*shape, precision)
-            verdict = "right" if found <= LARGEST_ERROR[precision] else "WRONG"
-            wrong += verdict == "WRONG"
-            print(f"{shape} {precision}: {found:.1e} {verdict}", flush=True)
+            found = verdict(shape, block, precision, torch.device("cuda", 0))
+            wrong += not found.startswith("right")
+            print(f"{name} {shape} {precision}: {found}", flush=True)
     sys.exit(1 if wrong else 0)
 
 

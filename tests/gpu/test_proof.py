@@ -10,25 +10,66 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import run
+from tests.gpu import ampere, run, sanitizer_shapes
 from tests.gpu.zoo_errors import equal_to_three_digits
+from turbofno_ops import CompiledFNO
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_fails_without_a_gpu() -> None:
-    script = Path(run.__file__)
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.gpu.run"],
+        cwd=run.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     assert "sees no GPU" in done.stderr
 
 
 def test_a_part_passes_fails_or_is_not_run() -> None:
-    assert run.verdict(run.Part("a", [sys.executable, "-c", ""])).startswith("passed")
-    failed = run.verdict(run.Part("b", [sys.executable, "-c", "raise SystemExit(3)"]))
-    assert failed.startswith("FAILED with exit code 3")
-    assert run.verdict(run.Part("c", ["no-such-program"])).startswith("NOT RUN")
+    assert run.outcome(run.Part("a", [sys.executable, "-c", ""])).how == "passed"
+    failed = run.outcome(run.Part("b", [sys.executable, "-c", "raise SystemExit(3)"]))
+    assert (failed.how, failed.passed, failed.failed) == ("FAILED with exit code 3", 0, 1)
+    missing = run.outcome(run.Part("c", ["no-such-program"]))
+    assert missing.how.startswith("NOT RUN")
+    assert missing.failed == 1
+
+
+def test_tests_are_counted(tmp_path: Path) -> None:
+    tests = tmp_path / "test_it.py"
+    tests.write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "def test_left_out(): pytest.skip('no')\n"
+    )
+    found = run.outcome(run._pytest("t", str(tests)))
+    assert (found.passed, found.failed, found.skipped) == (1, 1, 1)
+    none = run.outcome(run._pytest("t", "--no-such-option"))
+    assert (none.passed, none.failed) == (0, 1)
+
+
+def test_parts_side_by_side_keep_their_order() -> None:
+    first = run.Part("first", [sys.executable, "-c", ""], alone=True)
+    others = [run.Part(name, [sys.executable, "-c", ""]) for name in ("a", "b", "c")]
+    found = list(run.run_all([first, *others], at_once=2))
+    assert [name for name, _ in found] == ["a", "b", "c", "first"]
+
+
+def test_all_parts_are_about_files_that_are_there() -> None:
+    arguments = [a for part in run.parts() for a in part.command if "tests/" in a]
+    files = [a.removeprefix("--ignore=") for a in arguments]
+    assert len(files) >= 8
+    assert all((run.ROOT / file).exists() for file in files)
+
+
+def test_the_way_on_ampere_is_built_apart_from_what_is_installed() -> None:
+    configure, build = ampere.build_commands((9, 0))
+    assert "-DCMAKE_CUDA_FLAGS=-gencode=arch=compute_80,code=sm_90" in configure
+    assert str(ampere.FOLDER) in configure
+    assert str(ampere.FOLDER) in build
 
 
 def test_sanitizer_is_found_in_the_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,6 +79,17 @@ def test_sanitizer_is_found_in_the_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert run.sanitizer() == str(tool)
+
+
+def test_what_the_sanitizer_watches_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = sanitizer_shapes.SHAPES[-4]
+    cpu = torch.device("cpu")
+    assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("right")
+    with torch.inference_mode():
+        monkeypatch.setattr(CompiledFNO, "_directly", lambda *_: torch.zeros(1, 4, 13))
+        assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("WRONG 1.0e+00")
+        monkeypatch.setattr(CompiledFNO, "refusal", lambda *_: "a reason")
+        assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu) == "REFUSED: a reason"
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,11 @@ class _Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         config = tiny_config()
         summary = {"name": config.name, "version": "1", "state": "READY", "reason": ""}
-        summary |= {"backend": "gemm", "precision": "fp32"}
+        summary |= {"backend": "cuda", "precision": "fp32", "execution": "graph"}
+        summary |= {"execution_reason": "a norm"}
         if self.path == "/v1/models":
             broken = {"name": "b", "version": "12", "state": "UNAVAILABLE", "reason": "no weights"}
-            broken |= {"backend": "", "precision": ""}
+            broken |= {"backend": "", "precision": "", "execution": "", "execution_reason": ""}
             listing = [summary | {"description": config.description}, broken]
             self._answer(200, orjson.dumps({"models": listing}))
         elif self.path == "/v1/models/tiny-1d":
@@ -254,10 +255,11 @@ def test_predict_to_a_folder_that_is_not_there_fails_in_one_line(
 def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "--url", url]) == 0
     head, row, broken = capsys.readouterr().out.splitlines()
-    assert head.split() == ["NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION"]
-    runs = ["tiny-1d", "1", "READY", "gemm", "fp32"]
-    assert row.split(maxsplit=5) == [*runs, tiny_config().description]
-    assert broken.split(maxsplit=5) == ["b", "12", "UNAVAILABLE", "-", "-", "no weights"]
+    columns = ["NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "EXECUTION", "DESCRIPTION"]
+    assert head.split() == columns
+    runs = ["tiny-1d", "1", "READY", "cuda", "fp32", "graph"]
+    assert row.split(maxsplit=6) == [*runs, f"{tiny_config().description} (a norm)"]
+    assert broken.split(maxsplit=6) == ["b", "12", "UNAVAILABLE", "-", "-", "-", "no weights"]
     assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
 
 

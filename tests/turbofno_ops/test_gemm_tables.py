@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from turbofno_ops import _gemm, spectral_conv
+from turbofno_ops._held import holding
 
 
 def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +50,11 @@ def test_table_larger_than_the_bound_is_used_but_not_kept(monkeypatch: pytest.Mo
         spectral_conv(x, weight, backend="gemm"), spectral_conv(x, weight, backend="reference")
     )
     assert _gemm._tables.nbytes <= 100
+
+
+def test_tables_are_noted_for_whoever_holds_them() -> None:
+    weight, x = torch.randn(1, 1, 4, 3, dtype=torch.complex64), torch.randn(1, 1, 11, 13)
+    for _ in range(2):  # made, then found
+        with holding() as held:
+            spectral_conv(x, weight, backend="gemm")
+        assert len(held) == 4, "two axes, to modes and back"

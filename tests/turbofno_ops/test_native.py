@@ -10,15 +10,18 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.turbofno_ops.on_gpu import needs_kernels
 from turbofno_ops import (
     PRECISIONS,
     NativeStatus,
+    _architecture,
     _cuda,
     _native,
     dispatch,
@@ -178,6 +181,43 @@ def test_without_cuda_everything_works_and_says_why() -> None:
         )
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and code for it can be had")
+def test_a_card_that_the_library_has_no_code_for_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "kernels.so"
+    source = ROOT / "csrc" / "kernels" / "architecture.cu"
+    built = run("nvcc", "-shared", "-Xcompiler=-fPIC", "-arch=sm_80", source, "-o", library)
+    assert built.returncode == 0, built.stderr
+    card = SimpleNamespace(name="card", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(_architecture, "native_status", lambda: NativeStatus(True, str(library)))
+    refused = str(_architecture.code_refusal(torch.device("cuda", 0)))
+    assert "no code for card (sm_90): the library holds neither machine code" in refused
+    assert refused.endswith("TURBOFNO_CUDA_ARCHITECTURES=90")
+
+
+@needs_kernels
+def test_the_card_that_is_there_has_code() -> None:
+    assert _architecture.code_refusal(torch.device("cuda", 0)) is None
+
+
+def test_another_library_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    named = tmp_path / "other.so"
+    monkeypatch.setenv(_native.LIBRARY_VARIABLE, str(named))
+    native_status.cache_clear()
+    try:
+        assert native_status().detail == f"TURBOFNO_LIBRARY names {named}, no file"
+        named.write_bytes(b"not a library")
+        native_status.cache_clear()
+        assert f"{named} cannot be loaded" in native_status().detail
+    finally:
+        native_status.cache_clear()
+
+
 def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_native, "_candidates", lambda: [tmp_path / _native.LIBRARY])
@@ -210,6 +250,7 @@ def test_cards_are_refused_by_what_they_lack(
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(_cuda, "native_status", lambda: NativeStatus(True, "kernels.so"))
+    monkeypatch.setattr(_cuda, "code_refusal", lambda _: None)
     _cuda.gpu_refusal.cache_clear()
     try:
         refused = _cuda.gpu_refusal(torch.device("cuda", 0))

@@ -11,7 +11,8 @@ from models.checkpoint import load_model
 from models.problems import DARCY
 from models.trust.calibrate import ZOO
 from models.trust.signals import Signals
-from models.trust.tables import holding, remembered
+from models.trust.tables import remembered
+from turbofno_ops._held import holding
 
 
 @remembered(2)

@@ -46,7 +46,13 @@ class FakeEngine:
         return found[-1]
 
     def statuses(self) -> list[ModelStatus]:
-        runs = {"backend": "cuda", "precision": "fp32", "asked_precision": "bf16"}
+        runs = {
+            "backend": "cuda",
+            "precision": "fp32",
+            "asked_precision": "bf16",
+            "execution": "graph",
+            "execution_reason": "its layers have a norm",
+        }
         ready = [ModelStatus(*key, "READY", **runs) for key in self.configs]
         return [*ready, ModelStatus("broken", "1", "UNAVAILABLE", "bad weights")]
 

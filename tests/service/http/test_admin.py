@@ -28,6 +28,8 @@ def test_ready_service_says_so_and_lists_its_models(tmp_path: Path) -> None:
             assert listed[0]["description"] == tiny_config().description
             assert listed[0]["backend"] in {"gemm", "reference"}
             assert listed[0]["precision"] == listed[0]["asked_precision"] == "fp32"
+            assert listed[0]["execution"] in {"replay", "module"}
+            assert listed[0]["execution_reason"] == ""
 
     asyncio.run(main())
 

@@ -16,12 +16,12 @@ from models.checkpoint import save_model
 from models.fno import FNO
 from service.pipeline.batcher import Policy
 from service.runtime import forward as forward_module
-from service.runtime.device_pipeline import HostPipeline
+from service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
 from service.runtime.forward import Forward, Ran
 from service.runtime.model_slot import ModelSlot
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
-from turbofno_ops import ChainRefused
+from turbofno_ops import ChainRefused, GraphRefused, ModuleGraphs
 
 CUDA = torch.device("cuda", 0)
 """Named only: on a machine without a GPU nothing is put there."""
@@ -47,10 +47,34 @@ class FakeChain:
         self.cleared += 1
 
 
+class FakeGraphs:
+    """Stands for a module's graphs; runs the module, or refuses where a capture would fail."""
+
+    refused = ""
+    nbytes = 5
+
+    def __init__(self, module: FNO, *_: Any, **__: Any) -> None:
+        self._module = module
+        self.cleared = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.refused:
+            raise GraphRefused(self.refused)
+        return self._module(x)
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
 def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of its own to wait for; waiting for the whole device would break another thread's capture."""
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_module, "ModuleGraphs", FakeGraphs)
 
 
 @pytest.fixture
@@ -71,35 +95,99 @@ def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -
     forward, module = tiny_forward()
     with torch.inference_mode():
         assert (forward(torch.zeros(3, 1, 16)) == 5).all()
-        assert forward.ran == Ran("cuda", "bf16")
+        assert forward.ran == Ran("cuda", "bf16", "chain")
         x = torch.randn(2, 1, 20)
         torch.testing.assert_close(forward(x), module(x))
     assert forward.ran.precision == "fp32", "only the kernels round"
     assert forward.ran.backend in {"gemm", "reference"}
+    assert forward.ran[2:] == ("graph", "no table for torch.Size([20])")
     assert {block.precision for block in module.blocks} == {"bf16"}
-    assert forward.device_bytes == 77
+    assert forward.device_bytes == 82
     forward.clear()
     assert chain.cleared == 1
 
 
-def test_refused_network_runs_as_module_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise ChainRefused("it has a norm")
 
     monkeypatch.setattr(forward_module, "compile_fno", refuse)
     pretend_stream(monkeypatch)
+
+
+def run_three_times(caplog: pytest.LogCaptureFixture) -> tuple[Forward, list[str]]:
+    """The refused network and what was logged of it."""
     with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
         forward, module = tiny_forward()
         x = torch.randn(2, 1, 16)
         with torch.inference_mode():
             for _ in range(3):
                 torch.testing.assert_close(forward(x), module(x))
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line.endswith("it has a norm")
-    assert forward.device_bytes == 0
+    return forward, [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.usefixtures("no_chain")
+def test_what_is_no_chain_runs_as_a_graph_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forward, said = run_three_times(caplog)
+    assert said == ["model tiny-1d is no chain of kernels: it has a norm"]
+    assert forward.ran[2:] == ("graph", "it has a norm")
+    assert forward.device_bytes == 5
     forward.clear()
+    assert forward._graphs.cleared == 1
+
+
+@pytest.mark.usefixtures("no_chain")
+def test_what_cannot_be_captured_runs_layer_by_layer_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeGraphs, "refused", "it asks for a value")
+    forward, said = run_three_times(caplog)
+    assert said[1:] == ["model tiny-1d runs layer by layer: it asks for a value"]
+    assert forward.ran[2:] == ("module", "it has a norm; it asks for a value")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu_run_as_graphs_and_gradients_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ChainRefused("it has a norm")
+
+    monkeypatch.setattr(forward_module, "compile_fno", refuse)
+    monkeypatch.setattr(forward_module, "ModuleGraphs", ModuleGraphs)
+    torch.manual_seed(0)
+    module = FNO(tiny_config().architecture).eval()
+    batches = [random_fields(n, grid=grid) for grid in (16, 21) for n in (1, 3, 4, 2)]
+    with torch.inference_mode():
+        expected = [module(torch.from_numpy(batch)).numpy() for batch in batches]
+    forward = Forward("tiny-1d", module.to(CUDA), CUDA, precision="fp32", max_batch=4)
+    pipeline = DevicePipeline(CUDA)
+    for _ in range(2):
+        for batch, truth in zip(batches, expected, strict=True):
+            answer = pipeline.start([batch], forward, unjudged)()
+            np.testing.assert_allclose(answer.fields, truth, rtol=1e-4, atol=1e-5)
+            answer.release()
+            assert forward.ran[2:] == ("graph", "it has a norm")
+        with pipeline.in_turn():
+            assert forward.measure_gradient(torch.randn(1, 1, 16, device=CUDA)).saved > 0
+    held = forward.device_bytes
+    forward.clear()
+    assert held > forward.device_bytes == 0
+
+
+def test_a_cpu_says_whether_it_replays() -> None:
+    module = FNO(tiny_config().architecture).eval()
+    forward = Forward("tiny", module, torch.device("cpu"), precision="fp32", max_batch=4)
+    x = torch.randn(2, 1, 16)
+    with torch.inference_mode():
+        forward(x)
+        assert forward.ran[2:] == ("module", "")
+        forward.prepare(x.shape[1:])
+        forward(x)
+    assert forward.ran[2:] == ("replay", "")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +233,7 @@ def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
 def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
     slot = slot_of(tiny_forward()[0])
     assert (slot.backend, slot.precision, slot.asked_precision) == ("cuda", "bf16", "bf16")
+    assert (slot.execution, slot.execution_reason) == ("chain", "")
     other_grid = slot.start([random_fields(2, grid=24)])
     same_grid = slot.start([random_fields(2), random_fields(1)])
     assert (same_grid().backend, same_grid().precision) == ("cuda", "bf16")

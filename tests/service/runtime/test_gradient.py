@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,23 @@ def test_a_batch_gives_each_field_what_it_gets_alone(rng: random.Random) -> None
 def tiny() -> FNO:
     torch.manual_seed(0)
     return FNO(tiny_config().architecture).eval()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_backward_pass_runs_on_the_callers_thread(device: str) -> None:
+    """Autograd's own thread for a GPU has no CUDA context before its first kernel."""
+    threads: list[int] = []
+
+    class Noted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * x
+            y.register_hook(lambda _: threads.append(threading.get_ident()))
+            return y
+
+    x = torch.randn(1, 1, 8, device=device)
+    measure(Noted(), x)
+    vjp(Noted(), torch.cat([x, x], 1).flatten(1), VjpShapes((1, 8), (1, 8)))
+    assert threads == [threading.get_ident()] * 2
 
 
 def test_grad_mode_is_left_as_it_was_and_predictions_keep_none() -> None:

@@ -12,8 +12,10 @@ from models.checkpoint import load_model
 from models.problems import PROBLEMS
 from models.trust.calibrate import ZOO
 from models.trust.signals import Signals
+from service.runtime import judge as judge_module
 from service.runtime.device_pipeline import open_pipeline
 from service.runtime.judge import Judge
+from tests.service.tiny import tiny_config
 
 if TYPE_CHECKING:
     from models.checkpoint import LoadedModel
@@ -71,6 +73,24 @@ def test_a_failure_costs_no_answer(
     assert answer.fields.shape == x.shape
     assert answer.judged == {}
     assert "CUFFT_ALLOC_FAILED" in caplog.text
+
+
+def test_nothing_is_captured_for_a_model_without_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[torch.Size] = []
+    monkeypatch.setattr(judge_module, "_Graph", lambda _, x, *__: captured.append(x.shape))
+    judge = Judge(tiny_config(), torch.device("cpu"))
+    judge._pool = (0, 1)
+    x = torch.randn(3, 1, 16)
+    assert judge(x, x) == {}
+    assert captured == []
+
+
+@gpu
+def test_a_model_without_signals_is_judged_on_a_gpu() -> None:
+    judge = Judge(tiny_config(), torch.device("cuda", 0))
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.randn(3, 1, 16, device="cuda")
+        assert judge(x, x) == {}
 
 
 @gpu

@@ -268,7 +268,8 @@ def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> 
 
 @gpu
 def test_memory_that_ends_on_a_thread_that_captures_leaves_the_capture_whole() -> None:
-    lent = LentMemory(SlotMemory(64 * MIB).attachment())
+    slots = SlotMemory(64 * MIB)
+    lent = LentMemory(slots.attachment())
     start = lent.bytes.ctypes.data
     lock(lent.bytes, torch.device("cuda", 0)).join()
     x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()

@@ -1,0 +1,62 @@
+"""What is timed side by side: a name, its error, how to run it; and PyTorch's ways of running a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.device import Call, each, in_graph, relative_l2, strict_float32
+
+
+def checked_error(what: str, error: float, limit: float) -> float:
+    """The error itself; raises RuntimeError if it is over the limit or not a number."""
+    if not error <= limit:
+        raise RuntimeError(f"{what}: wrong result, relative L2 error {error:.1e} over {limit:.0e}")
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something that computes the layer or network: what it is called, its precision in words, its error, how to run it.
+
+    A run is one call on each field, or `layers_each` layers; what `less` takes counts as not taken.
+    """
+
+    name: str
+    backend: str
+    precision: str
+    error: float
+    run: Callable[[], object]
+    bytes_each: int = 4
+    layers_each: int | None = None
+    less: Callable[[], object] | None = None
+
+    @property
+    def runs(self) -> list[Callable[[], object]]:
+        """What is timed: the run, and `less` if there is one."""
+        return [self.run] if self.less is None else [self.run, self.less]
+
+
+def published_candidates(
+    default: Call,
+    fields: list[torch.Tensor],
+    expected: torch.Tensor,
+    *,
+    convolution: str,
+    compiled: bool,
+) -> Iterator[Candidate]:
+    """PyTorch as it comes and in strict float32, and torch.compile if asked; each by calls and as a CUDA graph."""
+    strict = strict_float32(default)
+    convolves = f"fp32, {convolution} TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
+    for call, precision in ((default, convolves), (strict, "fp32")):
+        error = relative_l2(call(fields[0]), expected)
+        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
+            yield Candidate(f"eager, {name}", "torch.fft", precision, error, run)
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(default, dynamic=False)
+        error = relative_l2(call(fields[0]), expected)
+        for name, run in (("call", each(call, fields)), ("graph", in_graph(call, fields))):
+            yield Candidate(f"torch.compile, {name}", "torch.fft", convolves, error, run)

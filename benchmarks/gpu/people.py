@@ -1,0 +1,240 @@
+"""Networks that people bring: neuraloperator 2.0 itself against the same network imported and run as the service runs it.
+
+The network is built by the library, saved, read by the importer and run by `service.runtime.forward`. Both sides are
+checked on the inputs they are timed on against the library in float64 on the CPU. The last case is the network of the
+original scripts (Li et al. 2020), whose peer is plain PyTorch.
+
+The peer runs twice: in strict float32, `torch.backends.cuda.matmul.allow_tf32` and `torch.backends.cudnn.allow_tf32`
+off, which is what ours computes in, and with PyTorch's defaults, where cuDNN convolves in TF32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
+from benchmarks.gpu.device import each, ends, floor_ms, milliseconds, relative_l2, rotating
+from benchmarks.gpu.published import published
+from models.config import FNOArchitecture
+from models.fno import FNO, to_precision
+from models.importers.detect import convert, read_checkpoint
+from models.importers.result import Options
+from service.runtime.forward import Forward
+
+IN_CHANNELS, OUT_CHANNELS = 3, 1
+_DEVICE = torch.device("cuda", 0)
+
+# Of ours, times that of strict float32 on the CPU; and what is always allowed.
+_MOST_TIMES_FLOAT32, _ALLOWED = 2.0, 1e-6
+# cuFFT's inverse reads the imaginary parts of the zeroth modes at some sizes: percents. More is another network.
+_LARGEST_PEER_ERROR = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network, its grid and its batch; `build` gives the library's module and the same as ours, on the CPU."""
+
+    name: str
+    batch: int
+    size: tuple[int, ...]
+    build: Callable[[], tuple[torch.nn.Module, FNO]]
+    peer: str = "neuraloperator 2.0"
+
+    @property
+    def label(self) -> str:
+        """Name and batch."""
+        return f"{self.name} B{self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours(Candidate):
+    """Ours, and how the service ran it."""
+
+    execution: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Fields, what the library in float64 makes of their ends, and the error of its float32 on the CPU."""
+
+    fields: list[torch.Tensor]
+    expected: torch.Tensor
+    float32_error: float
+
+
+def imported(theirs: torch.nn.Module) -> FNO:
+    """Our network of a module of neuraloperator, through the file that its users would bring."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt"
+        torch.save(theirs.state_dict(), file)
+        found = convert(read_checkpoint(file), Options())
+    ours = FNO(found.architecture)
+    ours.load_state_dict(found.state)
+    return ours.eval().requires_grad_(False)
+
+
+def library(name: str = "FNO", **arguments: Any) -> tuple[torch.nn.Module, FNO]:
+    """A network of neuraloperator with its defaults beside these arguments, and ours."""
+    from neuralop import models
+
+    theirs = getattr(models, name)(
+        in_channels=IN_CHANNELS, out_channels=OUT_CHANNELS, **arguments
+    ).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            # training moves what starts as all ones or zeros
+            if (parameter == parameter.flatten()[0]).all():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return theirs.requires_grad_(False), imported(theirs)
+
+
+def plain(hidden: int, modes: tuple[int, ...]) -> tuple[torch.nn.Module, FNO]:
+    """A four-layer network of the original scripts in plain PyTorch, and ours."""
+    ours = FNO(
+        FNOArchitecture(
+            in_channels=IN_CHANNELS,
+            out_channels=OUT_CHANNELS,
+            hidden_channels=hidden,
+            n_layers=4,
+            modes=modes,
+        )
+    )
+    ours = ours.eval().requires_grad_(False)
+    return published(ours), ours
+
+
+def _two(batch: int, also: str = "", **more: Any) -> Case:
+    build = partial(library, n_modes=(16, 16), hidden_channels=64, **more)
+    return Case(f"2D C64 128x128{also}", batch, (128, 128), build)
+
+
+CASES = (
+    _two(1),
+    _two(32),
+    _two(1, " instance_norm", norm="instance_norm"),
+    _two(32, " instance_norm", norm="instance_norm"),
+    _two(1, " group_norm", norm="group_norm"),
+    _two(32, " group_norm", norm="group_norm"),
+    _two(32, " TFNO Tucker 0.42", name="TFNO", rank=0.42),
+    Case("1D C64 1024 m32", 256, (1024,), partial(library, n_modes=(32,), hidden_channels=64)),
+    Case("3D C32 64^3 m16", 8, (64,) * 3, partial(library, n_modes=(16,) * 3, hidden_channels=32)),
+    Case(
+        "3D plain C32 128^3 m24x24x13", 4, (128,) * 3, partial(plain, 32, (24, 24, 13)), "PyTorch"
+    ),
+)
+
+
+@contextmanager
+def _true_float64() -> Iterator[None]:
+    """Make neuraloperator compute in float64: its grids follow torch's default dtype, its spectra are torch.cfloat."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mock.patch.object(torch, "cfloat", torch.complex128):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def in_float64(network: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What a module of neuraloperator, float32 on the CPU, makes of x when it computes in float64."""
+    double = to_precision(copy.deepcopy(network), torch.float64)
+    _forget_positions(double)
+    with _true_float64():
+        return double(x.double())
+
+
+def _forget_positions(network: torch.nn.Module) -> None:
+    """Have neuraloperator's embedding make its grid anew: it keeps the last one, whatever its dtype and device."""
+    embedding = getattr(network, "positional_embedding", None)
+    if embedding is not None:
+        embedding._grid = None
+
+
+@contextmanager
+def strict_products() -> Iterator[None]:
+    """Matrix products in plain float32 within it, whatever the process has set."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _checked(case: Case, theirs: torch.nn.Module, *, most: int) -> _Checked:
+    fields = rotating((case.batch, IN_CHANNELS, *case.size), most=most)
+    x = ends(fields[0]).cpu()
+    expected = in_float64(theirs, x)
+    _forget_positions(theirs)
+    return _Checked(fields, expected, relative_l2(theirs(x), expected))
+
+
+def _own(case: Case, ours: FNO, checked: _Checked) -> _Ours:
+    forward = Forward(case.name, ours.to(_DEVICE), _DEVICE, precision="fp32", max_batch=case.batch)
+    error = checked_error(
+        case.label,
+        relative_l2(forward(checked.fields[0]), checked.expected),
+        max(_MOST_TIMES_FLOAT32 * checked.float32_error, _ALLOWED),
+    )
+    run = each(forward, checked.fields)
+    backend, precision, execution, reason = forward.ran
+    return _Ours("turbofno", backend, precision, error, run, execution=execution, reason=reason)
+
+
+def _peers(case: Case, theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
+    _forget_positions(theirs)
+    found = published_candidates(
+        theirs.to(_DEVICE),
+        checked.fields,
+        checked.expected,
+        convolution="convolutions",
+        compiled=False,
+    )
+    for candidate in found:
+        what = f"{case.label} {case.peer} {candidate.name}"
+        checked_error(what, candidate.error, _LARGEST_PEER_ERROR)
+        yield candidate
+
+
+def measure(
+    case: Case, bandwidth: float, *, seconds: float, quick: bool
+) -> Iterator[dict[str, object]]:
+    """The rows of one network. Raises RuntimeError, before anything is timed, if a result is wrong."""
+    theirs, ours = case.build()
+    # few fields: a whole model passes far more through the cache than its input
+    checked = _checked(case, theirs, most=1 if quick else 4)
+    with strict_products():
+        own = _own(case, ours, checked)
+        candidates = [own, *_peers(case, theirs, checked)]
+        times = milliseconds(
+            [c.run for c in candidates], seconds=seconds, least_rounds=3 if quick else 7
+        )
+    hidden = ours.arch.hidden_channels * case.batch
+    points = checked.fields[0][0, 0].numel()
+    for c, taken in zip(candidates, times, strict=True):
+        yield {
+            "network": case.name,
+            "batch": case.batch,
+            "peer": case.peer,
+            "what": c.name,
+            "execution": own.execution if c is own else "",
+            "reason": own.reason if c is own else "",
+            "backend": c.backend,
+            "precision": c.precision,
+            "ms": taken / len(checked.fields),
+            "layer floor ms": floor_ms(hidden * points, 4, bandwidth),
+            "copy TB/s": bandwidth / 1e12,
+            "relative L2 error": c.error,
+            "float32 error on the CPU": checked.float32_error,
+        }

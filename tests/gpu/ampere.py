@@ -1,0 +1,56 @@
+"""The kernels' way on A100, proven on whatever card is there: `python -m tests.gpu.ampere PYTEST_ARGUMENTS`.
+
+Builds the library in a folder of its own from code for compute capability 8.0 alone, as machine code for this card, and
+runs pytest against it. What is for newer cards is then neither compiled nor chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from turbofno_ops._native import LIBRARY, LIBRARY_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "ampere"
+
+
+def cmake() -> str:
+    """The cmake of this Python's environment, or the one on the PATH."""
+    beside = Path(sys.executable).with_name("cmake")
+    return str(beside) if beside.is_file() else shutil.which("cmake") or "cmake"
+
+
+def build_commands(capability: tuple[int, int]) -> list[list[str]]:
+    """Configure and build, for a card of that compute capability."""
+    code = "".join(map(str, capability))
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configure = [
+        *(cmake(), "-S", str(ROOT), "-B", str(FOLDER), *generator),
+        *(f"-DPython_EXECUTABLE={sys.executable}", "-DTURBOFNO_CUDA=ON"),
+        # not by name: CMake knows no code of one architecture for another
+        "-DTURBOFNO_CUDA_ARCHITECTURES=OFF",
+        f"-DCMAKE_CUDA_FLAGS=-gencode=arch=compute_80,code=sm_{code}",
+    ]
+    jobs = str(os.cpu_count() or 1)
+    return [configure, [cmake(), "--build", str(FOLDER), "--parallel", jobs]]
+
+
+def main() -> None:
+    """Exits as pytest does, or with 1 if the library cannot be built."""
+    for command in build_commands(torch.cuda.get_device_capability()):
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"FAILED: {' '.join(command)}")
+    environment = {**os.environ, LIBRARY_VARIABLE: str(FOLDER / LIBRARY)}
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+    sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

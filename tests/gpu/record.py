@@ -1,0 +1,94 @@
+"""The record of the last GPU proofs, docs/gpu-proof.json: when, on which cards, what passed, and of which sources.
+
+`python -m tests.gpu.record` says in one line whether it covers the tree as it is. It holds a hash of every source that
+the proof is about, and for each number of cards the last run with as many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docs" / "gpu-proof.json"
+
+COVERED = (
+    "CMakeLists.txt",
+    "csrc",
+    "turbofno_ops",
+    "service/runtime",
+    "tests/conftest.py",
+    "tests/gpu",
+    "tests/turbofno_ops",
+    "tests/service/runtime",
+    "tests/service/processes/test_devices.py",
+)
+"""Files and folders; of folders all sources in them."""
+_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".c", ".txt"}
+_MOST_SHOWN = 5
+
+Record = dict[str, Any]
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for name in COVERED:
+        path = root / name
+        found = path.rglob("*") if path.is_dir() else [path]
+        yield from (file for file in found if file.is_file() and file.suffix in _SUFFIXES)
+
+
+def hashes(root: Path = ROOT) -> dict[str, str]:
+    """Path -> hash of every source that the proof covers."""
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        for path in sorted(_sources(root))
+    }
+
+
+def digest(sources: dict[str, str]) -> str:
+    """One hash of all of them."""
+    return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def written(file: Path, sources: dict[str, str], run: Record) -> Record:
+    """Add a run, with the `cards` that it had, in place of the last one with as many; returns the whole record."""
+    runs = read(file).get("runs", {})
+    runs[str(len(run["cards"]))] = {**run, "sources": digest(sources)}
+    record = {"runs": dict(sorted(runs.items())), "sources": sources}
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def read(file: Path = FILE) -> Record:
+    """The record; empty if there is none."""
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def covers(record: Record, sources: dict[str, str]) -> str:
+    """One line: what was proven last, and whether of these sources; else which of them changed since."""
+    if not record:
+        return "GPU proof: none recorded; `make test-gpu` on a machine with a GPU makes one"
+    now, known = digest(sources), record["sources"]
+    told = "; ".join(_told(run, now) for run in record["runs"].values())
+    names = known.keys() | sources.keys()
+    changed = sorted(name for name in names if known.get(name) != sources.get(name))
+    if not changed:
+        return f"GPU proof: {told}"
+    shown = ", ".join(changed[:_MOST_SHOWN])
+    more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
+    return f"GPU proof: {told}; changed since: {shown}{more}"
+
+
+def _told(run: Record, now: str) -> str:
+    failed = [name for name, part in run["parts"].items() if part["failed"]]
+    how = f"FAILED ({', '.join(failed)})" if failed else "passed"
+    of = "the tree as it is" if run["sources"] == now else "an earlier tree"
+    return f"{how} on {' and '.join(run['cards'])}, {run['at'][:10]}, {of}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(covers(read(), hashes()) + "\n")

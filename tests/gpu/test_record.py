@@ -1,0 +1,79 @@
+"""What the record of GPU proofs covers: hashes of sources, and the line that `make lint` prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import record
+from tests.gpu.record import covers, digest, hashes, read, written
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("csrc/kernels/a.cu", "turbofno_ops/b.py", "turbofno_ops/b.so", "docs/c.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def run(*cards: str, failed: int = 0) -> record.Record:
+    parts = {"ops": {"passed": 3, "failed": failed, "skipped": 0, "seconds": 1}}
+    return {"at": "2026-11-22T10:00:00+00:00", "cards": list(cards), "parts": parts}
+
+
+def test_sources_are_hashed_and_what_is_built_is_not(tree: Path) -> None:
+    found = hashes(tree)
+    assert list(found) == ["csrc/kernels/a.cu", "turbofno_ops/b.py"]
+    (tree / "docs/c.md").write_text("other")
+    assert hashes(tree) == found
+    (tree / "csrc/kernels/a.cu").write_text("other")
+    assert digest(hashes(tree)) != digest(found)
+
+
+def test_a_record_covers_the_tree_until_a_source_changes(tree: Path) -> None:
+    file = tree / "proof.json"
+    assert "none recorded" in covers(read(file), hashes(tree))
+    written(file, hashes(tree), run("H100"))
+    assert covers(read(file), hashes(tree)) == (
+        "GPU proof: passed on H100, 2026-11-22, the tree as it is"
+    )
+    (tree / "csrc/kernels/a.cu").unlink()
+    (tree / "csrc/new.h").write_text("")
+    assert covers(read(file), hashes(tree)) == (
+        "GPU proof: passed on H100, 2026-11-22, an earlier tree; changed since: csrc/kernels/a.cu, csrc/new.h"
+    )
+
+
+def test_many_changes_are_one_line(tree: Path) -> None:
+    file = tree / "proof.json"
+    written(file, hashes(tree), run("H100"))
+    for number in range(20):
+        (tree / f"csrc/{number:02}.h").write_text("")
+    line = covers(read(file), hashes(tree))
+    assert line.endswith("csrc/03.h, csrc/04.h and 15 more")
+    assert "\n" not in line
+
+
+def test_one_run_is_kept_for_each_number_of_cards(tree: Path) -> None:
+    file = tree / "proof.json"
+    written(file, hashes(tree), run("H100"))
+    written(file, hashes(tree), run("H200", "H200", failed=2))
+    written(file, hashes(tree), run("A100"))
+    assert [one["cards"] for one in read(file)["runs"].values()] == [["A100"], ["H200", "H200"]]
+    line = covers(read(file), hashes(tree))
+    assert "passed on A100, 2026-11-22, the tree as it is; FAILED (ops) on H200 and H200" in line
+
+
+def test_this_tree_has_the_sources_that_are_named() -> None:
+    assert all((record.ROOT / name).exists() for name in record.COVERED)
+    assert len(hashes()) > 50
+
+
+def test_a_record_is_short(tree: Path) -> None:
+    file = tree / "proof.json"
+    written(file, hashes(), run("H100"))
+    assert len(file.read_text()) < 16_000
+    assert json.loads(file.read_text())["runs"].keys() == {"1"}

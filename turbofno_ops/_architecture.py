@@ -1,0 +1,25 @@
+"""Whether the library of CUDA kernels holds code for a card: cards come out after libraries, and builds leave some out."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from turbofno_ops._native import native_status
+
+
+def code_refusal(device: torch.device) -> str | None:
+    """Why the loaded library cannot run on this GPU, in words and with what to do, or None if it can."""
+    function = ctypes.CDLL(native_status().detail).turbofno_device_unsupported
+    function.argtypes, function.restype = [], ctypes.c_char_p
+    with torch.cuda.device(device):
+        reason: bytes | None = function()
+    if reason is None:
+        return None
+    found = torch.cuda.get_device_properties(device)
+    return (
+        f"this build of {native_status().detail} has no code for {found.name} (sm_{found.major}{found.minor}): "
+        f"{reason.decode()}; install it again where nvcc is, with pip's --no-build-isolation, for another card than "
+        f"those of CMakeLists.txt with -C cmake.define.TURBOFNO_CUDA_ARCHITECTURES={found.major}{found.minor}"
+    )
