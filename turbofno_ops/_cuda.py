@@ -53,6 +53,7 @@ from turbofno_ops.description import PRECISIONS, Size
 _ALIGNMENT = 16
 _OLDEST_MAJOR = 8  # compute capability: A100
 _SHARED_MEMORY = 160 * 1024  # of a block
+_MODES_AT_ONCE = 32  # of an analysis of its own
 _LINE = 16  # complex numbers of a line of 128 bytes
 
 
@@ -101,7 +102,7 @@ class CudaStages:
         self.size, self.modes, self.out_size = size, modes, out_size or size
         self._device, self._precision, self._settled = device, precision, settled
         self._limits = device_limits(device)
-        self._tables: dict[tuple[str, int], torch.Tensor] = {}
+        self._tables: dict[tuple[str, int, int], torch.Tensor] = {}
         self._columns = [
             (
                 _cuda_tables.column_analysis(n, count, device),
@@ -120,7 +121,10 @@ class CudaStages:
             if piece.refusal is not None:
                 raise ValueError(f"the CUDA kernels do not run this: {piece.refusal}")
             shape = shape._replace(channels=_channels(piece.steps[0], given))
-            done = self._launch(piece.steps, shape, given, channel_first=channel_first)
+            if isinstance(piece.steps[-1], Analyze) and len(piece.steps) == 2:
+                done = self._analyzed(piece.steps, shape, given)
+            else:
+                done = self._launch(piece.steps, shape, given, channel_first=channel_first)
             stored = done.x if done.x is not None else stored
             held = done.x if done.held is None else done.held
             given = Operands(x=operands.x, held=held, moments=done.moments)
@@ -212,7 +216,13 @@ class CudaStages:
         )
 
     def _launch(
-        self, steps: tuple[Step, ...], shape: Shape, given: Operands, *, channel_first: bool
+        self,
+        steps: tuple[Step, ...],
+        shape: Shape,
+        given: Operands,
+        *,
+        channel_first: bool,
+        first_mode: int = 0,
     ) -> Results:
         """One kernel, with the kernels that find the moments before and after it."""
         tile = encode(steps, shape)
@@ -261,7 +271,7 @@ class CudaStages:
                     size = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
                     spectra = torch.empty(size, dtype=torch.complex64, device=self._device)
                     tile.spectra = pointer(spectra)
-                    tile.analysis = pointer(self._table("analysis", shape.next_modes))
+                    tile.analysis = pointer(self._table("analysis", shape.next_modes, first_mode))
                 case Project():
                     out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                     to.field = pointer(out)
@@ -271,11 +281,21 @@ class CudaStages:
             moments = self._field_moments(held, shape)
         return Results(x, held, moments, spectra, out)
 
-    def _table(self, name: str, modes: int) -> torch.Tensor:
-        key = (name, modes)
+    def _analyzed(self, steps: tuple[Step, ...], shape: Shape, given: Operands) -> Results:
+        """An analysis of its own: few modes at a time, so that many warps have room for their sums."""
+        parts = []
+        for first in range(0, shape.next_modes, _MODES_AT_ONCE):
+            part = shape._replace(next_modes=min(_MODES_AT_ONCE, shape.next_modes - first))
+            done = self._launch(steps, part, given, channel_first=False, first_mode=first)
+            parts.append(done.spectra)
+        return Results(spectra=parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
+
+    def _table(self, name: str, modes: int, first: int = 0) -> torch.Tensor:
+        key = (name, modes, first)
         if key not in self._tables:
             make = getattr(_cuda_tables, f"row_{name}")
-            self._tables[key] = make(self.size[-1], modes, self._precision, self._device)
+            where = (self._precision, self._device)
+            self._tables[key] = make(self.size[-1], modes, *where, *([first] if first else []))
         return self._tables[key]
 
     def _workspace(self, count: int) -> torch.Tensor:

@@ -51,10 +51,13 @@ def _exponents(largest: torch.Tensor, precision: str) -> torch.Tensor:
 
 
 @_tables.cached
-def row_analysis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
-    """The table of `Analyze`: for each 16 points and 16 columns (cos, -sin, ..) a B operand. Uint8."""
+def row_analysis(
+    points: int, modes: int, precision: str, device: torch.device, first: int = 0
+) -> torch.Tensor:
+    """The table of `Analyze` for so many modes: for each 16 points and 16 columns (cos, -sin, ..) a B operand. Uint8."""
     with torch.inference_mode(False):
-        table = _last_axis_analysis(points, modes, torch.float64, torch.device("cpu"))
+        table = _last_axis_analysis(points, first + modes, torch.float64, torch.device("cpu"))
+        table = table[:, 2 * first :]
         table = F.pad(table, (0, -2 * modes % _COLUMNS, 0, -points % _POINTS))
         tiles, pairs = table.shape[0] // _POINTS, table.shape[1] // _COLUMNS
         tile, pair, lane, fragment, half, at = _axes(table.device, tiles, pairs, 32, 2, 2, 2)

@@ -35,6 +35,9 @@ _WORD = 16  # bytes that points are made up of
 _PAIR = 16  # channels of two fragments
 _HIDDEN = 32  # channels of an MLP at once
 _PROJECTED = 16
+# Channels times modes up to which a program also analyses its result: beyond, the sums leave room for few warps, and
+# an analysis of its own is faster (H200).
+_MOST_SUMS = 1024
 _KINDS = {
     Source: 0,
     Held: 0,
@@ -247,6 +250,9 @@ def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
 
 def _longest(steps: tuple[Step, ...], shape: Shape) -> int:
     """How many steps the first kernel takes: all, or as many as fit and put the value by in front of a costly one."""
+    many = widths(steps, shape.channels)[-1] * shape.next_modes > _MOST_SUMS
+    if many and isinstance(steps[-1], Analyze) and len(steps) > 2:
+        return min(len(steps) - 1, _longest(steps[:-1], shape))
     if refusal(steps, shape) is None:
         return len(steps)
     for cut in reversed(range(1, len(steps))):

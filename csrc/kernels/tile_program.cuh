@@ -54,10 +54,11 @@ __device__ void copy_words(uint4 *to, const void *from, int words) {
     for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = static_cast<const uint4 *>(from)[i];
 }
 
-// A vector over channels, from the tile's first channel on; it has whole 16 entries.
-__device__ void copy_vector(float *to, const float *from, int count, int first_channel) {
+// A vector over channels from the first on; zeros behind its `size` entries, or channels that do not exist would have
+// whatever values lie there.
+__device__ void copy_vector(float *to, const float *from, int count, int first, int size) {
     if (from == nullptr) return;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[first_channel + i];
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = first + i < size ? from[first + i] : 0.0f;
 }
 
 // B operands in shared memory.
@@ -249,9 +250,11 @@ __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, in
 }
 
 // Vectors over channels, four neighbouring entries at a time.
-template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&values)[FRAGMENTS][4], const float *vector, int t) {
+template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&values)[FRAGMENTS][4], const float *vector, int t,
+                                                                          int size = 8 * FRAGMENTS) {
 #pragma unroll
     for (int s = 0; s < FRAGMENTS / 2; ++s) {
+        if (16 * s >= size) break;
         const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -261,9 +264,11 @@ template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&valu
     }
 }
 
-template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values)[FRAGMENTS][4], const float *vector, int t) {
+template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values)[FRAGMENTS][4], const float *vector, int t,
+                                                                          int size = 8 * FRAGMENTS) {
 #pragma unroll
     for (int s = 0; s < FRAGMENTS / 2; ++s) {
+        if (16 * s >= size) break;
         const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -414,10 +419,13 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_prog
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         if (step.per_sample) continue;
+        const bool hidden = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
+        const int width = plan.vector_width[i], first = hidden ? 0 : first_channel, size = hidden ? step.hidden : t.width;
         float *to = reinterpret_cast<float *>(shared + plan.vectors_at[i]);
-        copy_vector(to, step.scale, plan.vector_width[i], first_channel);
-        copy_vector(to + plan.vector_width[i], step.shift, plan.vector_width[i], first_channel);
-        copy_vector(to + 2 * plan.vector_width[i], step.second_shift, 8 * FRAGMENTS, first_channel);
+        copy_vector(to, step.scale, width, first, size);
+        copy_vector(to + width, step.shift, width, first, size);
+        const int out = step.kind == TURBOFNO_PROJECT ? kMostProjected : t.width;
+        copy_vector(to + 2 * width, step.second_shift, min(8 * FRAGMENTS, out), 0, out);
     }
     if (plan.tables_on_chip) {
         copy_words(shared + plan.synthesis_at, t.synthesis, tiles * chunks * 2 * P::kPlanes * kLanes);
@@ -497,9 +505,9 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_prog
                     break;
                 case TURBOFNO_AFFINE:
                     if (step.per_sample) {
-                        const int sample = at.b * t.width + first_channel;
-                        scale_by(values, step.scale + sample, lane_t);
-                        add_vector(values, step.shift + sample, lane_t);
+                        const int sample = at.b * t.width + first_channel, left = t.width - first_channel;
+                        scale_by(values, step.scale + sample, lane_t, left);
+                        add_vector(values, step.shift + sample, lane_t, left);
                     } else {
                         if (step.scale != nullptr) scale_by(values, vectors, lane_t);
                         if (step.shift != nullptr) add_vector(values, vectors + plan.vector_width[i], lane_t);

@@ -9,7 +9,6 @@ constexpr int kLanes = 32;
 constexpr int kMostWidth = 256;
 constexpr int kMostModes = 128;
 constexpr int kMostPoints = 16384;
-constexpr int kMostProjected = 16;
 constexpr int64_t kMostBatch = 65536, kMostRows = int64_t(1) << 30;
 
 int chunks(int terms) { return ceil_div(terms, 32); }

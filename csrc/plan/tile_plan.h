@@ -8,6 +8,7 @@ namespace turbofno {
 
 constexpr int kTilePoints = 16; // of a warp at once
 constexpr int kMostFragments = 16; // of 8 channels each, of a tile
+constexpr int kMostProjected = 16;
 
 // A row (all points at one place of the other axes) is a team's: its warps take the row's tiles in turns and share its
 // mixed spectra. A block holds the weights, and where there is room the tables, for all of its teams.
