@@ -30,6 +30,7 @@ from models.importers.result import Imported, Options
 from turbofno_ops import ChainRefused, compile_fno
 
 SEED = 0
+_ACTIVATIONS = (F.gelu, F.gelu, F.gelu, F.relu, F.silu, F.tanh, F.elu, F.mish, F.leaky_relu)
 _SKIPS = ("linear", "soft-gating", "identity", None)
 _GRIDS = {1: (128, 97, 256), 2: (32, 29, 45), 3: (16, 13, 18)}
 """Points an axis of the training grid and of two others, by the number of axes."""
@@ -64,7 +65,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
         "lifting_channel_ratio": rng.choice((0, 1, 2, 2, 4)),
         "projection_channel_ratio": rng.choice((1, 2, 2, 4)),
         "positional_embedding": rng.choice(("grid", "grid", None)),
-        "non_linearity": rng.choice((F.gelu, F.gelu, F.relu, F.silu, F.tanh)),
+        "non_linearity": rng.choice(_ACTIVATIONS),
         "norm": rng.choice((None, None, "instance_norm", "group_norm", "batch_norm")),
         "use_channel_mlp": rng.random() < 0.75,
         "channel_mlp_expansion": rng.choice((0.5, 0.5, 1.0, 2.0)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from turbofno_ops import _gemm
-from turbofno_ops._activations import activate
+from turbofno_ops._activations import activate_in_place
 from turbofno_ops._channels import mix, pointwise
 from turbofno_ops._modes import column_weights
 from turbofno_ops._stages import (
@@ -62,6 +62,7 @@ class _TileRun:
     def __init__(self, stages: TorchStages, operands: Operands) -> None:
         self._stages, self._operands = stages, operands
         self._y = torch.empty(0)
+        self._shared = False
         self.stored: torch.Tensor | None = None
         self.held: torch.Tensor | None = None
         self.moments: torch.Tensor | None = None
@@ -69,34 +70,40 @@ class _TileRun:
         self.out: torch.Tensor | None = None
 
     def step(self, step: Step) -> None:
-        """Take one step. What is stored or held stays as it is: y is never changed in place."""
+        """Take one step, in place where nobody else has y."""
         size, given, y = self._stages.size, self._operands, self._y
         match step:
             case Source():
-                self._y = _given(given.x)
+                self._y, self._shared = _given(given.x), True
             case Held():
-                self._y = _given(given.held)
+                self._y, self._shared = _given(given.held), True
             case Synthesis():
                 self._y = _gemm.synthesize_last(_given(given.mixed), size[-1])
             case Affine(scale, shift):
-                y = y if scale is None else y * _channelwise(scale, y)
-                self._y = y if shift is None else y + _channelwise(shift, y)
+                if scale is not None:
+                    self._own().mul_(_channelwise(scale, y))
+                if shift is not None:
+                    self._own().add_(_channelwise(shift, y))
             case Normalize():
                 moments = given.moments
                 if moments is None:
                     moments = _moments_of_mixed(_given(given.mixed), size[-1])
-                self._y = _normalized(y, moments, step)
+                _normalize(self._own(), moments, step)
             case AddMap(weight):
-                added = pointwise(_given(given.x), weight, None)
-                self._y = added + y if y.numel() else added
+                x = _given(given.x)
+                if y.numel() == 0:
+                    self._y = pointwise(x, weight, None)
+                else:
+                    matrices = weight.expand(x.shape[0], -1, -1)
+                    self._own().flatten(2).baddbmm_(matrices, x.flatten(2))
             case AddGate(weight):
-                self._y = y + _given(given.x) * _channelwise(weight, y)
+                self._own().addcmul_(_given(given.x), _channelwise(weight, y))
             case Activate(activation):
-                self._y = activate(y, activation)
+                self._y = activate_in_place(self._own(), activation)
             case MLP(first, activation, second):
-                self._y = _mapped(y, (first, second), activation)
+                self._y, self._shared = _mapped(y, (first, second), activation), False
             case Store():
-                self.stored = y
+                self.stored, self._shared = y, True
             case Hold(moments):
                 self.held = y
                 self.moments = _moments(y) if moments else None
@@ -104,6 +111,12 @@ class _TileRun:
                 self.spectra = _gemm.analyze_last(y, self._stages.modes[-1])
             case Project(maps, activation):
                 self.out = _mapped(y, maps, activation)
+
+    def _own(self) -> torch.Tensor:
+        """y, contiguous and in memory that nothing else refers to."""
+        if self._shared:
+            self._y, self._shared = self._y.clone(memory_format=torch.contiguous_format), False
+        return self._y
 
 
 def _given(operand: torch.Tensor | None) -> torch.Tensor:
@@ -118,7 +131,7 @@ def _channelwise(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _mapped(y: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
     for i, linear in enumerate(maps):
-        y = pointwise(activate(y, activation) if i else y, linear.weight, linear.bias)
+        y = pointwise(activate_in_place(y, activation) if i else y, linear.weight, linear.bias)
     return y
 
 
@@ -145,7 +158,8 @@ def _moments_of_mixed(mixed: torch.Tensor, points: int) -> torch.Tensor:
     return torch.stack([mean, (power + squares.sum((-1, -2))).mean(-1)])
 
 
-def _normalized(y: torch.Tensor, moments: torch.Tensor, norm: Normalize) -> torch.Tensor:
+def _normalize(y: torch.Tensor, moments: torch.Tensor, norm: Normalize) -> None:
+    """The norm of y in place."""
     mean, variance = moments
     if norm.offset is not None:
         mean = mean + norm.offset
@@ -161,5 +175,6 @@ def _normalized(y: torch.Tensor, moments: torch.Tensor, norm: Normalize) -> torc
     if norm.scale is not None:
         factor = factor * norm.scale
     grid = (1,) * (y.ndim - 2)
-    y = (y - center.view(batch, channels, *grid)) * factor.view(batch, channels, *grid)
-    return y if norm.shift is None else y + _channelwise(norm.shift, y)
+    y.sub_(center.view(batch, channels, *grid)).mul_(factor.view(batch, channels, *grid))
+    if norm.shift is not None:
+        y.add_(_channelwise(norm.shift, y))

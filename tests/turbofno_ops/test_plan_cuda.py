@@ -64,7 +64,7 @@ def plain() -> FNO:
 @pytest.mark.parametrize("draw", range(60))
 def test_random_networks_equal_float64(draw: int) -> None:
     rng = random.Random(torch.initial_seed() + draw)
-    arch = draw_architecture(rng, n_dim=1 + draw % 2)
+    arch = draw_architecture(rng, n_dim=1 + draw % 3)
     module = network(arch, draw_normalization(rng, arch))
     x = field(module, rng.choice([1, 2, 3, 5, 8, 11]), draw_size(rng, arch))
     expected = truth(module, x)
@@ -76,6 +76,29 @@ def test_random_networks_equal_float64(draw: int) -> None:
         assert result.dtype == torch.float32
         error = relative_l2(result.cpu(), expected)
         assert error < limit * max(1.0, own / 5e-7), (arch, precision)
+
+
+@pytest.mark.parametrize("draw", range(60))
+def test_imported_networks_are_chains_on_any_grid(draw: int) -> None:
+    """Modes cut and moved, other grids inside, every padding and order of steps."""
+    rng = random.Random(torch.initial_seed() + draw)
+    arch = draw_canonical(rng)
+    while arch.resolution_scaling and arch.n_dim == 3:
+        arch = draw_canonical(rng)
+    module = network(arch, draw_normalization(rng, arch))
+    # longer than any padding, odd and even
+    size = tuple(max(6, k + rng.randint(0, 9)) for k in arch.modes)
+    x = field(module, rng.choice([1, 3, 8]), size)
+    refused = compiled(module).refusal(size)
+    if refused is not None:
+        assert "does not hold" in refused
+        return
+    expected = truth(module, x)
+    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
+    for precision, limit in LIMITS.items():
+        poison()
+        error = relative_l2(compiled(module, precision)(x.cuda()).cpu(), expected)
+        assert error < limit * max(1.0, own / 5e-7), (arch, size, precision)
 
 
 @pytest.mark.parametrize("draw", range(40))
