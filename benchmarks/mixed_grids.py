@@ -21,7 +21,7 @@ from models.problems import HELD_OUT_SEED, NAVIER_STOKES
 from models.regrid import at_points, band_limited
 from models.train import relative_l2
 from turbofno_ops import _gemm
-from turbofno_ops._activations import ACTIVATE_IN_PLACE
+from turbofno_ops._activations import activate_in_place
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
 
 GRIDS = (48, 54, 61, 64, 72, 80, 85, 96)
@@ -43,7 +43,7 @@ def one_mix(module: FNO, fields: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             y = skip_and_bias(x, part.skip, part.bias, shape)
             y = _gemm.synthesize(spectrum, x.shape[2:], onto=y)
             last = block is module.blocks[-1]
-            nexts.append(y if last else ACTIVATE_IN_PLACE[arch.activation](y))
+            nexts.append(y if last else activate_in_place(y, arch.activation))
         xs = nexts
     return [module.projection(x) * module.output_std + module.output_mean for x in xs]
 

@@ -14,12 +14,7 @@ from models.config import Activation, BlockStep, FNOArchitecture, Precision
 from models.resample import resample
 from models.spectrum import is_plain, spectral
 from turbofno_ops import FourierMap, PointwiseMap, fourier_layer
-from turbofno_ops._activations import ACTIVATION_FUNCTIONS
-
-
-def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
-    """Apply the named activation (the names of `turbofno_ops.ACTIVATIONS`)."""
-    return ACTIVATION_FUNCTIONS[name](x)
+from turbofno_ops._activations import activate
 
 
 def broadcast(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

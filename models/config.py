@@ -8,7 +8,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
+ACTIVATION_NAMES = (
+    "none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "leaky_relu", "elu", "selu", "mish", "sin", "softplus",
+    "hardtanh", "hardswish", "hardsigmoid",
+)  # fmt: skip
+"""Those of `turbofno_ops.ACTIVATIONS`, which needs PyTorch."""
+
+_PARAMETER = r"\(-?[0-9]{1,9}(\.[0-9]{1,20})?(e-[0-9]{1,2})?\)"
+Activation = Annotated[
+    str, Field(pattern=rf"^({'|'.join(ACTIVATION_NAMES)}|(leaky_relu|elu){_PARAMETER})$")
+]
+"""A name, or `leaky_relu(slope)` or `elu(alpha)`: see turbofno_ops/_activations.py."""
+
 Skip = Literal["linear", "soft-gating", "identity", "none"]
 Norm = Literal["none", "instance_norm", "group_norm", "affine"]
 Precision = Literal["fp32", "tf32", "bf16"]

@@ -1,28 +1,152 @@
-"""The activations by name, as new tensors and in place."""
+"""The activations by name: as new tensors, in place, and their gradients.
+
+An activation is written as its name, or as `name(parameter)` where it takes one: `leaky_relu(0.2)` is the
+slope of negative values (0.01 unless given), `elu(0.5)` is alpha (1 unless given). Softplus has beta 1 and
+threshold 20, hardtanh the bounds -1 and 1.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+
+_aten = torch.ops.aten
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+class Activation(NamedTuple):
+    """A function by its name, its parameter (0 if it takes none), and its number in csrc/api/turbofno.h."""
+
+    name: str
+    parameter: float
+    number: int
+
+
+class _Forms(NamedTuple):
+    """of(x, parameter), the same in place where torch can, and gradient(grad of the result, x, parameter)."""
+
+    of: Callable[[torch.Tensor, float], torch.Tensor]
+    in_place: Callable[[torch.Tensor, float], torch.Tensor]
+    gradient: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+
 
 # in the order of turbofno_activation in csrc/api/turbofno.h
-ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-    "tanh": torch.tanh,
+_FORMS = {
+    "none": _Forms(lambda x, _: x, lambda x, _: x, lambda g, _x, _: g),
+    "relu": _Forms(
+        lambda x, _: torch.relu(x),
+        lambda x, _: torch.relu_(x),
+        lambda g, x, _: g * (x > 0),
+    ),
+    "gelu": _Forms(
+        lambda x, _: F.gelu(x),
+        lambda x, _: _aten.gelu_(x),
+        lambda g, x, _: _aten.gelu_backward(g, x),
+    ),
+    "gelu_tanh": _Forms(
+        lambda x, _: F.gelu(x, approximate="tanh"),
+        lambda x, _: _aten.gelu_(x, approximate="tanh"),
+        lambda g, x, _: _aten.gelu_backward(g, x, approximate="tanh"),
+    ),
+    "silu": _Forms(
+        lambda x, _: F.silu(x),
+        lambda x, _: F.silu(x, inplace=True),
+        lambda g, x, _: _aten.silu_backward(g, x),
+    ),
+    "tanh": _Forms(
+        lambda x, _: torch.tanh(x),
+        lambda x, _: torch.tanh_(x),
+        lambda g, x, _: g * (1 - x.tanh().square()),
+    ),
+    "leaky_relu": _Forms(
+        lambda x, slope: F.leaky_relu(x, slope),
+        lambda x, slope: F.leaky_relu_(x, slope),
+        lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False),
+    ),
+    "elu": _Forms(
+        lambda x, alpha: F.elu(x, alpha),
+        lambda x, alpha: F.elu_(x, alpha),
+        lambda g, x, alpha: _aten.elu_backward(g, alpha, 1.0, 1.0, False, x),
+    ),
+    "selu": _Forms(
+        lambda x, _: torch.selu(x),
+        lambda x, _: torch.selu_(x),
+        lambda g, x, _: _aten.elu_backward(g, _SELU_ALPHA, _SELU_SCALE, 1.0, False, x),
+    ),
+    "mish": _Forms(
+        lambda x, _: F.mish(x),
+        lambda x, _: F.mish(x, inplace=True),
+        lambda g, x, _: _aten.mish_backward(g, x),
+    ),
+    "sin": _Forms(
+        lambda x, _: torch.sin(x),
+        lambda x, _: torch.sin_(x),
+        lambda g, x, _: g * x.cos(),
+    ),
+    "softplus": _Forms(
+        lambda x, _: F.softplus(x),
+        lambda x, _: F.softplus(x),
+        lambda g, x, _: _aten.softplus_backward(g, x, 1.0, 20.0),
+    ),
+    "hardtanh": _Forms(
+        lambda x, _: F.hardtanh(x),
+        lambda x, _: F.hardtanh_(x),
+        lambda g, x, _: _aten.hardtanh_backward(g, x, -1.0, 1.0),
+    ),
+    "hardswish": _Forms(
+        lambda x, _: F.hardswish(x),
+        lambda x, _: F.hardswish(x, inplace=True),
+        lambda g, x, _: _aten.hardswish_backward(g, x),
+    ),
+    "hardsigmoid": _Forms(
+        lambda x, _: F.hardsigmoid(x),
+        lambda x, _: F.hardsigmoid(x, inplace=True),
+        lambda g, x, _: _aten.hardsigmoid_backward(g, x),
+    ),
 }
+_DEFAULTS = {"leaky_relu": 0.01, "elu": 1.0}
 
-ACTIVATIONS = tuple(ACTIVATION_FUNCTIONS)
+ACTIVATIONS = tuple(_FORMS)
 
-ACTIVATE_IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu_,
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_tanh": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
-    "silu": lambda x: torch.nn.functional.silu(x, inplace=True),
-    "tanh": torch.tanh_,
-}
+
+def parse_activation(written: str) -> Activation:
+    """The activation that a name, or `name(parameter)`, stands for.
+
+    Raises:
+        ValueError: there is none of that name, or its parameter is no finite number.
+    """
+    name, bracket, rest = written.partition("(")
+    if name not in _FORMS or (bracket and (not rest.endswith(")") or name not in _DEFAULTS)):
+        raise ValueError(
+            f"activation must be one of {ACTIVATIONS}, leaky_relu and elu also with a parameter "
+            f"as in 'leaky_relu(0.2)', got {written!r}"
+        )
+    try:
+        parameter = float(rest[:-1]) if bracket else _DEFAULTS.get(name, 0.0)
+    except ValueError:
+        parameter = math.nan
+    if not math.isfinite(parameter):
+        raise ValueError(f"activation {written!r} needs a finite number as its parameter")
+    return Activation(name, parameter, ACTIVATIONS.index(name))
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """activation(x); x itself for 'none'."""
+    name, parameter, _ = parse_activation(activation)
+    return _FORMS[name].of(x, parameter)
+
+
+def activate_in_place(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """activation(x), in x's memory where torch can: x is used up."""
+    name, parameter, _ = parse_activation(activation)
+    return _FORMS[name].in_place(x, parameter)
+
+
+def activation_gradient(grad: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
+    """The gradient for x of activation(x), given that of the result."""
+    name, parameter, _ = parse_activation(activation)
+    return _FORMS[name].gradient(grad, x, parameter)

@@ -12,7 +12,7 @@ from turbofno_ops import (
     _cuda_tables,
     _stage_ops,  # noqa: F401  registers the ops
 )
-from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._activations import parse_activation
 from turbofno_ops._channels import mode_major
 from turbofno_ops._native import native_status, unsupported, workspace_bytes
 from turbofno_ops._stages import Layer, Projection, two_axes
@@ -101,7 +101,7 @@ class CudaStages:
         _ops.fourier_rows(
             *self._summands(spectra, x, layer),
             self._analysis if fused else None,
-            ACTIVATIONS.index(layer.activation),
+            parse_activation(layer.activation).number,
             self._precision,
             y,
             following,
@@ -120,7 +120,7 @@ class CudaStages:
             *self._summands(spectra, x, layer),
             projection.weight,
             projection.bias,
-            ACTIVATIONS.index(layer.activation),
+            parse_activation(layer.activation).number,
             self._precision,
             out,
             self._rows_workspace(spectra, x, layer, projected=projected),

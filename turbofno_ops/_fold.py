@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._activations import parse_activation
 from turbofno_ops._channels import mode_major
 from turbofno_ops._stages import Layer, Projection
 from turbofno_ops.description import (
@@ -115,10 +115,11 @@ def check(description: FNODescription) -> None:
         description.lifting_activation,
         description.projection_activation,
     ):
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ChainRefused(
-                f"its activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
-            )
+        if activation is not None:
+            try:
+                parse_activation(activation)
+            except ValueError as error:
+                raise ChainRefused(str(error)) from None
     dtypes = {layer.weight.dtype for layer in description.layers}
     if dtypes not in ({torch.complex64}, {torch.complex128}):
         raise ChainRefused(

@@ -16,7 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import Library
 
 from turbofno_ops import _cuda, _gemm, _reference
-from turbofno_ops._activations import ACTIVATE_IN_PLACE
+from turbofno_ops._activations import activate_in_place, activation_gradient
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
 from turbofno_ops._modes import column_weights
 from turbofno_ops.dispatch import Choice, choose, choose_for, log_fallback, record
@@ -146,7 +146,7 @@ def _fourier_layer(
     z = mix(run.analyze(x, weight.shape[2:]), mode_major(weight))
     y = skip_and_bias(x, skip_weight, bias, (x.shape[0], weight.shape[1], *size))
     y = run.synthesize(z, size) if y is None else run.synthesize(z, size, onto=y)
-    return ACTIVATE_IN_PLACE[activation](y)
+    return activate_in_place(y, activation)
 
 
 def _fake_spectral_conv(
@@ -235,21 +235,6 @@ def _spectral_gradients(
     return g_x, g_weight
 
 
-def _activation_gradient(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    aten = torch.ops.aten
-    if activation == "relu":
-        return grad * (before > 0)
-    if activation == "gelu":
-        return aten.gelu_backward(grad, before)
-    if activation == "gelu_tanh":
-        return aten.gelu_backward(grad, before, approximate="tanh")
-    if activation == "silu":
-        return aten.silu_backward(grad, before)
-    if activation == "tanh":
-        return grad * (1 - before.tanh().square())
-    return grad
-
-
 def _save_fourier_layer(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     del output
     x, weight, skip_weight, bias, ctx.activation, ctx.backend, _ = inputs
@@ -261,7 +246,7 @@ def _differentiate_fourier_layer(ctx, grad):  # type: ignore[no-untyped-def]
     grad = grad.contiguous()
     if ctx.activation != "none":
         before = torch.ops.turbofno.fourier_layer(x, weight, skip_weight, bias, "none", ctx.backend)
-        grad = _activation_gradient(ctx.activation, grad, before)
+        grad = activation_gradient(grad, before, ctx.activation)
     g_x, g_weight = _spectral_gradients(ctx, grad, x, weight)
     g_skip = g_bias = None
     flat = grad.flatten(2)

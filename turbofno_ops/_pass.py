@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from turbofno_ops._activations import ACTIVATION_FUNCTIONS
+from turbofno_ops._activations import activate
 from turbofno_ops._channels import pointwise
 from turbofno_ops._fold import Chain
 from turbofno_ops._stages import Stages, two_axes
@@ -133,9 +133,8 @@ class Pass:
 
 
 def _mapped(x: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
-    activate = ACTIVATION_FUNCTIONS[activation]
     for i, linear in enumerate(maps):
-        x = pointwise(activate(x) if i else x, linear.weight, linear.bias)
+        x = pointwise(activate(x, activation) if i else x, linear.weight, linear.bias)
     return x
 
 

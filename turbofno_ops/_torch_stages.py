@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from turbofno_ops import _gemm
-from turbofno_ops._activations import ACTIVATE_IN_PLACE
+from turbofno_ops._activations import activate_in_place
 from turbofno_ops._channels import mix, pointwise, skip_and_bias
 from turbofno_ops._stages import Layer, Projection
 
@@ -31,9 +31,8 @@ class TorchStages:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (*spectra.shape[:3], self.size[1])
         onto = skip_and_bias(x, layer.skip, layer.bias, shape)
-        y = ACTIVATE_IN_PLACE[layer.activation](
-            _gemm.synthesize_last(spectra, self.size[1], onto=onto)
-        )
+        y = _gemm.synthesize_last(spectra, self.size[1], onto=onto)
+        y = activate_in_place(y, layer.activation)
         return y, spectra[..., :0] if last else self.analyze(y)
 
     def project(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from turbofno_ops import _library  # noqa: F401  registers torch.ops.turbofno
-from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._activations import parse_activation
 from turbofno_ops._validation import (
     check_backend,
     check_field_and_weight,
@@ -33,7 +33,8 @@ def fourier_layer(
         weight: complex64 or complex128 [c_in, c_out, *modes], as `spectral_conv` takes it.
         skip_weight: The 1x1 convolution beside it, x's dtype [c_out, c_in], or None.
         bias: x's dtype [c_out], or None.
-        activation: One of `ACTIVATIONS`; 'gelu' is the exact one (erf).
+        activation: One of `ACTIVATIONS`, or one with its parameter: 'leaky_relu(0.2)', 'elu(0.5)'. 'gelu' is the
+            exact one (erf).
         backend: 'auto', 'reference', 'gemm' or 'cuda', as `spectral_conv` takes it.
         precision: 'fp32' (the error of float32 arithmetic), 'tf32' (products of operands rounded to 11
             significant bits) or 'bf16' (x and the result also rounded to bfloat16, 8 bits). Only the cuda
@@ -58,8 +59,10 @@ def fourier_layer(
     check_precision(op, precision)
     check_field_and_weight(op, x, weight)
     check_modes_fit(op, weight.shape[2:], x.shape[2:], "the grid")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{op}: activation must be one of {ACTIVATIONS}, got {activation!r}")
+    try:
+        parse_activation(activation)
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
     c_in, c_out = weight.shape[:2]
     for name, tensor, shape in (
         ("skip_weight", skip_weight, (c_out, c_in)),

@@ -17,15 +17,29 @@ TRUE_ACTIVATIONS = {
     ),
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "tanh": torch.tanh,
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "leaky_relu(0.25)": lambda x: torch.where(x > 0, x, 0.25 * x),
+    "leaky_relu(1e-05)": lambda x: torch.where(x > 0, x, 1e-5 * x),
+    "elu": lambda x: torch.where(x > 0, x, torch.expm1(x)),
+    "elu(-0.5)": lambda x: torch.where(x > 0, x, -0.5 * torch.expm1(x)),
+    "selu": lambda x: (
+        1.0507009873554805 * torch.where(x > 0, x, 1.6732632423543772 * torch.expm1(x))
+    ),
+    "mish": lambda x: x * torch.tanh(torch.log1p(torch.exp(x))),
+    "sin": torch.sin,
+    "softplus": lambda x: torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0),
+    "hardtanh": lambda x: x.clamp(-1, 1),
+    "hardswish": lambda x: x * (x + 3).clamp(0, 6) / 6,
+    "hardsigmoid": lambda x: (x + 3).clamp(0, 6) / 6,
 }
 
 
 def test_every_activation_has_a_truth() -> None:
-    assert set(TRUE_ACTIVATIONS) == set(ACTIVATIONS)
+    assert set(TRUE_ACTIVATIONS) >= set(ACTIVATIONS)
 
 
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", TRUE_ACTIVATIONS)
 @pytest.mark.parametrize("with_skip", [True, False])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(
@@ -68,7 +82,7 @@ W = torch.zeros(2, 3, 4, dtype=torch.complex64)
             "skip_weight must be torch.float32",
         ),
         ({"bias": torch.zeros(2)}, ValueError, r"bias must have shape \(3,\)"),
-        ({"activation": "elu"}, ValueError, "activation must be one of"),
+        ({"activation": "softsign"}, ValueError, "activation must be one of"),
         ({"backend": "fast"}, ValueError, "backend must be"),
     ],
 )

@@ -70,7 +70,7 @@ def test_gradients_of_the_input_alone_are_those_beside_the_weights(
 
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
 @pytest.mark.parametrize(("size", "modes"), SHAPES)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "leaky_relu(0.2)", "elu(0.5)"])
 def test_fourier_layer_gradients_match_finite_differences(
     backend: str, size: tuple[int, ...], modes: tuple[int, ...], activation: str
 ) -> None:

@@ -187,8 +187,8 @@ def test_descriptions_that_contradict_themselves_are_refused() -> None:
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, **part))
     for part in ("activation", "lifting_activation", "projection_activation"):
-        with pytest.raises(ChainRefused, match="softplus"):
-            check(replace(description, **{part: "softplus"}))
+        with pytest.raises(ChainRefused, match="softsign"):
+            check(replace(description, **{part: "softsign"}))
 
 
 def test_misuse_is_explained() -> None:
