@@ -42,7 +42,7 @@ _EXACT: dict[str, set[str]] = {
 for _module in ("builtins", "__builtin__"):
     _EXACT[_module] = {
         "set", "frozenset", "slice", "complex", "object", "dict", "list", "tuple", "int", "float",
-        "str", "bool", "getattr",
+        "str", "bool", "getattr", "Ellipsis",
     }  # fmt: skip
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _EXACT[_module] = {"scalar", "_reconstruct"}

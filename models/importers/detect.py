@@ -212,8 +212,7 @@ def _read_torch(
         read_from.append(f"a pickled {content.cls.qualified}, read without running it")
         given = content.attributes.get("padding")
         padding = given if isinstance(given, int) else None
-        arguments = content.attributes.get("_init_kwargs")
-        settings = arguments if isinstance(arguments, dict) and settings is None else settings
+        settings = neuraloperator.settings_of(content) or settings
         content = module_state(content)
     if not isinstance(content, dict):
         raise ImportRefused(f"{path}: holds a {_kind(content)}, expected a state dict or a module")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from models.config import Activation, BlockStep, ChannelMLP, DomainPadding, FNOArchitecture
 from models.config import PositionalGrid as Positions
+from models.importers.activations import activation_of
 from models.importers.layout import (
     Tensors,
     as_complex,
@@ -146,7 +147,7 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
         raise ImportRefused(
             f"not a checkpoint of the original scripts: it has no {first} or {lift}"
         )
-    n_dim = as_complex(tensors[first]).ndim - 2
+    n_dim = as_complex(tensors[first], first).ndim - 2
     if not 1 <= n_dim <= 3:
         raise ImportRefused(f"{first} has {n_dim} axes of modes; 1 to 3 are supported")
     n_layers = 0
@@ -210,13 +211,12 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
         padding *= found.n_dim
     if len(padding) != found.n_dim:
         raise ImportRefused(f"padding has {len(padding)} entries, expected {found.n_dim}")
-    activations: tuple[Activation, ...] = ("gelu", "relu", "silu", "tanh", "gelu_tanh")
     norms: tuple[Norm, ...] = ("none", "batch", "instance")
     grids: tuple[Grid, ...] = ("endpoints", "periodic", "cell-centres", "none")
     orders: tuple[Literal["ij", "xy"], ...] = ("ij", "xy")
     places: tuple[Literal["after", "before"], ...] = ("after", "before")
     return Recipe(
-        activation=options.choice("activation", activations, recipe.activation),
+        activation=activation_of(options.text("activation") or recipe.activation, "activation"),
         padding=padding,
         norm=options.choice("norm", norms, recipe.norm),
         grid=options.choice("grid", grids, recipe.grid),
@@ -267,7 +267,7 @@ class _Reader:
 
     def _layer(self, state: dict[str, Tensor], i: int) -> None:
         corners = [
-            as_complex(self.source.take(f"conv{i}.weights{k + 1}"))
+            self.source.take_complex(f"conv{i}.weights{k + 1}")
             for k in range(corner_count(self.found.n_dim))
         ]
         weight = join_corners(corners)

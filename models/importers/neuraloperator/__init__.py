@@ -10,8 +10,11 @@ import torch
 
 from models.importers.layout import Tensors
 from models.importers.neuraloperator.network import Network
+from models.importers.neuraloperator.pickled import settings_of
 from models.importers.neuraloperator.settings import read_settings
 from models.importers.result import Imported, Options
+
+__all__ = ["import_neuraloperator", "read_exactly", "recognises", "settings_of"]
 
 _BLOCKS = "fno_blocks."
 
@@ -61,9 +64,16 @@ def read_exactly(
     if arch.odd_axes_rolled:
         assumptions.append(
             f"on axes of odd size, the last excepted, frequencies come back one lower, as in {settings.release} "
-            "(fftshift for ifftshift); version=main does not"
+            "(fftshift for ifftshift); version=main does not. Development versions of November 2025 to "
+            "February 2026 do not either and write the same files as 2.0.0"
         )
-    return Imported(name, arch, network.state, tuple(assumptions))
+    return Imported(
+        name,
+        arch,
+        network.state,
+        tuple(assumptions),
+        release_is_told=settings.release_is_told,
+    )
 
 
 def _wrapper(names: Collection[str]) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from models.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
-from models.importers.layout import Tensors
+from models.importers.activations import activation_of
+from models.importers.layout import Tensors, as_real
 from models.importers.neuraloperator.arguments import (
-    activation_of,
     block_steps,
     counts,
     grid_ranges,
@@ -55,12 +55,12 @@ class Network:
         modes, placement = self._spectral_weights()
         lifting = self._pointwise("lifting", "lifting")
         projection = self._pointwise("projection", "projection")
+        activation = activation_of(get("non_linearity"), "non_linearity")
         skip = self._skip("fno_skip", "fno_skips", "skip")
         mlp = self._channel_mlp()
         norm = self._norms()
         self._tensors.finish("neuraloperator", _PARTS)
         positional = self._positional_grid(lifting[0])
-        activation = activation_of(get("non_linearity"))
         scaling = scaling_of(get("resolution_scaling_factor"), self._n_layers, self._n_dim)
         if scaling and self._old:
             raise ImportRefused(
@@ -283,10 +283,11 @@ def _norm_of(
     values: dict[str, torch.Tensor], where: str
 ) -> tuple[Norm, torch.Tensor, torch.Tensor]:
     """Kind, weight and bias of a group norm, or of a batch norm with its statistics worked in."""
-    if set(values) == {"weight", "bias"}:
-        return "group_norm", values["weight"], values["bias"]
     values = {name.removeprefix("norm."): value for name, value in values.items()}
     values.pop("num_batches_tracked", None)
+    values = {name: as_real(value, f"{where}.{name}") for name, value in values.items()}
+    if set(values) == {"weight", "bias"}:
+        return "group_norm", values["weight"], values["bias"]
     if set(values) != {"weight", "bias", "running_mean", "running_var"}:
         raise ImportRefused(
             f"{where} has {sorted(values)}; supported are instance, group and batch norm"

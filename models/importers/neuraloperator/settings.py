@@ -14,8 +14,8 @@ Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
 RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")
 
 # Positional parameters of FNO.__init__, as far as somebody would pass them without a name.
-_POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
-_POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
+POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
+POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
 
 _RENAMED_0_3 = {
     "use_mlp": "use_channel_mlp",
@@ -76,6 +76,7 @@ class Settings:
     metadata: dict[str, Any]
     options: Options
     documented: bool
+    release_is_told: bool = True
     assumptions: list[str] = field(default_factory=list)
 
     def get(self, name: str) -> Any:
@@ -105,7 +106,7 @@ def read_settings(
     _check_class(raw)
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
-    positional = _POSITIONAL_0_3 if settings.release == "0.3.0" else _POSITIONAL
+    positional = POSITIONAL_0_3 if settings.release == "0.3.0" else POSITIONAL
     # FNO1d to FNO3d of the earlier releases
     by_axis = [
         raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
@@ -138,17 +139,19 @@ def _release(keys: Collection[str], settings: Settings) -> Release:
     told: Release | None = None
     if old_layout:
         told = "0.3.0"
-    elif {"norm_groups", "enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
+    elif {"enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
         told = "main"
+    elif "use_channel_mlp" in names and "conv_module" in names:
+        # with domain_padding_mode, too: between 1.0 and 2.0.0 it was as 2.0.0 but for this argument
+        told = "2.0.0"
     elif "domain_padding_mode" in names:
         told = "1.0"
-    elif "use_channel_mlp" in names and "conv_module" in names:
-        told = "2.0.0"
     asked = settings.options.choice("version", RELEASES, told or "2.0.0")
     if (asked == "0.3.0") != old_layout:
         found = "0.3.0" if old_layout else "1.0 and later"
         raise ImportRefused(f"version={asked}, but the tensors are laid out as in {found}")
     if told is None and settings.options.given.get("version") is None:
+        settings.release_is_told = False
         settings.assumptions.append(
             "version=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "
             "with odd n_modes and in domain padding"

@@ -29,7 +29,7 @@ def dense(parts: dict[str, torch.Tensor], where: str) -> torch.Tensor:
     Raises:
         ImportRefused: another factorisation.
     """
-    parts = {name: as_complex(tensor) for name, tensor in parts.items()}
+    parts = {name: as_complex(tensor, f"{where}.{name}") for name, tensor in parts.items()}
     if set(parts) == {"tensor"}:
         return parts["tensor"]
     parts = {name: tensor.to(torch.complex128) for name, tensor in parts.items()}
