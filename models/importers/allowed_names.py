@@ -30,7 +30,7 @@ _EXACT: dict[str, set[str]] = {
     },
     "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},
     "torch._C": {"_VariableFunctionsClass"},
-    "torch._VariableFunctions": {"tanh", "sin", "relu", "sigmoid"},
+    "torch._VariableFunctions": {"tanh", "sin", "relu", "selu", "sigmoid"},
     "collections": {"OrderedDict", "defaultdict"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},

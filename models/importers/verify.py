@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.config import FNOArchitecture
 from models.fno import FNO
 from models.importers.detect import Checkpoint
-from models.importers.neuraloperator.settings import DEFAULTS
+from models.importers.neuraloperator.settings import DEFAULTS, by_name
 from models.importers.result import Imported
 from models.importers.safe_pickle import Named, Stub
 
@@ -160,18 +160,18 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
     _, release, kind = imported.format.split(" ")
     if not checkpoint.settings:
         raise _Unavailable("the checkpoint does not say what the network was built with")
+    settings = by_name(checkpoint.settings, old=release == "0.3.0")
     models = import_module("neuralop.models")
     known = inspect.signature(models.FNO.__init__).parameters
     name = _installed_neuraloperator(release, development="enforce_hermitian_symmetry" in known)
-    lost = [key for key in checkpoint.settings if key in DEFAULTS and key not in known]
+    lost = [key for key in settings if key in DEFAULTS and key not in known]
     if lost:
         raise _Unavailable(f"{name} has no argument {lost[0]}")
     arguments = {
         key: _argument(key, value)
-        for key, value in checkpoint.settings.items()
+        for key, value in settings.items()
         if key in known and key not in ("args", "conv_module", "self")
     }
-    positional = checkpoint.settings.get("args") or ()
     remarks = []
     if not imported.release_is_told:
         remarks.append(
@@ -184,11 +184,7 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
             "on a GPU only and was not compared"
         )
         arguments["fno_block_precision"] = "full"
-    network = _built(
-        lambda: getattr(models, kind)(*positional, **arguments),
-        [arguments, positional],
-        checkpoint.tensors,
-    )
+    network = _built(lambda: getattr(models, kind)(**arguments), arguments, checkpoint.tensors)
     return _Original(network, name, tuple(remarks))
 
 

@@ -42,18 +42,27 @@ def import_neuraloperator(
     Raises:
         ImportRefused: something that we do not have, by name.
     """
-    exact = read_exactly(tensors, metadata, options)
-    return replace(exact, state={name: _single(t) for name, t in exact.state.items()})
+    imported = _read(tensors, metadata, options, torch.complex64)
+    return replace(imported, state={name: _single(t) for name, t in imported.state.items()})
 
 
 def read_exactly(
     tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None, options: Options
 ) -> Imported:
-    """As `import_neuraloperator`, but what had to be multiplied out is in the state in double precision."""
+    """As `import_neuraloperator`, with the spectral weights in double precision."""
+    return _read(tensors, metadata, options, torch.complex128)
+
+
+def _read(
+    tensors: dict[str, torch.Tensor],
+    metadata: dict[str, Any] | None,
+    options: Options,
+    numbers: torch.dtype,
+) -> Imported:
     prefix = _wrapper(tensors)
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     settings = read_settings(inner, metadata, options)
-    network = Network(Tensors(inner), settings)
+    network = Network(Tensors(inner), settings, numbers)
     kind = settings.metadata.get("_name", "FNO")
     name = f"neuraloperator {settings.release} {kind}"
     options.finish(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from models.importers.activations import activation_of
-from models.importers.neuraloperator.settings import POSITIONAL, POSITIONAL_0_3
 from models.importers.refusal import ImportRefused
 from models.importers.safe_pickle import Stub
 from models.importers.torch_file import module_attributes
@@ -54,11 +53,11 @@ def settings_of(module: Stub) -> dict[str, Any] | None:
     network = modules[root]
     settings = network.attributes.get("_init_kwargs")
     settings = dict(settings) if isinstance(settings, dict) else {"_name": network.cls.name}
-    names = POSITIONAL_0_3 if _is_old(modules[_join(root, "fno_blocks")]) else POSITIONAL
-    settings |= zip(names, settings.pop("args", ()), strict=False)
     if settings.get("_name", "FNO") in _NETWORKS:
         settings |= _arguments_of_blocks(modules, _join(root, "fno_blocks"))
         settings |= _arguments_of_network(modules, root)
+        settings |= _sizes(modules, root)
+        settings.pop("args", None)
         _refuse_other_activations(modules, root)
     return settings
 
@@ -130,6 +129,13 @@ def _arguments_of_network(modules: dict[str, Stub], root: str) -> dict[str, Any]
         if "padding_mode" in padding.attributes:
             found["domain_padding_mode"] = padding.attributes["padding_mode"]
     return found
+
+
+def _sizes(modules: dict[str, Stub], root: str) -> dict[str, Any]:
+    """What could be given without a name."""
+    names = ("in_channels", "out_channels", "hidden_channels", "n_layers")
+    attributes = modules[root].attributes
+    return {name: attributes[name] for name in names if name in attributes}
 
 
 def _refuse_other_activations(modules: dict[str, Stub], root: str) -> None:

@@ -14,8 +14,8 @@ Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
 RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")
 
 # Positional parameters of FNO.__init__, as far as somebody would pass them without a name.
-POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
-POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
+_POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
+_POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
 
 _RENAMED_0_3 = {
     "use_mlp": "use_channel_mlp",
@@ -41,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "preactivation": False,
     "conv_module": "SpectralConv",
     "conv_bias_kernel": 1,
+    "enforce_hermitian_symmetry": True,
     "in_channels": None,
     "separable": False,
 }
@@ -57,14 +58,14 @@ _TOLD_BY_THE_TENSORS = {
     "projection_channel_ratio", "projection_channels", "use_channel_mlp", "channel_mlp_expansion",
     "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
     "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization",
-    "fft_norm", "enforce_hermitian_symmetry", "ada_in_features", "n_modes_height", "n_modes_width",
+    "fft_norm", "ada_in_features", "n_modes_height", "n_modes_width",
     "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
 }  # fmt: skip
 
 # The tensors show it, or a network that differs here is refused.
 _OF_NO_CONSEQUENCE = {
     "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
-    "norm_groups", "fno_block_precision", "separable",
+    "enforce_hermitian_symmetry", "norm_groups", "fno_block_precision", "separable",
 }  # fmt: skip
 
 
@@ -106,14 +107,13 @@ def read_settings(
     _check_class(raw)
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
-    positional = POSITIONAL_0_3 if settings.release == "0.3.0" else POSITIONAL
     # FNO1d to FNO3d of the earlier releases
     by_axis = [
         raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
     ]
     if by_axis:
         raw["n_modes"] = tuple(by_axis)
-    raw.update(zip(positional, raw.get("args") or (), strict=False))
+    raw = by_name(raw, old=settings.release == "0.3.0")
     known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)
     if unknown:
@@ -123,6 +123,24 @@ def read_settings(
         )
     settings.metadata = {_RENAMED_0_3.get(name, name): value for name, value in raw.items()}
     return settings
+
+
+def by_name(metadata: dict[str, Any], *, old: bool) -> dict[str, Any]:
+    """The arguments with those under names that were given without one; `old` is release 0.3.
+
+    Raises:
+        ImportRefused: more arguments without a name than the first few.
+    """
+    named = dict(metadata)
+    given = named.pop("args", None) or ()
+    names = _POSITIONAL_0_3 if old else _POSITIONAL
+    if len(given) > len(names):
+        raise ImportRefused(
+            f"the network was built with {len(given)} arguments without a name; the first {len(names)} "
+            f"({', '.join(names)}) are supported so. Build it with the others by name and load its state "
+            "dict, or save the whole network: torch.save(model, path)"
+        )
+    return named | dict(zip(names, given, strict=False))
 
 
 def _check_class(metadata: dict[str, Any]) -> None:

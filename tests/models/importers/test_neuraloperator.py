@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import neuralop
 import pytest
@@ -18,7 +17,6 @@ from models.importers.torch_file import read_torch_file
 from tests.models.importers.drawn import draw_built
 from tests.models.importers.parity import (
     assert_parity,
-    deviations,
     imported_exactly,
     outputs,
     random_source,
@@ -53,30 +51,6 @@ def test_a_drawn_network_answers_as_the_library_does(number: int, tmp_path: Path
     # a TFNO stores no defaults: nothing tells its release
     imported = imported_exactly(tensors, metadata, version="2.0.0")
     assert_parity(imported, xs, expected)
-
-
-def test_main_undoes_its_shift_on_odd_sizes() -> None:
-    """The one rule in which main differs from 2.0.0, put into 2.0.0."""
-    theirs = spread(TheirFNO(**PLAIN))
-    tensors = {k: v.clone() for k, v in theirs.state_dict().items() if k != "_metadata"}
-    shifts = torch.fft.fftshift
-    calls = []
-
-    def alternating(x: torch.Tensor, dim: list[int]) -> torch.Tensor:
-        calls.append(dim)
-        return shifts(x, dim=dim) if len(calls) % 2 else torch.fft.ifftshift(x, dim=dim)
-
-    xs = fields(PLAIN, GRIDS)
-    with mock.patch.object(torch.fft, "fftshift", alternating):
-        expected = outputs(theirs, xs)
-    assert len(calls) == 32
-    imported = imported_exactly(tensors, {"in_channels": 2, "norm_groups": 1})
-    assert imported.format == "neuraloperator main FNO"
-    assert_parity(imported, xs, expected)
-    rolled = imported_exactly(tensors, None, version="2.0.0")
-    single, _ = deviations(rolled, xs, expected)
-    assert single[0] > 1e-4
-    assert single[1] < 1e-5
 
 
 def test_a_bare_state_dict_says_what_was_assumed(tmp_path: Path) -> None:
