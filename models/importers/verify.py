@@ -162,9 +162,13 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
         raise _Unavailable("the checkpoint does not say what the network was built with")
     settings = by_name(checkpoint.settings, old=release == "0.3.0")
     models = import_module("neuralop.models")
-    known = inspect.signature(models.FNO.__init__).parameters
-    name = _installed_neuraloperator(release, development="enforce_hermitian_symmetry" in known)
-    lost = [key for key in settings if key in DEFAULTS and key not in known]
+    cls = getattr(models, kind)
+    whole = inspect.signature(models.FNO.__init__).parameters
+    known = inspect.signature(cls.__init__).parameters
+    # a TFNO hands all of its arguments on to FNO
+    known = whole if "kwargs" in known else known
+    name = _installed_neuraloperator(release, development="enforce_hermitian_symmetry" in whole)
+    lost = [key for key in settings if key in DEFAULTS and key not in (*known, "n_modes")]
     if lost:
         raise _Unavailable(f"{name} has no argument {lost[0]}")
     arguments = {
@@ -184,7 +188,7 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
             "on a GPU only and was not compared"
         )
         arguments["fno_block_precision"] = "full"
-    network = _built(lambda: getattr(models, kind)(**arguments), arguments, checkpoint.tensors)
+    network = _built(lambda: cls(**arguments), arguments, checkpoint.tensors)
     return _Original(network, name, tuple(remarks))
 
 

@@ -111,7 +111,7 @@ def read_settings(
     by_axis = [
         raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
     ]
-    if by_axis:
+    if by_axis and "n_modes" not in raw:
         raw["n_modes"] = tuple(by_axis)
     raw = by_name(raw, old=settings.release == "0.3.0")
     known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}

@@ -42,6 +42,14 @@ class StoredWeight:
         """Bytes of the tensor that they stand for, at 8 a complex number."""
         return 8 * math.prod(self.shape)
 
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the largest product on the way to that tensor, at 8 a complex number."""
+        names = [f"factors.factor_{k}" for k in range(len(self.shape))]
+        if "tensor" in self.parts or {"core", "weights"} & set(self.parts):
+            return self.dense_bytes
+        return 8 * _best_bond([self.parts[name] for name in names])[1]
+
     def window(self, modes: Sequence[int]) -> StoredWeight:
         """The middle `modes` of the last axes, counted from the most negative one up; the first ones of the last axis."""
         parts, shape = dict(self.parts), list(self.shape)
@@ -88,8 +96,9 @@ def stored_weight(parts: dict[str, torch.Tensor], where: str) -> StoredWeight:
         return StoredWeight(where, parts, tuple(parts["tensor"].shape))
     order = len(parts) - len({"core", "weights"} & set(parts))
     names = [f"factors.factor_{k}" for k in range(order)]
+    trains = [parts[name].ndim == 3 for name in names if name in parts]
     allowed = ({*names, "core"}, {*names, "weights"}, set(names))
-    if not names or set(parts) not in allowed or any(parts[name].ndim < 2 for name in names):
+    if not names or set(parts) not in allowed or trains != [set(parts) == set(names)] * order:
         raise ImportRefused(
             f"{where} holds {sorted(parts) or 'no tensors'}, which is none of {_KINDS}"
         )
@@ -106,13 +115,15 @@ def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
     """Refuse weights that would fill the memory when they are multiplied out, and repeated `times` times."""
     stored = sum(weight.stored_bytes for weight in weights)
     dense = times * sum(weight.dense_bytes for weight in weights)
-    if stored == dense:
+    needed = max(dense, *(weight.peak_bytes for weight in weights))
+    if stored == needed:
         return
-    if dense > MAX_DENSE_BYTES or dense > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
+    if needed > MAX_DENSE_BYTES or needed > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
         shape = " x ".join(map(str, weights[0].shape))
         raise ImportRefused(
             f"the spectral weights hold {stored:,} bytes and stand for {dense:,}: {len(weights)} of {shape} "
-            f"complex numbers{f', {times} times each (separable)' if times > 1 else ''}. At most "
+            f"complex numbers{f', {times} times each (separable)' if times > 1 else ''}; multiplying them out "
+            f"takes {needed:,}. At most "
             f"{MAX_DENSE_BYTES:,} bytes are supported, and above {_HARMLESS_BYTES:,} at most {MAX_EXPANSION:,} "
             "times what is stored. Import a network with fewer modes or channels, or the lowest modes alone: "
             "--set n_modes=[..]"
@@ -120,25 +131,57 @@ def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
 
 
 def _tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    for factor in factors:
-        # contracts the first axis and appends the new one: after all of them the order is as before
-        core = torch.tensordot(core, factor, dims=([0], [1]))
+    # those that shrink it first: nothing on the way is larger than the core and the result
+    for axis in sorted(
+        range(len(factors)), key=lambda k: factors[k].shape[0] / factors[k].shape[1]
+    ):
+        core = torch.tensordot(core, factors[axis], dims=([axis], [1])).movedim(-1, axis)
     return core
 
 
 def _cp(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    *others, last = factors
-    product = weights
-    for factor in others:
-        product = product.unsqueeze(-2) * factor
-    return torch.tensordot(product, last, dims=([-1], [1]))
+    """A product of two matrices, the factors of the first axes and those of the others, a few ranks at a time."""
+    sizes = [len(factor) for factor in factors]
+    split = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
+    result = weights.new_zeros(math.prod(sizes[:split]), math.prod(sizes[split:]))
+    step = max(1, result.numel() // sum(result.shape))
+    for start in range(0, len(weights), step):
+        ranks = slice(start, start + step)
+        left = _columns([weights[None, ranks], *(f[:, ranks] for f in factors[:split])])
+        right = _columns([f[:, ranks] for f in factors[split:]])
+        result.addmm_(left, right.T)
+    return result.view(sizes)
+
+
+def _columns(factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The outer product of the factors' columns, rank by rank: [product of the sizes, ranks]."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = (product.unsqueeze(1) * factor).flatten(0, 1)
+    return product
 
 
 def _tensor_train(factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    product = factors[0]
-    for factor in factors[1:]:
-        product = torch.tensordot(product, factor, dims=([-1], [0]))
-    return product.squeeze(-1).squeeze(0)
+    """Multiplied from both ends towards the bond where the two halves are smallest."""
+    bond, _ = _best_bond(factors)
+    left = factors[0]
+    for factor in factors[1:bond]:
+        left = torch.tensordot(left, factor, dims=([-1], [0]))
+    right = factors[-1]
+    for factor in reversed(factors[bond:-1]):
+        right = torch.tensordot(factor, right, dims=([-1], [0]))
+    return torch.tensordot(left, right, dims=([-1], [0])).squeeze(-1).squeeze(0)
+
+
+def _best_bond(factors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Before which factor to meet, and the numbers of the largest product on the way there."""
+    sizes = [factor.shape[1] for factor in factors]
+    ranks = [factor.shape[0] for factor in factors]
+    lefts = [math.prod(sizes[:k]) * ranks[k] for k in range(1, len(sizes))]
+    rights = [math.prod(sizes[k:]) * ranks[k] for k in range(1, len(sizes))]
+    peaks = [max(*lefts[: k + 1], *rights[k:], 0) for k in range(len(lefts))]
+    best = min(range(len(peaks)), key=peaks.__getitem__)
+    return best + 1, peaks[best]
 
 
 def ours(weight: torch.Tensor, n_dim: int, width: int) -> torch.Tensor:

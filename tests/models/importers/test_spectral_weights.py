@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tltorch
 import torch
+from torch.overrides import TorchFunctionMode
 
 from models.importers.neuraloperator import import_neuraloperator, spectral_weights
 from models.importers.neuraloperator.spectral_weights import (
@@ -64,6 +67,40 @@ def test_few_numbers_that_stand_for_very_many_are_refused() -> None:
         refuse_giant([cp(64, 4)] * 16, 1)
     for part in ("64 x 64 x 64 x 64", "1,000 times", "--set n_modes"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["CP", "TT", "Tucker"])
+def test_multiplying_out_takes_no_more_than_a_few_times_the_result(kind: str) -> None:
+    """Ranks of usual networks are in the thousands for CP."""
+    weight, _ = factorised(kind, (32, 32, 16, 9))
+    largest = 0
+
+    class Largest(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Largest():
+        weight.dense()
+    parts = max(part.numel() for part in weight.parts.values())
+    assert largest <= 2 * max(weight.dense_bytes // 8, parts)
+
+
+def test_a_train_whose_ranks_are_far_too_large_is_refused() -> None:
+    shapes = [(1, 100, 1), (1, 100, 200_000), (200_000, 100, 1), (1, 100, 1)]
+    parts = {
+        f"factors.factor_{k}": torch.zeros(1, 1, 1, dtype=torch.complex64).expand(shape)
+        for k, shape in enumerate(shapes)
+    }
+    train = stored_weight(parts, "convs.0.weight")
+    assert train.dense_bytes == 8 * 100**4
+    with pytest.raises(ImportRefused, match="multiplying them out takes 16,000,000,000"):
+        refuse_giant([train], 1)
 
 
 def test_the_layers_together_are_bounded() -> None:
