@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from models.config import Activation
 from models.importers import neuraloperator, original, physicsnemo, the_well
 from models.importers.archive import Archive, is_tar, is_zip
 from models.importers.formats import Format
@@ -55,7 +56,7 @@ class Checkpoint:
     """A foreign checkpoint as it was read.
 
     `settings` are the constructor's arguments, where they are known; `metadata` is PhysicsNeMo's;
-    `padding` the attribute of a module of the original scripts that was pickled whole.
+    `padding` and `activations` are those of a module of the original scripts that was pickled whole.
     """
 
     format: Format
@@ -64,6 +65,7 @@ class Checkpoint:
     settings: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     padding: int | None = None
+    activations: tuple[Activation, ...] = ()
     read_from: tuple[str, ...] = ()
 
 
@@ -135,7 +137,9 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
         case "pdebench":
             return original.import_original(tensors, options, script="pdebench")
         case "original":
-            return original.import_original(tensors, options, padding=checkpoint.padding)
+            return original.import_original(
+                tensors, options, padding=checkpoint.padding, activations=checkpoint.activations
+            )
 
 
 def _agree(path: Path, forced: Format | None, found: Format) -> None:
@@ -211,13 +215,16 @@ def _read_torch(
     content, inside = _unwrapped(content)
     if inside:
         read_from.append(f"entry {inside}")
-    padding = None
+    padding: int | None = None
+    activations: tuple[Activation, ...] = ()
     if isinstance(content, Stub) and "_modules" in content.attributes:
         read_from.append(f"a pickled {content.cls.qualified}, read without running it")
         given = content.attributes.get("padding")
         padding = given if isinstance(given, int) else None
         settings = neuraloperator.settings_of(content) or settings
-        content = module_state(content)
+        module, content = content, module_state(content)
+        if original.recognises(content):
+            activations = original.activations_in(module)
     if not isinstance(content, dict):
         raise ImportRefused(f"{path}: holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)
@@ -235,7 +242,8 @@ def _read_torch(
         )
     if found == "pdebench" and not original.recognises(content):
         found = None
-    return _from_tensors(path, content, settings, found, padding, tuple(read_from))
+    checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
+    return replace(checkpoint, padding=padding, activations=activations)
 
 
 def _unwrapped(content: Any) -> tuple[Any, str]:
@@ -252,7 +260,6 @@ def _from_tensors(
     tensors: dict[str, Tensor],
     settings: dict[str, Any] | None,
     forced: Format | None,
-    padding: int | None = None,
     read_from: tuple[str, ...] = (),
 ) -> Checkpoint:
     if forced in ("physicsnemo", "the-well"):
@@ -262,7 +269,7 @@ def _from_tensors(
         raise ImportRefused(f"{path}: --format {forced} takes {what}, and this is something else")
     found = forced or _format_of(path, tensors)
     read_from = read_from or (path.name,)
-    return Checkpoint(found, path, tensors, settings, padding=padding, read_from=read_from)
+    return Checkpoint(found, path, tensors, settings, read_from=read_from)
 
 
 def _format_of(path: Path, keys: Collection[str]) -> Format:

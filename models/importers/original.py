@@ -33,6 +33,8 @@ from models.importers.layout import (
 )
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
+from models.importers.safe_pickle import Stub
+from models.importers.torch_file import module_attributes
 
 Norm = Literal["none", "batch", "instance"]
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
@@ -88,12 +90,23 @@ def recognises(keys: Collection[str]) -> bool:
     )
 
 
+def activations_in(module: Stub) -> tuple[Activation, ...]:
+    """The kinds of activations that a pickled module holds as modules.
+
+    The scripts call functions, of which a pickle shows nothing.
+    """
+    parts = module_attributes(module).values()
+    own = [part for part in parts if part.cls.module == "torch.nn.modules.activation"]
+    return tuple(dict.fromkeys(activation_of(part, "activation") for part in own))
+
+
 def import_original(
     tensors: Mapping[str, Tensor],
     options: Options,
     *,
     script: Script | None = None,
     padding: int | None = None,
+    activations: tuple[Activation, ...] = (),
 ) -> Imported:
     """A network of the original scripts.
 
@@ -102,6 +115,7 @@ def import_original(
         options: overrides of the recipe.
         script: whose recipe to follow; None guesses it from the shapes.
         padding: the attribute `padding` of a module that was pickled whole.
+        activations: the kinds of activation modules in a module that was pickled whole.
 
     Raises:
         ImportRefused: keys or shapes that no such script has, settings that do not exist.
@@ -114,6 +128,13 @@ def import_original(
     usual = _recipe(found, script)
     if padding is not None and any(usual.padding):
         usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
+    if len(activations) > 1 and options.given.get("activation") is None:
+        raise ImportRefused(
+            f"the pickled network holds several activations, {', '.join(activations)}, and its file does not "
+            "show where; one is supported: --set activation=.."
+        )
+    if activations:
+        usual = replace(usual, activation=activations[0])
     recipe = _overridden(usual, found, options)
     layouts: tuple[Layout, ...] = ("in-out", "out-in")
     layout = options.choice("weight_layout", layouts, "in-out")

@@ -168,7 +168,7 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
     # a TFNO hands all of its arguments on to FNO
     known = whole if "kwargs" in known else known
     name = _installed_neuraloperator(release, development="enforce_hermitian_symmetry" in whole)
-    lost = [key for key in settings if key in DEFAULTS and key not in (*known, "n_modes")]
+    lost = [key for key in settings if key in DEFAULTS and key not in (*known, "n_modes", "_whole")]
     if lost:
         raise _Unavailable(f"{name} has no argument {lost[0]}")
     arguments = {

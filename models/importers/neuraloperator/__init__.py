@@ -12,11 +12,15 @@ from models.importers.layout import Tensors
 from models.importers.neuraloperator.network import Network
 from models.importers.neuraloperator.pickled import settings_of
 from models.importers.neuraloperator.settings import read_settings
+from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
 
 __all__ = ["import_neuraloperator", "read_exactly", "recognises", "settings_of"]
 
 _BLOCKS = "fno_blocks."
+
+# What torch.optim.swa_utils.AveragedModel counts beside the network.
+_OF_WRAPPERS = {"n_averaged"}
 
 
 def recognises(keys: Collection[str]) -> bool:
@@ -60,7 +64,13 @@ def _read(
     numbers: torch.dtype,
 ) -> Imported:
     prefix = _wrapper(tensors)
-    inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    outside = [n for n in tensors if not n.startswith(prefix) and n not in _OF_WRAPPERS]
+    if outside:
+        raise ImportRefused(
+            f"the network's names begin with {prefix!r}, and there is no place for {', '.join(outside[:5])} "
+            "beside it: save the network alone, torch.save(network.state_dict(), path)"
+        )
+    inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     settings = read_settings(inner, metadata, options)
     network = Network(Tensors(inner), settings, numbers)
     kind = settings.metadata.get("_name", "FNO")
@@ -88,8 +98,7 @@ def _read(
 def _wrapper(names: Collection[str]) -> str:
     """What stands before every name when the network was saved inside another module."""
     heads = {name.partition(_BLOCKS)[0] for name in names if _BLOCKS in name}
-    prefix = min(heads, key=len, default="")
-    return prefix if all(name.startswith(prefix) for name in names) else ""
+    return min(heads, key=len, default="")
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:

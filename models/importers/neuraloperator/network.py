@@ -142,10 +142,10 @@ class Network:
             raise ImportRefused(
                 f"n_modes={list(asked or ())} is more than the weights hold: {list(stored)}"
             )
-        if kept != list(stored):
+        if not self._settings.get("_whole") and self._settings.options.given.get("n_modes") is None:
             self._settings.assumptions.append(
-                f"{kept} of the {list(stored)} stored modes are in use (n_modes as the network was built; "
-                "a trainer that raises it does not write it down: set n_modes if it did)"
+                f"{kept} of the {list(stored)} stored modes are in use, as the network was built: whoever "
+                "changes n_modes later does not write it down, set n_modes=[..] if it was"
             )
         weights = [weight.window(kept) for weight in weights]
         refuse_giant(weights, self._width if self._settings.get("separable") else 1)

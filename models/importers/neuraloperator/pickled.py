@@ -56,7 +56,7 @@ def settings_of(module: Stub) -> dict[str, Any] | None:
     if settings.get("_name", "FNO") in _NETWORKS:
         settings |= _arguments_of_blocks(modules, _join(root, "fno_blocks"))
         settings |= _arguments_of_network(modules, root)
-        settings |= _sizes(modules, root)
+        settings |= _sizes(modules, root) | {"_whole": True}
         settings.pop("args", None)
         _refuse_other_activations(modules, root)
     return settings

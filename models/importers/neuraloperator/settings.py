@@ -44,6 +44,8 @@ DEFAULTS: dict[str, Any] = {
     "enforce_hermitian_symmetry": True,
     "in_channels": None,
     "separable": False,
+    # read from the attributes of a network that was pickled whole, which leave nothing open
+    "_whole": False,
 }
 _DEFAULTS_OF: dict[Release, dict[str, Any]] = {
     "0.3.0": {"positional_embedding": None, "domain_padding_mode": "one-sided"},
@@ -65,7 +67,7 @@ _TOLD_BY_THE_TENSORS = {
 # The tensors show it, or a network that differs here is refused.
 _OF_NO_CONSEQUENCE = {
     "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
-    "enforce_hermitian_symmetry", "norm_groups", "fno_block_precision", "separable",
+    "enforce_hermitian_symmetry", "norm_groups", "fno_block_precision", "separable", "_whole",
 }  # fmt: skip
 
 
