@@ -12,6 +12,7 @@ from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.models import FNO as TheirFNO
 
 from models.importers.neuraloperator import import_neuraloperator
+from models.importers.refusal import ImportRefused
 from models.importers.result import Options
 from models.importers.torch_file import read_torch_file
 from tests.models.importers.drawn import draw_built
@@ -127,6 +128,30 @@ def test_more_modes_than_the_network_was_built_with_are_asked_for(tmp_path: Path
     expected = outputs(theirs, xs)
     imported = imported_exactly(*read_saved(tmp_path, "model"), n_modes="[6, 6]")
     assert_parity(imported, xs, expected)
+
+
+def test_modes_changed_after_it_was_built_are_asked_for(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**{**PLAIN, "n_modes": (8, 8)}))
+    theirs.n_modes = (4, 4)
+    theirs.save_checkpoint(tmp_path, "model")
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    imported = imported_exactly(*read_saved(tmp_path, "model"))
+    assert any("set n_modes=[..]" in assumed for assumed in imported.assumptions)
+    imported = imported_exactly(*read_saved(tmp_path, "model"), n_modes="[4, 4]")
+    assert_parity(imported, xs, expected)
+    assert not any("set n_modes=[..]" in assumed for assumed in imported.assumptions)
+
+
+def test_an_averaged_network_and_what_lies_beside_it() -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    averaged = dict(torch.optim.swa_utils.AveragedModel(theirs).state_dict())
+    averaged.pop("_metadata")
+    assert "n_averaged" in averaged
+    xs = fields(PLAIN, GRIDS)
+    assert_parity(imported_exactly(averaged, None, version="2.0.0"), xs, outputs(theirs, xs))
+    with pytest.raises(ImportRefused, match=r"no place for loss\.weight beside it"):
+        imported_exactly({**averaged, "loss.weight": torch.zeros(1)}, None)
 
 
 def test_public_import_gives_the_dtypes_of_a_checkpoint() -> None:

@@ -143,6 +143,27 @@ def test_pickled_module_is_read_with_its_padding(
     assert_parity(convert(checkpoint, Options()), model, size)
 
 
+def test_activations_that_a_pickled_module_holds_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, size = drawn("B", 1, {"activation": torch.nn.LeakyReLU(0.2)})
+    (tmp_path / "fourier_1d.py").write_text(
+        f"from {Script.__module__} import Script\n\nclass FNO1d(Script):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_1d").FNO1d)
+    torch.save(model, tmp_path / "model.pt")
+    imported = convert(read_checkpoint(tmp_path / "model.pt"), Options())
+    assert "activation leaky_relu(0.2) (activation=..)" in imported.assumptions
+    assert_parity(imported, model, size)
+    model.last = torch.nn.Tanh()
+    torch.save(model, tmp_path / "model.pt")
+    checkpoint = read_checkpoint(tmp_path / "model.pt")
+    with pytest.raises(ImportRefused, match=r"several activations, leaky_relu\(0.2\), tanh"):
+        convert(checkpoint, Options())
+    assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
+
+
 def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
     model, size = drawn("C", 2, {"padding": (9, 9)})
     state = model.state_dict()
