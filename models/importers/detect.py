@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,16 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
     Raises:
         ImportRefused: something in it that we do not have, by name.
     """
-    try:
+    with _contradictions_refused(checkpoint.path):
         _refuse_unfolding(checkpoint.tensors)
         return _convert(checkpoint, options)
+
+
+@contextmanager
+def _contradictions_refused(path: Path) -> Iterator[None]:
+    """Shapes and settings that contradict each other show up in as many ways as there are operations."""
+    try:
+        yield
     except ImportRefused:
         raise
     except (
@@ -106,9 +114,8 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
         ArithmeticError,
         RuntimeError,
     ) as error:
-        # Shapes and settings that contradict each other show up in as many ways as there are operations.
         raise ImportRefused(
-            f"{checkpoint.path}: its tensors and settings contradict each other: {error}"
+            f"{path}: its tensors and settings contradict each other: {error}"
         ) from error
 
 
@@ -221,10 +228,11 @@ def _read_torch(
         read_from.append(f"a pickled {content.cls.qualified}, read without running it")
         given = content.attributes.get("padding")
         padding = given if isinstance(given, int) else None
-        settings = neuraloperator.settings_of(content) or settings
         module, content = content, module_state(content)
-        if original.recognises(content):
-            activations = original.activations_in(module)
+        with _contradictions_refused(path):
+            settings = neuraloperator.settings_of(module) or settings
+            if original.recognises(content):
+                activations = original.activations_in(module)
     if not isinstance(content, dict):
         raise ImportRefused(f"{path}: holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)

@@ -94,7 +94,7 @@ def as_complex(weight: Tensor, key: str) -> Tensor:
     if weight.ndim == 0 or weight.shape[-1] != 2:
         raise ImportRefused(
             f"{key} of shape {list(weight.shape)} is neither complex nor has it real and imaginary part on "
-            "its last axis"
+            "its last axis (module.to(dtype) makes complex weights real: save the network before)"
         )
     return torch.view_as_complex(weight.contiguous())
 

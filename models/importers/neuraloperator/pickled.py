@@ -164,7 +164,7 @@ def _activation(part: Stub) -> Any:
 
 def _listed(modules: dict[str, Stub], path: str) -> list[Stub]:
     """The modules of the list `path`; empty if there is none."""
-    found = []
+    found: list[Stub] = []
     while _join(path, str(len(found))) in modules:
         found.append(modules[_join(path, str(len(found)))])
     return found

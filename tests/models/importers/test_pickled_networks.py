@@ -136,3 +136,11 @@ def test_relatives_are_named(tmp_path: Path) -> None:
             torch.save(saved, tmp_path / "model.pt")
             with pytest.raises(ImportRefused, match=f"belongs to {name}"):
                 read_checkpoint(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("damage", [{"_n_modes": 3}, {"_n_modes": [{}]}, {"_n_modes": None}])
+def test_attributes_of_another_kind_are_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN)
+    vars(theirs.fno_blocks.convs[0]).update(damage)
+    with pytest.raises(ImportRefused):
+        pickled(theirs, tmp_path)
