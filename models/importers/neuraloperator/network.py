@@ -298,6 +298,11 @@ class Network:
             if name not in (None, "instance_norm"):
                 raise ImportRefused(f"norm={name}, but the checkpoint has no {prefix}0")
             return "none" if name is None else "instance_norm"
+        if self._settings.metadata.get("norm") == "instance_norm":
+            raise ImportRefused(
+                f"norm=instance_norm, but the checkpoint has weights below {prefix}: instance norms with "
+                "weights are not supported"
+            )
         per_layer = self._tensors.count_below(prefix) // self._n_layers
         kinds = set()
         for i in range(self._n_layers):

@@ -11,6 +11,10 @@ from models.importers.torch_file import module_attributes
 
 _NORMS = {
     "InstanceNorm": "instance_norm",
+    # of 0.3, which takes torch's
+    "InstanceNorm1d": "instance_norm",
+    "InstanceNorm2d": "instance_norm",
+    "InstanceNorm3d": "instance_norm",
     "GroupNorm": "group_norm",
     "BatchNorm": "batch_norm",
     "AdaIN": "ada_in",

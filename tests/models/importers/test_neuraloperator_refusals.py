@@ -75,6 +75,8 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     refuse(tensors, {"in_channels": 2}, "in_channels=2")
     refuse(tensors, {"norm": "ada_in"}, "ada_in")
     refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
+    grouped = of(TheirFNO(**SMALL, norm="group_norm"))
+    refuse(grouped, {"norm": "instance_norm"}, "instance norms with weights")
     refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 arguments without a name")
     refuse(tensors, None, "colour", colour="red")
     refuse(tensors, None, "version", version="7")
