@@ -22,6 +22,9 @@ _NORMS = {
 _EPSILON = 1e-5
 _NETWORKS = ("FNO", "TFNO", *(f"{kind}FNO{n}d" for kind in ("", "T") for n in (1, 2, 3)))
 
+# Modules around a network that pass its answer on as it is.
+_TRANSPARENT = ("DataParallel", "DistributedDataParallel", "AveragedModel")
+
 # Attributes of FNOBlocks that are arguments of FNO under the same name.
 _OF_THE_BLOCKS = (
     "preactivation", "stabilizer", "fno_skip", "channel_mlp_skip", "mlp_skip", "separable", "complex_data",
@@ -43,7 +46,8 @@ def settings_of(module: Stub) -> dict[str, Any] | None:
         Arguments by the names of the network's release; None if there is no FNO or TFNO inside.
 
     Raises:
-        ImportRefused: the network was changed after it was built in a way that no argument expresses.
+        ImportRefused: the network was changed after it was built in a way that no argument expresses, or
+            something else than the library computes with it.
     """
     modules = module_attributes(module)
     networks = [
@@ -58,12 +62,32 @@ def settings_of(module: Stub) -> dict[str, Any] | None:
     settings = network.attributes.get("_init_kwargs")
     settings = dict(settings) if isinstance(settings, dict) else {"_name": network.cls.name}
     if settings.get("_name", "FNO") in _NETWORKS:
+        _refuse_other_code(modules, root)
         settings |= _arguments_of_blocks(modules, _join(root, "fno_blocks"))
         settings |= _arguments_of_network(modules, root)
         settings |= _sizes(modules, root) | {"_whole": True}
         settings.pop("args", None)
         _refuse_other_activations(modules, root)
     return settings
+
+
+def _refuse_other_code(modules: dict[str, Stub], root: str) -> None:
+    """Refuse a class of the same name from elsewhere, and modules around the network that may do more."""
+    cls = modules[root].cls
+    if not cls.module.startswith("neuralop."):
+        raise ImportRefused(
+            f"the pickled network is a {cls.qualified}, not neuraloperator's {cls.name}, and may compute something "
+            "else. If it computes the same, save its state dict: torch.save(model.state_dict(), path)"
+        )
+    path = root
+    while path:
+        path = path.rpartition(".")[0]
+        around = modules[path].cls
+        if around.name not in _TRANSPARENT or not around.module.startswith("torch."):
+            raise ImportRefused(
+                f"the pickled network lies inside a {around.qualified}, which may compute more than the network "
+                f"alone. Save the network itself, model.{root}: torch.save(model.{root}, path)"
+            )
 
 
 def _arguments_of_blocks(modules: dict[str, Stub], path: str) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.models import CODANO, UQNO
 from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
+from neuralop.models.base_model import BaseModel
 
 from models.importers.detect import read_checkpoint
 from models.importers.refusal import ImportRefused
@@ -79,6 +83,26 @@ def test_a_network_inside_something_else(wrap: Any, tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN, norm="instance_norm", domain_padding=0.25))
     imported = pickled(wrap(theirs), tmp_path)
     assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
+def test_a_network_inside_something_that_may_do_more_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused, match=r"inside a torch\.nn\..*Sequential.*model\.0"):
+        pickled(torch.nn.Sequential(TheirFNO(**PLAIN), torch.nn.Tanh()), tmp_path)
+
+
+def test_a_class_of_the_same_name_from_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mynetworks.py").write_text(
+        "from neuralop.models import FNO as Theirs\n\nclass FNO(Theirs):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = TheirFNO(**PLAIN)
+    with mock.patch.dict(BaseModel._models):  # where it enters itself under its name
+        theirs.__class__ = importlib.import_module("mynetworks").FNO
+    with pytest.raises(ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"):
+        pickled(theirs, tmp_path)
+    monkeypatch.delitem(sys.modules, "mynetworks")
 
 
 def test_padding_that_has_run_once(tmp_path: Path) -> None:
