@@ -120,10 +120,11 @@ def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
         return
     if needed > MAX_DENSE_BYTES or needed > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
         shape = " x ".join(map(str, weights[0].shape))
+        repeated = f", {times} times each (separable)" if times > 1 else ""
+        on_the_way = f"; multiplying them out takes {needed:,}" if needed > dense else ""
         raise ImportRefused(
             f"the spectral weights hold {stored:,} bytes and stand for {dense:,}: {len(weights)} of {shape} "
-            f"complex numbers{f', {times} times each (separable)' if times > 1 else ''}; multiplying them out "
-            f"takes {needed:,}. At most "
+            f"complex numbers{repeated}{on_the_way}. At most "
             f"{MAX_DENSE_BYTES:,} bytes are supported, and above {_HARMLESS_BYTES:,} at most {MAX_EXPANSION:,} "
             "times what is stored. Import a network with fewer modes or channels, or the lowest modes alone: "
             "--set n_modes=[..]"

@@ -98,6 +98,23 @@ def test_options_replace_what_a_bare_state_dict_leaves_open() -> None:
     assert_parity(imported, xs, expected)
 
 
+@pytest.mark.parametrize(
+    ("written", "theirs"),
+    [
+        ("gelu_tanh", torch.nn.GELU(approximate="tanh")),
+        ("leaky_relu(0.2)", torch.nn.LeakyReLU(0.2)),
+        ("elu(0.5)", torch.nn.ELU(0.5)),
+        ("sin", torch.sin),
+    ],
+)
+def test_any_activation_can_be_set(written: str, theirs: Any) -> None:
+    network = spread(TheirFNO(**PLAIN, non_linearity=theirs))
+    tensors = {k: v.clone() for k, v in network.state_dict().items() if k != "_metadata"}
+    xs = fields(PLAIN, GRIDS)
+    imported = imported_exactly(tensors, None, version="2.0.0", non_linearity=written)
+    assert_parity(imported, xs, outputs(network, xs))
+
+
 def test_the_metadata_inside_the_state_dict_is_enough(tmp_path: Path) -> None:
     arguments = {**PLAIN, "norm": "instance_norm", "domain_padding": [0.1, 0.2]}
     theirs = spread(TheirFNO(**arguments))

@@ -102,7 +102,7 @@ def test_a_class_of_the_same_name_from_elsewhere_is_refused(
         theirs.__class__ = importlib.import_module("mynetworks").FNO
     with pytest.raises(ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"):
         pickled(theirs, tmp_path)
-    monkeypatch.delitem(sys.modules, "mynetworks")
+    del sys.modules["mynetworks"]
 
 
 def test_padding_that_has_run_once(tmp_path: Path) -> None:
