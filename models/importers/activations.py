@@ -12,7 +12,7 @@ from models.importers.safe_pickle import Named, Stub
 # Class and function names of torch in lower case, underscores left out.
 _OURS = {
     "gelu": "gelu", "gelutanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
-    "identity": "none", "none": "none", "leakyrelu": "leaky_relu", "elu": "elu", "selu": "selu", "mish": "mish",
+    "identity": "none", "none": "none", "leakyrelu": "leaky_relu", "elu": "elu", "celu": "elu", "selu": "selu", "mish": "mish",
     "sin": "sin", "softplus": "softplus", "hardtanh": "hardtanh", "hardswish": "hardswish",
     "hardsigmoid": "hardsigmoid",
 }  # fmt: skip
@@ -20,8 +20,9 @@ _OURS = {
 # The argument that is our parameter, and its default in torch.
 _PARAMETER = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
 
-# Arguments that we have one value of.
+# Arguments that we have one value of; celu is elu with alpha 1.
 _FIXED: dict[str, dict[str, float]] = {
+    "celu": {"alpha": 1},
     "softplus": {"beta": 1, "threshold": 20},
     "hardtanh": {"min_val": -1, "max_val": 1},
 }
@@ -69,7 +70,7 @@ def _of_name(name: str, arguments: Mapping[str, Any], argument: str) -> Activati
         raise ImportRefused(f"{argument}={name} is not supported; {_supported()}")
     if ours == "gelu" and arguments.get("approximate", "none") == "tanh":
         return "gelu_tanh"
-    for key, only in _FIXED.get(ours, {}).items():
+    for key, only in _FIXED.get(_plain(name), {}).items():
         if arguments.get(key, only) != only:
             raise ImportRefused(
                 f"{argument}={name} with {key}={arguments[key]} is not supported, only {key}={only}"

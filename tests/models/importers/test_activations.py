@@ -20,7 +20,9 @@ from tests.models.importers.drawn import ACTIVATIONS
 from turbofno_ops._activations import activate
 
 
-@pytest.mark.parametrize("theirs", [*ACTIVATIONS, nn.SELU(), nn.Hardswish(), nn.Hardsigmoid()])
+@pytest.mark.parametrize(
+    "theirs", [*ACTIVATIONS, nn.SELU(), nn.CELU(), nn.Hardswish(), nn.Hardsigmoid()]
+)
 def test_what_a_file_names_is_the_same_function(theirs: Any) -> None:
     ours = activation_of(read_torch_file(saved({"a": theirs}), "file")["a"], "non_linearity")
     TypeAdapter(Activation).validate_python(ours)
@@ -64,7 +66,7 @@ def test_what_we_do_not_have_is_named(theirs: Any, says: str) -> None:
     [
         (nn.Softplus(beta=3), "Softplus with beta=3 is not supported, only beta=1"),
         (nn.Hardtanh(0, 6), "Hardtanh with min_val=0"),
-        (nn.CELU(2.0), "CELU is not supported"),
+        (nn.CELU(2.0), "CELU with alpha=2.0 is not supported, only alpha=1"),
         (partial(F.softplus, beta=0.5), "softplus with beta=0.5"),
         (partial(F.leaky_relu, torch.zeros(1)), "functools.partial of something else"),
     ],
