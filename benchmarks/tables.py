@@ -250,6 +250,7 @@ _CPU_TITLES = {
     "service": "The service",
     "resolution": "Where to run a network between two grids: mean relative L2 against the solvers",
     "mixed_grids": "Eight fields on eight grids on a CPU",
+    "factorised": "Factorised weights: one layer's product over channels",
 }
 
 

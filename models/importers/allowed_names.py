@@ -30,7 +30,7 @@ _EXACT: dict[str, set[str]] = {
     },
     "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},
     "torch._C": {"_VariableFunctionsClass"},
-    "torch._VariableFunctions": {"tanh", "sin", "relu", "sigmoid"},
+    "torch._VariableFunctions": {"tanh", "sin", "relu", "selu", "sigmoid"},
     "collections": {"OrderedDict", "defaultdict"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},
@@ -42,7 +42,7 @@ _EXACT: dict[str, set[str]] = {
 for _module in ("builtins", "__builtin__"):
     _EXACT[_module] = {
         "set", "frozenset", "slice", "complex", "object", "dict", "list", "tuple", "int", "float",
-        "str", "bool", "getattr",
+        "str", "bool", "getattr", "Ellipsis",
     }  # fmt: skip
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _EXACT[_module] = {"scalar", "_reconstruct"}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from models.config import Activation
 from models.importers import neuraloperator, original, physicsnemo, the_well
 from models.importers.archive import Archive, is_tar, is_zip
 from models.importers.formats import Format
@@ -33,6 +35,10 @@ _UNSUPPORTED = (
     (r"(^|\.)(i?sht|trans_down|itrans_up|SHT\w*)(\.|_)", "spherical harmonics (SFNO)"),
     (r"(^|\.)(patch_embed|pos_embed|blocks\.\d+\.filter)(\.|$)", "an AFNO (FourCastNet)"),
     (r"(^|\.)horizontal_skips", "a UNO"),
+    (r"(^|\.)attention_layers\.\d+\.(Key|Query|Value)\.", "a CODANO"),
+    (r"(^|\.)local_no_blocks\.", "a LocalNO"),
+    (r"(^|\.)layers\.\d+\.cell\.", "an RNO"),
+    (r"(^|\.)residual_model\.fno_blocks\.", "a UQNO"),
     (r"(^|\.)unet\d", "a U-FNO"),
     (r"fourier_weight\.\d", "a factorised FNO with a transform per axis (F-FNO)"),
     (r"(^|\.)spectral_list\.", "the FNO of the CNO and Poseidon baselines"),
@@ -51,7 +57,7 @@ class Checkpoint:
     """A foreign checkpoint as it was read.
 
     `settings` are the constructor's arguments, where they are known; `metadata` is PhysicsNeMo's;
-    `padding` the attribute of a module of the original scripts that was pickled whole.
+    `padding` and `activations` are those of a module of the original scripts that was pickled whole.
     """
 
     format: Format
@@ -60,6 +66,7 @@ class Checkpoint:
     settings: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     padding: int | None = None
+    activations: tuple[Activation, ...] = ()
     read_from: tuple[str, ...] = ()
 
 
@@ -87,9 +94,16 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
     Raises:
         ImportRefused: something in it that we do not have, by name.
     """
-    try:
+    with _contradictions_refused(checkpoint.path):
         _refuse_unfolding(checkpoint.tensors)
         return _convert(checkpoint, options)
+
+
+@contextmanager
+def _contradictions_refused(path: Path) -> Iterator[None]:
+    """Shapes and settings that contradict each other show up in as many ways as there are operations."""
+    try:
+        yield
     except ImportRefused:
         raise
     except (
@@ -100,9 +114,8 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
         ArithmeticError,
         RuntimeError,
     ) as error:
-        # Shapes and settings that contradict each other show up in as many ways as there are operations.
         raise ImportRefused(
-            f"{checkpoint.path}: its tensors and settings contradict each other: {error}"
+            f"{path}: its tensors and settings contradict each other: {error}"
         ) from error
 
 
@@ -131,7 +144,9 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
         case "pdebench":
             return original.import_original(tensors, options, script="pdebench")
         case "original":
-            return original.import_original(tensors, options, padding=checkpoint.padding)
+            return original.import_original(
+                tensors, options, padding=checkpoint.padding, activations=checkpoint.activations
+            )
 
 
 def _agree(path: Path, forced: Format | None, found: Format) -> None:
@@ -207,14 +222,17 @@ def _read_torch(
     content, inside = _unwrapped(content)
     if inside:
         read_from.append(f"entry {inside}")
-    padding = None
+    padding: int | None = None
+    activations: tuple[Activation, ...] = ()
     if isinstance(content, Stub) and "_modules" in content.attributes:
         read_from.append(f"a pickled {content.cls.qualified}, read without running it")
         given = content.attributes.get("padding")
         padding = given if isinstance(given, int) else None
-        arguments = content.attributes.get("_init_kwargs")
-        settings = arguments if isinstance(arguments, dict) and settings is None else settings
-        content = module_state(content)
+        module, content = content, module_state(content)
+        with _contradictions_refused(path):
+            settings = neuraloperator.settings_of(module) or settings
+            if original.recognises(content):
+                activations = original.activations_in(module)
     if not isinstance(content, dict):
         raise ImportRefused(f"{path}: holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)
@@ -232,7 +250,8 @@ def _read_torch(
         )
     if found == "pdebench" and not original.recognises(content):
         found = None
-    return _from_tensors(path, content, settings, found, padding, tuple(read_from))
+    checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
+    return replace(checkpoint, padding=padding, activations=activations)
 
 
 def _unwrapped(content: Any) -> tuple[Any, str]:
@@ -249,7 +268,6 @@ def _from_tensors(
     tensors: dict[str, Tensor],
     settings: dict[str, Any] | None,
     forced: Format | None,
-    padding: int | None = None,
     read_from: tuple[str, ...] = (),
 ) -> Checkpoint:
     if forced in ("physicsnemo", "the-well"):
@@ -259,7 +277,7 @@ def _from_tensors(
         raise ImportRefused(f"{path}: --format {forced} takes {what}, and this is something else")
     found = forced or _format_of(path, tensors)
     read_from = read_from or (path.name,)
-    return Checkpoint(found, path, tensors, settings, padding=padding, read_from=read_from)
+    return Checkpoint(found, path, tensors, settings, read_from=read_from)
 
 
 def _format_of(path: Path, keys: Collection[str]) -> Format:

@@ -20,7 +20,14 @@ class Tensors:
         return key in self._tensors
 
     def take(self, key: str) -> Tensor:
-        """The tensor `key`, which then counts as used."""
+        """The real tensor `key`, which then counts as used."""
+        return as_real(self._pop(key), key)
+
+    def take_complex(self, key: str) -> Tensor:
+        """The complex tensor `key`, perhaps stored as real and imaginary parts, which then counts as used."""
+        return as_complex(self._pop(key), key)
+
+    def _pop(self, key: str) -> Tensor:
         try:
             return self._tensors.pop(key)
         except KeyError:
@@ -67,16 +74,38 @@ class Tensors:
             )
 
 
-def as_complex(weight: Tensor) -> Tensor:
+def as_real(tensor: Tensor, key: str) -> Tensor:
+    """The tensor, if it is real; `key` is its name in the checkpoint."""
+    if tensor.is_complex():
+        raise ImportRefused(
+            f"{key} is {tensor.dtype}, expected real numbers: fields are real here, and taking it would lose "
+            "the imaginary parts. A network of complex fields (complex_data=True) is not supported; of one "
+            "that was cast by mistake, save model.state_dict() before the cast"
+        )
+    _refuse_integers(tensor, key)
+    return tensor
+
+
+def as_complex(weight: Tensor, key: str) -> Tensor:
     """A complex tensor; real ones have real and imaginary part as their last axis."""
     if weight.is_complex():
         return weight
-    if weight.shape[-1] != 2:
+    _refuse_integers(weight, key)
+    if weight.ndim == 0 or weight.shape[-1] != 2:
         raise ImportRefused(
-            f"a spectral weight of shape {list(weight.shape)} is neither complex nor has it real and "
-            "imaginary part on its last axis"
+            f"{key} of shape {list(weight.shape)} is neither complex nor has it real and imaginary part on "
+            "its last axis (module.to(dtype) makes complex weights real: save the network before)"
         )
     return torch.view_as_complex(weight.contiguous())
+
+
+def _refuse_integers(tensor: Tensor, key: str) -> None:
+    if not tensor.is_floating_point():
+        raise ImportRefused(
+            f"{key} is {tensor.dtype}, expected floating-point numbers: weights that were quantised or cast are "
+            "not supported. Save the state dict of the network as it was trained, or restore its scale and "
+            "call float() on it before"
+        )
 
 
 def join_corners(corners: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from models.config import Activation, BlockStep, ChannelMLP, DomainPadding, FNOArchitecture
 from models.config import PositionalGrid as Positions
+from models.importers.activations import activation_of
 from models.importers.layout import (
     Tensors,
     as_complex,
@@ -32,6 +33,8 @@ from models.importers.layout import (
 )
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
+from models.importers.safe_pickle import Stub
+from models.importers.torch_file import module_attributes
 
 Norm = Literal["none", "batch", "instance"]
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
@@ -87,12 +90,23 @@ def recognises(keys: Collection[str]) -> bool:
     )
 
 
+def activations_in(module: Stub) -> tuple[Activation, ...]:
+    """The kinds of activations that a pickled module holds as modules.
+
+    The scripts call functions, of which a pickle shows nothing.
+    """
+    parts = module_attributes(module).values()
+    own = [part for part in parts if part.cls.module == "torch.nn.modules.activation"]
+    return tuple(dict.fromkeys(activation_of(part, "activation") for part in own))
+
+
 def import_original(
     tensors: Mapping[str, Tensor],
     options: Options,
     *,
     script: Script | None = None,
     padding: int | None = None,
+    activations: tuple[Activation, ...] = (),
 ) -> Imported:
     """A network of the original scripts.
 
@@ -101,6 +115,7 @@ def import_original(
         options: overrides of the recipe.
         script: whose recipe to follow; None guesses it from the shapes.
         padding: the attribute `padding` of a module that was pickled whole.
+        activations: the kinds of activation modules in a module that was pickled whole.
 
     Raises:
         ImportRefused: keys or shapes that no such script has, settings that do not exist.
@@ -113,6 +128,13 @@ def import_original(
     usual = _recipe(found, script)
     if padding is not None and any(usual.padding):
         usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
+    if len(activations) > 1 and options.given.get("activation") is None:
+        raise ImportRefused(
+            f"the pickled network holds several activations, {', '.join(activations)}, and its file does not "
+            "show where; one is supported: --set activation=.."
+        )
+    if activations:
+        usual = replace(usual, activation=activations[0])
     recipe = _overridden(usual, found, options)
     layouts: tuple[Layout, ...] = ("in-out", "out-in")
     layout = options.choice("weight_layout", layouts, "in-out")
@@ -146,7 +168,7 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
         raise ImportRefused(
             f"not a checkpoint of the original scripts: it has no {first} or {lift}"
         )
-    n_dim = as_complex(tensors[first]).ndim - 2
+    n_dim = as_complex(tensors[first], first).ndim - 2
     if not 1 <= n_dim <= 3:
         raise ImportRefused(f"{first} has {n_dim} axes of modes; 1 to 3 are supported")
     n_layers = 0
@@ -210,13 +232,12 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
         padding *= found.n_dim
     if len(padding) != found.n_dim:
         raise ImportRefused(f"padding has {len(padding)} entries, expected {found.n_dim}")
-    activations: tuple[Activation, ...] = ("gelu", "relu", "silu", "tanh", "gelu_tanh")
     norms: tuple[Norm, ...] = ("none", "batch", "instance")
     grids: tuple[Grid, ...] = ("endpoints", "periodic", "cell-centres", "none")
     orders: tuple[Literal["ij", "xy"], ...] = ("ij", "xy")
     places: tuple[Literal["after", "before"], ...] = ("after", "before")
     return Recipe(
-        activation=options.choice("activation", activations, recipe.activation),
+        activation=activation_of(options.text("activation") or recipe.activation, "activation"),
         padding=padding,
         norm=options.choice("norm", norms, recipe.norm),
         grid=options.choice("grid", grids, recipe.grid),
@@ -267,7 +288,7 @@ class _Reader:
 
     def _layer(self, state: dict[str, Tensor], i: int) -> None:
         corners = [
-            as_complex(self.source.take(f"conv{i}.weights{k + 1}"))
+            self.source.take_complex(f"conv{i}.weights{k + 1}")
             for k in range(corner_count(self.found.n_dim))
         ]
         weight = join_corners(corners)

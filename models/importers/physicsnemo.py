@@ -17,19 +17,18 @@ from torch import Tensor
 
 from models.config import Activation, DomainPadding, FNOArchitecture
 from models.importers.archive import Archive
-from models.importers.layout import Tensors, as_complex, corner_count, join_corners
+from models.importers.layout import Tensors, corner_count, join_corners
 from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
 from models.importers.torch_file import read_torch_file
 
 _MAX_JSON_BYTES = 1 << 20
+# The library's own names; its leaky ReLU has another slope than torch's.
 _ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "tanh": "tanh",
-    "identity": "none",
-}
+    "gelu": "gelu", "relu": "relu", "silu": "silu", "tanh": "tanh", "identity": "none",
+    "leaky_relu": "leaky_relu(0.1)", "elu": "elu", "celu": "elu", "selu": "selu", "sin": "sin",
+    "softplus": "softplus", "hardtanh": "hardtanh",
+}  # fmt: skip
 _PADDING: dict[str, Literal["zeros", "replicate", "reflect", "circular"]] = {
     "constant": "zeros",
     "replicate": "replicate",
@@ -158,7 +157,7 @@ def _state(source: Tensors, args: _Arguments) -> dict[str, Tensor]:
         linear(f"lifting.linears.{i}", f"spec_encoder.lift_network.{2 * i}.conv")
     for i in range(args.num_fno_layers):
         corners = [
-            as_complex(source.take(f"spec_encoder.spconv_layers.{i}.weights{k + 1}"))
+            source.take_complex(f"spec_encoder.spconv_layers.{i}.weights{k + 1}")
             for k in range(corner_count(args.dimension))
         ]
         state[f"blocks.{i}.spectral_weight"] = join_corners(corners)
@@ -200,7 +199,7 @@ def _architecture(
 
 def _activation(argument: str, name: str) -> Activation:
     try:
-        return _ACTIVATIONS[name]
+        return _ACTIVATIONS[name.lower()]
     except KeyError:
         raise ImportRefused(
             f"{argument} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"

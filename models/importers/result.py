@@ -19,6 +19,7 @@ class Imported:
 
     `state` has the keys, shapes and dtypes of `FNO(architecture).state_dict()`. `assumptions` are
     sentences: everything that the file did not say, or that follows a quirk of the library.
+    `release_is_told` is False if the file fits several releases and `format` names the one assumed.
     """
 
     format: str
@@ -27,6 +28,7 @@ class Imported:
     assumptions: tuple[str, ...] = ()
     normalization: Normalization | None = None
     training_grid: tuple[int, ...] | None = None
+    release_is_told: bool = True
 
 
 @dataclass(slots=True)

@@ -21,6 +21,8 @@ from models.importers.safe_pickle import Builder, Named, Stub, read_pickle
 
 # The pickle of a zip checkpoint holds names and shapes only; the numbers lie beside it.
 MAX_PICKLE_BYTES = 64 << 20
+# A network of a thousand layers has a twentieth of it.
+MAX_MODULES = 200_000
 _MAX_AXES = 16
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
@@ -101,16 +103,21 @@ def module_attributes(module: Stub) -> dict[str, Stub]:
 def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
     pending = [("", module)]
     seen = set()
+    count = 0
     while pending:
         prefix, stub = pending.pop()
-        if id(stub) in seen:
+        children = _members(stub, "_modules")
+        # one without modules inside, such as an activation, can be shared without end to it
+        if id(stub) in seen and children:
             raise ImportRefused(
                 f"the module {prefix or '(root)'} {stub.cls.qualified} occurs twice in the network: "
                 "shared layers are not supported"
             )
+        count += 1
+        if count > MAX_MODULES:
+            raise ImportRefused(f"a network of more than {MAX_MODULES:,} modules")
         seen.add(id(stub))
         yield prefix, stub
-        children = _members(stub, "_modules")
         pending += [
             (f"{prefix}{name}.", child)
             for name, child in reversed(children.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, metadata
 from typing import Any
 
@@ -15,17 +16,12 @@ from torch import Tensor, nn
 from models.config import FNOArchitecture
 from models.fno import FNO
 from models.importers.detect import Checkpoint
+from models.importers.neuraloperator.settings import DEFAULTS, by_name
 from models.importers.result import Imported
 from models.importers.safe_pickle import Named, Stub
 
 TOLERANCE = 1e-4
 _LARGEST_ARGUMENT = 1 << 14
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
 Network = Callable[[Tensor], Tensor]
 
@@ -47,6 +43,15 @@ class _Unavailable(Exception):
     """Why the original network cannot be run here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """The network in the library that it came from, what that is called, and what a comparison does not show."""
+
+    network: Network
+    name: str
+    remarks: tuple[str, ...] = ()
+
+
 def verify(
     checkpoint: Checkpoint, imported: Imported, module: FNO, settings: dict[str, str]
 ) -> Verification:
@@ -59,15 +64,26 @@ def verify(
     try:
         if settings:
             raise _Unavailable(f"settings were overridden ({', '.join(settings)})")
-        original, name = _original(checkpoint, imported)
+        return _against_original(_original(checkpoint, imported), module)
     except _Unavailable as reason:
-        original, name = None, str(reason)
-    except Exception as error:
-        # Whatever a foreign library raises while it is imported or built, it only means no comparison.
-        original, name = None, f"{type(error).__name__}: {error}"
-    if original is not None:
-        differences = [_difference(module, original, size) for size in _grids(module.arch)]
-        return _report(f"compared with {name}", differences)
+        return _against_twin(imported, module, str(reason))
+
+
+def _against_original(original: _Original, module: FNO) -> Verification:
+    def run(x: Tensor) -> Tensor:
+        try:
+            return original.network(x)
+        except Exception as error:
+            raise _Unavailable(
+                f"{original.name} cannot run it here: {type(error).__name__}: {error}"
+            ) from error
+
+    differences = [_difference(module, run, size) for size in _grids(module.arch)]
+    report = _report(f"compared with {original.name}", differences)
+    return Verification((*report.said, *original.remarks), report.worst)
+
+
+def _against_twin(imported: Imported, module: FNO, reason: str) -> Verification:
     twin = FNO(module.arch).double()
     twin.load_state_dict(imported.state)
     twin = twin.eval()
@@ -77,7 +93,7 @@ def verify(
     report = _report("compared with its own float64 twin", differences)
     return Verification(
         (
-            f"the original library was not run: {name}",
+            f"the original library was not run: {reason}",
             *report.said,
             "that shows that the numbers were carried over and that float32 computes them well; it does "
             "not show that the network is the one that was trained: check it on an input with a known answer",
@@ -111,7 +127,7 @@ def _grids(arch: FNOArchitecture) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return even, tuple(n + 1 for n in even)
 
 
-def _original(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+def _original(checkpoint: Checkpoint, imported: Imported) -> _Original:
     builders = {
         "neuraloperator": _neuraloperator,
         "pdebench": _pdebench,
@@ -120,7 +136,13 @@ def _original(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]
     build = builders.get(checkpoint.format)
     if build is None:
         raise _Unavailable(f"{imported.format} has no installable package")
-    return build(checkpoint, imported)
+    try:
+        return build(checkpoint, imported)
+    except _Unavailable:
+        raise
+    except Exception as error:
+        # Whatever a foreign library raises while it is imported or built, it only means no comparison.
+        raise _Unavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _installed(package: str, wanted: str) -> str:
@@ -134,22 +156,51 @@ def _installed(package: str, wanted: str) -> str:
     return f"{package} {version}"
 
 
-def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
     _, release, kind = imported.format.split(" ")
-    name = _installed("neuraloperator", release)
     if not checkpoint.settings:
         raise _Unavailable("the checkpoint does not say what the network was built with")
-    cls = getattr(import_module("neuralop.models"), kind)
+    settings = by_name(checkpoint.settings, old=release == "0.3.0")
+    models = import_module("neuralop.models")
+    cls = getattr(models, kind)
+    whole = inspect.signature(models.FNO.__init__).parameters
     known = inspect.signature(cls.__init__).parameters
-    if "kwargs" in known:
-        # a TFNO hands all of its arguments on
-        known = inspect.signature(import_module("neuralop.models").FNO.__init__).parameters
+    # a TFNO hands all of its arguments on to FNO
+    known = whole if "kwargs" in known else known
+    name = _installed_neuraloperator(release, development="enforce_hermitian_symmetry" in whole)
+    lost = [key for key in settings if key in DEFAULTS and key not in (*known, "n_modes", "_whole")]
+    if lost:
+        raise _Unavailable(f"{name} has no argument {lost[0]}")
     arguments = {
-        key: _plain(key, value)
-        for key, value in checkpoint.settings.items()
+        key: _argument(key, value)
+        for key, value in settings.items()
         if key in known and key not in ("args", "conv_module", "self")
     }
-    return _built(lambda: cls(**arguments), arguments, checkpoint.tensors), name
+    remarks = []
+    if not imported.release_is_told:
+        remarks.append(
+            f"the file does not say its release: this shows that {release} would answer so, not that "
+            f"{release} trained it"
+        )
+    if arguments.get("fno_block_precision", "full") != "full":
+        remarks.append(
+            f"both computed in full precision; fno_block_precision={arguments['fno_block_precision']} runs "
+            "on a GPU only and was not compared"
+        )
+        arguments["fno_block_precision"] = "full"
+    network = _built(lambda: cls(**arguments), arguments, checkpoint.tensors)
+    return _Original(network, name, tuple(remarks))
+
+
+def _installed_neuraloperator(release: str, *, development: bool) -> str:
+    """The name of the installed package, if it is of `release`; its development version calls itself 2.0.0."""
+    if development:
+        if release != "main":
+            raise _Unavailable(
+                f"a development version of neuraloperator is installed, the checkpoint is of {release}"
+            )
+        return "the installed development version of neuraloperator"
+    return _installed("neuraloperator", release)
 
 
 def _built(
@@ -183,16 +234,42 @@ def _integers(value: Any) -> Iterator[int]:
         yield value
 
 
-def _plain(key: str, value: Any) -> Any:
-    """A constructor argument without anything foreign in it."""
-    if isinstance(value, Named) and value.name in _FUNCTIONS:
-        return _FUNCTIONS[value.name]
+def _argument(key: str, value: Any) -> Any:
+    """A constructor argument, made of the library's and torch's own parts where it is an object."""
+    if key == "non_linearity":
+        return _torch_activation(value)
+    if key == "positional_embedding" and isinstance(value, Stub):
+        return _embedding(value)
     if isinstance(value, Named | Stub):
         raise _Unavailable(f"{key} is {value!r}")
     return value
 
 
-def _pdebench(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+def _torch_activation(value: Any) -> Any:
+    """torch's function or module for what the file names, which `activation_of` has accepted."""
+    if isinstance(value, Named):
+        return getattr(F, value.name, None) or getattr(torch, value.name)
+    if value.cls.qualified == "functools.partial":
+        function, _, keywords, _ = value.attributes["__state__"]
+        return partial(_torch_activation(function), **_plain_values(keywords))
+    cls = getattr(nn, value.cls.name)
+    known = inspect.signature(cls.__init__).parameters
+    return cls(**{k: v for k, v in _plain_values(value.attributes).items() if k in known})
+
+
+def _embedding(value: Stub) -> Any:
+    cls = getattr(import_module("neuralop.layers.embeddings"), value.cls.name)
+    known = inspect.signature(cls.__init__).parameters
+    ranges = [[float(end) for end in pair] for pair in value.attributes["grid_boundaries"]]
+    arguments = {k: v for k, v in _plain_values(value.attributes).items() if k in known}
+    return cls(**arguments, grid_boundaries=ranges)
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
+
+
+def _pdebench(checkpoint: Checkpoint, imported: Imported) -> _Original:
     name = _installed("pdebench", "0")
     arch = imported.architecture
     cls = getattr(import_module("pdebench.models.fno.fno"), f"FNO{arch.n_dim}d")
@@ -215,13 +292,13 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]
         y = network(x.movedim(1, -1), grid.expand(x.shape[0], *grid.shape))
         return y.squeeze(-2).movedim(-1, 1)
 
-    return run, name
+    return _Original(run, name)
 
 
-def _physicsnemo(checkpoint: Checkpoint, imported: Imported) -> tuple[Network, str]:
+def _physicsnemo(checkpoint: Checkpoint, imported: Imported) -> _Original:
     library, version, _ = imported.format.split(" ")
     package = library.lower()
     # What the layers compute changed with 2.0 and not within 1.x or 2.x.
     name = _installed(f"nvidia-{package}", version.split(".")[0])
     cls, arguments = import_module(f"{package}.models.fno").FNO, checkpoint.settings or {}
-    return _built(lambda: cls(**arguments), arguments, checkpoint.tensors), name
+    return _Original(_built(lambda: cls(**arguments), arguments, checkpoint.tensors), name)

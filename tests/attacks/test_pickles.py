@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.importers import safe_pickle
+from models.importers import safe_pickle, torch_file
 from models.importers.detect import read_checkpoint
 from models.importers.refusal import ImportRefused
 from models.importers.safe_pickle import read_pickle
@@ -148,6 +148,18 @@ def test_a_module_inside_itself_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     model._modules["again"] = model
     with pytest.raises(ImportRefused, match="occurs twice"):
+        module_state(read_torch_file(saved(model), "file"))
+
+
+def test_modules_that_share_a_long_list_of_modules_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_file, "MAX_MODULES", 1000)
+    model = torch.nn.Sequential(*(torch.nn.Sequential() for _ in range(60)))
+    shared = {str(i): torch.nn.Identity() for i in range(60)}
+    for part in model:
+        part._modules = shared
+    with pytest.raises(ImportRefused, match="more than 1,000 modules"):
         module_state(read_torch_file(saved(model), "file"))
 
 

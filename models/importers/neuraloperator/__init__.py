@@ -10,10 +10,17 @@ import torch
 
 from models.importers.layout import Tensors
 from models.importers.neuraloperator.network import Network
+from models.importers.neuraloperator.pickled import settings_of
 from models.importers.neuraloperator.settings import read_settings
+from models.importers.refusal import ImportRefused
 from models.importers.result import Imported, Options
 
+__all__ = ["import_neuraloperator", "read_exactly", "recognises", "settings_of"]
+
 _BLOCKS = "fno_blocks."
+
+# What torch.optim.swa_utils.AveragedModel counts beside the network.
+_OF_WRAPPERS = {"n_averaged"}
 
 
 def recognises(keys: Collection[str]) -> bool:
@@ -39,18 +46,33 @@ def import_neuraloperator(
     Raises:
         ImportRefused: something that we do not have, by name.
     """
-    exact = read_exactly(tensors, metadata, options)
-    return replace(exact, state={name: _single(t) for name, t in exact.state.items()})
+    imported = _read(tensors, metadata, options, torch.complex64)
+    return replace(imported, state={name: _single(t) for name, t in imported.state.items()})
 
 
 def read_exactly(
     tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None, options: Options
 ) -> Imported:
-    """As `import_neuraloperator`, but what had to be multiplied out is in the state in double precision."""
+    """As `import_neuraloperator`, with the spectral weights in double precision."""
+    return _read(tensors, metadata, options, torch.complex128)
+
+
+def _read(
+    tensors: dict[str, torch.Tensor],
+    metadata: dict[str, Any] | None,
+    options: Options,
+    numbers: torch.dtype,
+) -> Imported:
     prefix = _wrapper(tensors)
-    inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    outside = [n for n in tensors if not n.startswith(prefix) and n not in _OF_WRAPPERS]
+    if outside:
+        raise ImportRefused(
+            f"the network's names begin with {prefix!r}, and there is no place for {', '.join(outside[:5])} "
+            "beside it: save the network alone, torch.save(network.state_dict(), path)"
+        )
+    inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     settings = read_settings(inner, metadata, options)
-    network = Network(Tensors(inner), settings)
+    network = Network(Tensors(inner), settings, numbers)
     kind = settings.metadata.get("_name", "FNO")
     name = f"neuraloperator {settings.release} {kind}"
     options.finish(name)
@@ -61,16 +83,22 @@ def read_exactly(
     if arch.odd_axes_rolled:
         assumptions.append(
             f"on axes of odd size, the last excepted, frequencies come back one lower, as in {settings.release} "
-            "(fftshift for ifftshift); version=main does not"
+            "(fftshift for ifftshift); version=main does not. Development versions of November 2025 to "
+            "February 2026 do not either and write the same files as 2.0.0"
         )
-    return Imported(name, arch, network.state, tuple(assumptions))
+    return Imported(
+        name,
+        arch,
+        network.state,
+        tuple(assumptions),
+        release_is_told=settings.release_is_told,
+    )
 
 
 def _wrapper(names: Collection[str]) -> str:
     """What stands before every name when the network was saved inside another module."""
     heads = {name.partition(_BLOCKS)[0] for name in names if _BLOCKS in name}
-    prefix = min(heads, key=len, default="")
-    return prefix if all(name.startswith(prefix) for name in names) else ""
+    return min(heads, key=len, default="")
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:

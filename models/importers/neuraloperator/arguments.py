@@ -5,34 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from models.config import Activation, BlockStep, DomainPadding
+from models.config import BlockStep, DomainPadding
 from models.importers.neuraloperator.settings import Release
 from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Named, Stub
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "tanh": "tanh",
-    "identity": "none",
-}
-
-
-def activation_of(value: Any) -> Activation:
-    """A function or module that the file names, or a plain name."""
-    name = value
-    if isinstance(value, Stub):
-        name = value.cls.name
-        if value.attributes.get("approximate", "none") == "tanh":
-            return "gelu_tanh"
-    elif isinstance(value, Named):
-        name = value.name
-    if not isinstance(name, str) or name.lower() not in _ACTIVATIONS:
-        raise ImportRefused(
-            f"non_linearity={name} is not supported; supported are {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name.lower()]
+from models.importers.safe_pickle import Stub
 
 
 def grid_ranges(value: Any, n_dim: int) -> list[tuple[float, float]] | None:

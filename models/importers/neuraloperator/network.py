@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from models.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
-from models.importers.layout import Tensors
+from models.importers.activations import activation_of
+from models.importers.layout import Tensors, as_real
 from models.importers.neuraloperator.arguments import (
-    activation_of,
     block_steps,
     counts,
     grid_ranges,
@@ -18,7 +18,12 @@ from models.importers.neuraloperator.arguments import (
     scaling_of,
 )
 from models.importers.neuraloperator.settings import Settings
-from models.importers.neuraloperator.spectral_weights import dense, ours
+from models.importers.neuraloperator.spectral_weights import (
+    StoredWeight,
+    ours,
+    refuse_giant,
+    stored_weight,
+)
 from models.importers.refusal import ImportRefused
 
 _PARTS = (
@@ -37,8 +42,10 @@ _SKIPS: dict[Any, Skip] = {
 class Network:
     """Reads a network part by part into `state`; `architecture` is what the parts amount to."""
 
-    def __init__(self, tensors: Tensors, settings: Settings) -> None:
+    def __init__(self, tensors: Tensors, settings: Settings, numbers: torch.dtype) -> None:
+        """`numbers` is the dtype of the spectral weights in `state`."""
         self.state: dict[str, torch.Tensor] = {}
+        self._numbers = numbers
         self._tensors = tensors
         self._settings = settings
         self._old = settings.release == "0.3.0"
@@ -52,16 +59,18 @@ class Network:
 
     def _read(self) -> FNOArchitecture:
         get = self._settings.get
+        scaling = scaling_of(get("resolution_scaling_factor"), self._n_layers, self._n_dim)
         modes, placement = self._spectral_weights()
+        if self._settings.release == "main" and any(layer[-1] > 1 for layer in scaling):
+            modes, placement = self._with_room_above(modes, placement)
         lifting = self._pointwise("lifting", "lifting")
         projection = self._pointwise("projection", "projection")
+        activation = activation_of(get("non_linearity"), "non_linearity")
         skip = self._skip("fno_skip", "fno_skips", "skip")
         mlp = self._channel_mlp()
         norm = self._norms()
         self._tensors.finish("neuraloperator", _PARTS)
         positional = self._positional_grid(lifting[0])
-        activation = activation_of(get("non_linearity"))
-        scaling = scaling_of(get("resolution_scaling_factor"), self._n_layers, self._n_dim)
         if scaling and self._old:
             raise ImportRefused(
                 "output_scaling_factor is not supported for 0.3 (its layers scale the field's "
@@ -119,22 +128,10 @@ class Network:
     def _spectral_weights(self) -> tuple[tuple[int, ...], ModePlacement]:
         """Puts the kept modes of every layer into the state; how many they are, and where they go."""
         weights = self._stored_weights()
-        for i, weight in enumerate(weights):
-            channels = weight.ndim - self._n_dim
-            if channels not in (1, 2) or set(weight.shape[:channels]) != {self._width}:
-                raise ImportRefused(
-                    f"the spectral weight of layer {i} has shape {list(weight.shape)}, expected "
-                    f"{self._width} x {self._width} channels (one if separable) and {self._n_dim} mode axes"
-                )
-            if channels == 1 and not self._settings.get("separable"):
-                raise ImportRefused(
-                    f"the spectral weight of layer {i} has shape {list(weight.shape)}, as in a network on the "
-                    "sphere or a separable FNO; set separable=true if it is the latter"
-                )
-            if self._old and channels == 1:
-                raise ImportRefused(
-                    "separable is not supported for 0.3, which cannot run it itself"
-                )
+        joint = self._old and len(weights) == 1 and weights[0].shape[0] == self._n_layers
+        joint = joint and len(weights[0].shape) == self._n_dim + 3
+        for weight in weights:
+            self._check_channels(weight.shape[int(joint) : -self._n_dim], weight)
         stored = weights[0].shape[-self._n_dim :]
         asked = counts(self._settings.get("n_modes"), "n_modes", self._n_dim)
         kept = list(stored)
@@ -145,14 +142,51 @@ class Network:
             raise ImportRefused(
                 f"n_modes={list(asked or ())} is more than the weights hold: {list(stored)}"
             )
-        if kept != list(stored):
+        if not self._settings.get("_whole") and self._settings.options.given.get("n_modes") is None:
             self._settings.assumptions.append(
-                f"{kept} of the {list(stored)} stored modes are in use (n_modes as the network was built; "
-                "a trainer that raises it does not write it down: set n_modes if it did)"
+                f"{kept} of the {list(stored)} stored modes are in use, as the network was built: whoever "
+                "changes n_modes later does not write it down, set n_modes=[..] if it was"
             )
-        for i, weight in enumerate(weights):
-            self.state[f"blocks.{i}.spectral_weight"] = ours(weight, kept, self._width)
+        weights = [weight.window(kept) for weight in weights]
+        refuse_giant(weights, self._width if self._settings.get("separable") else 1)
+        dense = list(weights[0].dense()) if joint else (weight.dense() for weight in weights)
+        for i, weight in enumerate(dense):
+            whole = ours(weight, self._n_dim, self._width)
+            self.state[f"blocks.{i}.spectral_weight"] = whole.to(self._numbers)
         return tuple(kept), self._placement(stored[:-1], kept[:-1])
+
+    def _with_room_above(
+        self, modes: tuple[int, ...], placement: ModePlacement
+    ) -> tuple[tuple[int, ...], ModePlacement]:
+        """Adds a mode of zeros on the last axis, so that grids are refused whose highest frequency is kept.
+
+        On a finer output grid, main takes the real part of that frequency as if it still were the highest.
+        """
+        if not self._settings.get("enforce_hermitian_symmetry"):
+            return modes, placement
+        for i in range(self._n_layers):
+            name = f"blocks.{i}.spectral_weight"
+            self.state[name] = torch.nn.functional.pad(self.state[name], (0, 1))
+        self._settings.assumptions.append(
+            "grids that are too small for the modes are refused: main drops imaginary parts there, as the "
+            "output grid is finer (enforce_hermitian_symmetry)"
+        )
+        return (*modes[:-1], modes[-1] + 1), "exact"
+
+    def _check_channels(self, channels: Sequence[int], weight: StoredWeight) -> None:
+        shape = f"{weight.where} has shape {list(weight.shape)}"
+        if len(channels) not in (1, 2) or set(channels) != {self._width}:
+            raise ImportRefused(
+                f"the spectral weight {shape}, expected {self._width} x {self._width} channels (one if "
+                f"separable) and {self._n_dim} mode axes"
+            )
+        if len(channels) == 1 and not self._settings.get("separable"):
+            raise ImportRefused(
+                f"the spectral weight {shape}, as in a network on the sphere or a separable FNO; set "
+                "separable=true if it is the latter"
+            )
+        if len(channels) == 1 and self._old:
+            raise ImportRefused("separable is not supported for 0.3, which cannot run it itself")
 
     def _placement(self, stored: Sequence[int], kept: Sequence[int]) -> ModePlacement:
         """How the library chooses bins, which it does from the stored weight and the grid in one step."""
@@ -167,16 +201,13 @@ class Network:
             f"supported for {self._settings.release}"
         )
 
-    def _stored_weights(self) -> list[torch.Tensor]:
-        where = "fno_blocks.convs."
-        if self._old and not self._tensors.has_below(f"{where}weight.0."):
-            # joint_factorization: one tensor for all layers
-            return list(dense(self._tensors.take_below(f"{where}weight."), f"{where}weight"))
+    def _stored_weights(self) -> list[StoredWeight]:
         layers = [f"weight.{i}" if self._old else f"{i}.weight" for i in range(self._n_layers)]
-        return [
-            dense(self._tensors.take_below(f"{where}{layer}."), f"{where}{layer}")
-            for layer in layers
-        ]
+        if self._old and not self._tensors.has_below("fno_blocks.convs.weight.0."):
+            # joint_factorization: one tensor for all layers
+            layers = ["weight"]
+        names = [f"fno_blocks.convs.{layer}" for layer in layers]
+        return [stored_weight(self._tensors.take_below(f"{name}."), name) for name in names]
 
     def _pointwise(self, theirs: str, here: str) -> tuple[int, ...]:
         """Puts a chain of 1x1 convolutions into the state; its channels from first to last."""
@@ -267,6 +298,11 @@ class Network:
             if name not in (None, "instance_norm"):
                 raise ImportRefused(f"norm={name}, but the checkpoint has no {prefix}0")
             return "none" if name is None else "instance_norm"
+        if self._settings.metadata.get("norm") == "instance_norm":
+            raise ImportRefused(
+                f"norm=instance_norm, but the checkpoint has weights below {prefix}: instance norms with "
+                "weights are not supported"
+            )
         per_layer = self._tensors.count_below(prefix) // self._n_layers
         kinds = set()
         for i in range(self._n_layers):
@@ -283,10 +319,11 @@ def _norm_of(
     values: dict[str, torch.Tensor], where: str
 ) -> tuple[Norm, torch.Tensor, torch.Tensor]:
     """Kind, weight and bias of a group norm, or of a batch norm with its statistics worked in."""
-    if set(values) == {"weight", "bias"}:
-        return "group_norm", values["weight"], values["bias"]
     values = {name.removeprefix("norm."): value for name, value in values.items()}
     values.pop("num_batches_tracked", None)
+    values = {name: as_real(value, f"{where}.{name}") for name, value in values.items()}
+    if set(values) == {"weight", "bias"}:
+        return "group_norm", values["weight"], values["bias"]
     if set(values) != {"weight", "bias", "running_mean", "running_var"}:
         raise ImportRefused(
             f"{where} has {sorted(values)}; supported are instance, group and batch norm"

@@ -41,8 +41,11 @@ DEFAULTS: dict[str, Any] = {
     "preactivation": False,
     "conv_module": "SpectralConv",
     "conv_bias_kernel": 1,
+    "enforce_hermitian_symmetry": True,
     "in_channels": None,
     "separable": False,
+    # read from the attributes of a network that was pickled whole, which leave nothing open
+    "_whole": False,
 }
 _DEFAULTS_OF: dict[Release, dict[str, Any]] = {
     "0.3.0": {"positional_embedding": None, "domain_padding_mode": "one-sided"},
@@ -57,14 +60,14 @@ _TOLD_BY_THE_TENSORS = {
     "projection_channel_ratio", "projection_channels", "use_channel_mlp", "channel_mlp_expansion",
     "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
     "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization",
-    "fft_norm", "enforce_hermitian_symmetry", "ada_in_features", "n_modes_height", "n_modes_width",
+    "fft_norm", "ada_in_features", "n_modes_height", "n_modes_width",
     "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
 }  # fmt: skip
 
 # The tensors show it, or a network that differs here is refused.
 _OF_NO_CONSEQUENCE = {
     "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
-    "norm_groups", "fno_block_precision", "separable",
+    "enforce_hermitian_symmetry", "norm_groups", "fno_block_precision", "separable", "_whole",
 }  # fmt: skip
 
 
@@ -76,6 +79,7 @@ class Settings:
     metadata: dict[str, Any]
     options: Options
     documented: bool
+    release_is_told: bool = True
     assumptions: list[str] = field(default_factory=list)
 
     def get(self, name: str) -> Any:
@@ -105,14 +109,13 @@ def read_settings(
     _check_class(raw)
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
-    positional = _POSITIONAL_0_3 if settings.release == "0.3.0" else _POSITIONAL
     # FNO1d to FNO3d of the earlier releases
     by_axis = [
         raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
     ]
-    if by_axis:
+    if by_axis and "n_modes" not in raw:
         raw["n_modes"] = tuple(by_axis)
-    raw.update(zip(positional, raw.get("args") or (), strict=False))
+    raw = by_name(raw, old=settings.release == "0.3.0")
     known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)
     if unknown:
@@ -122,6 +125,24 @@ def read_settings(
         )
     settings.metadata = {_RENAMED_0_3.get(name, name): value for name, value in raw.items()}
     return settings
+
+
+def by_name(metadata: dict[str, Any], *, old: bool) -> dict[str, Any]:
+    """The arguments with those under names that were given without one; `old` is release 0.3.
+
+    Raises:
+        ImportRefused: more arguments without a name than the first few.
+    """
+    named = dict(metadata)
+    given = named.pop("args", None) or ()
+    names = _POSITIONAL_0_3 if old else _POSITIONAL
+    if len(given) > len(names):
+        raise ImportRefused(
+            f"the network was built with {len(given)} arguments without a name; the first {len(names)} "
+            f"({', '.join(names)}) are supported so. Build it with the others by name and load its state "
+            "dict, or save the whole network: torch.save(model, path)"
+        )
+    return named | dict(zip(names, given, strict=False))
 
 
 def _check_class(metadata: dict[str, Any]) -> None:
@@ -138,17 +159,19 @@ def _release(keys: Collection[str], settings: Settings) -> Release:
     told: Release | None = None
     if old_layout:
         told = "0.3.0"
-    elif {"norm_groups", "enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
+    elif {"enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
         told = "main"
+    elif "use_channel_mlp" in names and "conv_module" in names:
+        # with domain_padding_mode, too: between 1.0 and 2.0.0 it was as 2.0.0 but for this argument
+        told = "2.0.0"
     elif "domain_padding_mode" in names:
         told = "1.0"
-    elif "use_channel_mlp" in names and "conv_module" in names:
-        told = "2.0.0"
     asked = settings.options.choice("version", RELEASES, told or "2.0.0")
     if (asked == "0.3.0") != old_layout:
         found = "0.3.0" if old_layout else "1.0 and later"
         raise ImportRefused(f"version={asked}, but the tensors are laid out as in {found}")
     if told is None and settings.options.given.get("version") is None:
+        settings.release_is_told = False
         settings.assumptions.append(
             "version=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "
             "with odd n_modes and in domain padding"

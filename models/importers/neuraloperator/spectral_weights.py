@@ -4,100 +4,199 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from models.importers.layout import as_complex
 from models.importers.refusal import ImportRefused
 
-# In double precision, per layer. A few numbers can stand for far more than a machine holds.
-_MAX_DENSE_BYTES = 4 << 30
+# Of all layers multiplied out, as complex64. A few numbers can stand for far more than a machine holds.
+MAX_DENSE_BYTES = 8 << 30
+# Published factorisations save up to 500 times; below 1 GiB any ratio is harmless.
+MAX_EXPANSION = 1000
+_HARMLESS_BYTES = 1 << 30
 _KINDS = "a dense tensor, Tucker, CP and TT"
 
 
-def dense(parts: dict[str, torch.Tensor], where: str) -> torch.Tensor:
-    """The tensor that a tltorch factorisation stands for, complex; 0.3.0 stores real and imaginary parts.
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight as the file holds it: a dense tensor, or the parts of a tltorch factorisation; complex.
 
-    Args:
-        parts: Its tensors by name: `tensor`; `core` and `factors.factor_k`; `weights` and
-            `factors.factor_k`; or `factors.factor_k` of a tensor train.
-        where: The key before these names, for the message.
+    `parts` are `tensor`; `core` and `factors.factor_k`; `weights` and `factors.factor_k`; or
+    `factors.factor_k` of a tensor train. `shape` is that of the tensor they stand for; `where` is the key
+    before their names, for messages.
+    """
 
-    Returns:
-        complex64 if dense; complex128 if it had to be multiplied out.
+    where: str
+    parts: dict[str, torch.Tensor]
+    shape: tuple[int, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the parts, at 8 a complex number."""
+        return 8 * sum(part.numel() for part in self.parts.values())
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the tensor that they stand for, at 8 a complex number."""
+        return 8 * math.prod(self.shape)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the largest product on the way to that tensor, at 8 a complex number."""
+        names = [f"factors.factor_{k}" for k in range(len(self.shape))]
+        if "tensor" in self.parts or {"core", "weights"} & set(self.parts):
+            return self.dense_bytes
+        return 8 * _best_bond([self.parts[name] for name in names])[1]
+
+    def window(self, modes: Sequence[int]) -> StoredWeight:
+        """The middle `modes` of the last axes, counted from the most negative one up; the first ones of the last axis."""
+        parts, shape = dict(self.parts), list(self.shape)
+        n_dim = len(modes)
+        for i, kept in enumerate(modes):
+            axis = len(shape) - n_dim + i
+            first = 0 if i == n_dim - 1 else (shape[axis] - kept) // 2
+            name = "tensor" if "tensor" in parts else f"factors.factor_{axis}"
+            along = axis if name == "tensor" else _mode_axis(parts[name])
+            parts[name] = parts[name].narrow(along, first, kept)
+            shape[axis] = kept
+        return replace(self, parts=parts, shape=tuple(shape))
+
+    def dense(self) -> torch.Tensor:
+        """The tensor of `shape`: complex64 if it is stored so; complex128 if it had to be multiplied out.
+
+        Raises:
+            ImportRefused: factors that do not fit each other.
+        """
+        if "tensor" in self.parts:
+            return self.parts["tensor"]
+        parts = {name: part.to(torch.complex128) for name, part in self.parts.items()}
+        factors = [parts[f"factors.factor_{k}"] for k in range(len(self.shape))]
+        try:
+            if "core" in parts:
+                return _tucker(parts["core"], factors)
+            if "weights" in parts:
+                return _cp(parts["weights"], factors)
+            return _tensor_train(factors)
+        except RuntimeError as error:
+            raise ImportRefused(
+                f"{self.where}: the shapes of the factors do not fit: {error}"
+            ) from None
+
+
+def stored_weight(parts: dict[str, torch.Tensor], where: str) -> StoredWeight:
+    """The weight below the key `where`; 0.3.0 stores real and imaginary parts.
 
     Raises:
         ImportRefused: another factorisation.
     """
-    parts = {name: as_complex(tensor) for name, tensor in parts.items()}
+    parts = {name: as_complex(tensor, f"{where}.{name}") for name, tensor in parts.items()}
     if set(parts) == {"tensor"}:
-        return parts["tensor"]
-    parts = {name: tensor.to(torch.complex128) for name, tensor in parts.items()}
-    core, weights = parts.pop("core", None), parts.pop("weights", None)
-    factors = [parts.pop(f"factors.factor_{k}", None) for k in range(len(parts))]
-    if parts or not factors or any(factor is None for factor in factors):
+        return StoredWeight(where, parts, tuple(parts["tensor"].shape))
+    order = len(parts) - len({"core", "weights"} & set(parts))
+    names = [f"factors.factor_{k}" for k in range(order)]
+    trains = [parts[name].ndim == 3 for name in names if name in parts]
+    allowed = ({*names, "core"}, {*names, "weights"}, set(names))
+    if not names or set(parts) not in allowed or trains != [set(parts) == set(names)] * order:
         raise ImportRefused(
             f"{where} holds {sorted(parts) or 'no tensors'}, which is none of {_KINDS}"
         )
-    known = [factor for factor in factors if factor is not None]
-    _refuse_giant([f.shape[f.ndim // 3] for f in known], where)
-    try:
-        if core is not None:
-            return _tucker(core, known)
-        if weights is not None:
-            return _cp(weights, known)
-        return _tensor_train(known)
-    except RuntimeError as error:
-        raise ImportRefused(f"{where}: the shapes of the factors do not fit: {error}") from None
+    shape = tuple(parts[name].shape[_mode_axis(parts[name])] for name in names)
+    return StoredWeight(where, parts, shape)
 
 
-def _refuse_giant(shape: Sequence[int], where: str) -> None:
-    needed = math.prod(shape) * torch.complex128.itemsize
-    if needed > _MAX_DENSE_BYTES:
+def _mode_axis(factor: torch.Tensor) -> int:
+    """The axis of a factor that is an axis of the weight: [size, rank], or [rank, size, rank] of a tensor train."""
+    return factor.ndim // 3
+
+
+def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
+    """Refuse weights that would fill the memory when they are multiplied out, and repeated `times` times."""
+    stored = sum(weight.stored_bytes for weight in weights)
+    dense = times * sum(weight.dense_bytes for weight in weights)
+    needed = max(dense, *(weight.peak_bytes for weight in weights))
+    if stored == needed:
+        return
+    if needed > MAX_DENSE_BYTES or needed > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
+        shape = " x ".join(map(str, weights[0].shape))
+        repeated = f", {times} times each (separable)" if times > 1 else ""
+        on_the_way = f"; multiplying them out takes {needed:,}" if needed > dense else ""
         raise ImportRefused(
-            f"{where} multiplied out, {' x '.join(map(str, shape))}, takes {needed:,} bytes, more than the "
-            f"{_MAX_DENSE_BYTES:,} supported"
+            f"the spectral weights hold {stored:,} bytes and stand for {dense:,}: {len(weights)} of {shape} "
+            f"complex numbers{repeated}{on_the_way}. At most "
+            f"{MAX_DENSE_BYTES:,} bytes are supported, and above {_HARMLESS_BYTES:,} at most {MAX_EXPANSION:,} "
+            "times what is stored. Import a network with fewer modes or channels, or the lowest modes alone: "
+            "--set n_modes=[..]"
         )
 
 
 def _tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    for factor in factors:
-        # contracts the first axis and appends the new one: after all of them the order is as before
-        core = torch.tensordot(core, factor, dims=([0], [1]))
+    # those that shrink it first: nothing on the way is larger than the core and the result
+    for axis in sorted(
+        range(len(factors)), key=lambda k: factors[k].shape[0] / factors[k].shape[1]
+    ):
+        core = torch.tensordot(core, factors[axis], dims=([axis], [1])).movedim(-1, axis)
     return core
 
 
 def _cp(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    *others, last = factors
-    product = weights
-    for factor in others:
-        product = product.unsqueeze(-2) * factor
-    return torch.tensordot(product, last, dims=([-1], [1]))
+    """A product of two matrices, the factors of the first axes and those of the others, a few ranks at a time."""
+    sizes = [len(factor) for factor in factors]
+    split = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
+    result = weights.new_zeros(math.prod(sizes[:split]), math.prod(sizes[split:]))
+    step = max(1, result.numel() // sum(result.shape))
+    for start in range(0, len(weights), step):
+        ranks = slice(start, start + step)
+        left = _columns([weights[None, ranks], *(f[:, ranks] for f in factors[:split])])
+        right = _columns([f[:, ranks] for f in factors[split:]])
+        result.addmm_(left, right.T)
+    return result.view(sizes)
+
+
+def _columns(factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The outer product of the factors' columns, rank by rank: [product of the sizes, ranks]."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = (product.unsqueeze(1) * factor).flatten(0, 1)
+    return product
 
 
 def _tensor_train(factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    product = factors[0]
-    for factor in factors[1:]:
-        product = torch.tensordot(product, factor, dims=([-1], [0]))
-    return product.squeeze(-1).squeeze(0)
+    """Multiplied from both ends towards the bond where the two halves are smallest."""
+    bond, _ = _best_bond(factors)
+    left = factors[0]
+    for factor in factors[1:bond]:
+        left = torch.tensordot(left, factor, dims=([-1], [0]))
+    right = factors[-1]
+    for factor in reversed(factors[bond:-1]):
+        right = torch.tensordot(factor, right, dims=([-1], [0]))
+    return torch.tensordot(left, right, dims=([-1], [0])).squeeze(-1).squeeze(0)
 
 
-def ours(weight: torch.Tensor, modes: Sequence[int], width: int) -> torch.Tensor:
-    """The window of kept modes, in FFT order, channels in full.
+def _best_bond(factors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Before which factor to meet, and the numbers of the largest product on the way there."""
+    sizes = [factor.shape[1] for factor in factors]
+    ranks = [factor.shape[0] for factor in factors]
+    lefts = [math.prod(sizes[:k]) * ranks[k] for k in range(1, len(sizes))]
+    rights = [math.prod(sizes[k:]) * ranks[k] for k in range(1, len(sizes))]
+    peaks = [max(*lefts[: k + 1], *rights[k:], 0) for k in range(len(lefts))]
+    best = min(range(len(peaks)), key=peaks.__getitem__)
+    return best + 1, peaks[best]
+
+
+def ours(weight: torch.Tensor, n_dim: int, width: int) -> torch.Tensor:
+    """The kept modes in FFT order, channels in full.
 
     Args:
-        weight: [c_in, c_out, *max_modes], or [channels, *max_modes] if it is separable; frequencies
-            count from the most negative one up, on the last axis from 0.
-        modes: How many are kept on each axis, at most as many as there are.
+        weight: [c_in, c_out, *modes], or [channels, *modes] if it is separable; frequencies count from the
+            most negative one up, on the last axis from 0.
+        n_dim: Axes of modes.
         width: Channels, for a separable weight.
 
     Returns:
         [c_in, c_out, *modes].
     """
-    n_dim = len(modes)
-    for axis, (kept, stored) in enumerate(zip(modes, weight.shape[-n_dim:], strict=True)):
-        first = 0 if axis == n_dim - 1 else (stored - kept) // 2
-        weight = weight.narrow(axis - n_dim, first, kept)
     if n_dim > 1:
         weight = torch.fft.ifftshift(weight, dim=tuple(range(-n_dim, -1)))
     if weight.ndim == n_dim + 1:

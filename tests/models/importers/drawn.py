@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 SKIPS = ("linear", "soft-gating", "identity")
+ACTIVATIONS = (
+    F.gelu, F.relu, F.silu, F.tanh, torch.tanh, torch.sin, torch.selu, F.leaky_relu, F.elu, F.selu, F.mish,
+    F.softplus, F.hardtanh, F.hardswish, F.hardsigmoid, nn.GELU(), nn.GELU(approximate="tanh"),
+    nn.LeakyReLU(0.2), nn.ELU(0.5), nn.Mish(), nn.Softplus(), nn.Hardtanh(), nn.Identity(),
+    partial(F.gelu, approximate="tanh"), partial(F.leaky_relu, negative_slope=0.3),
+)  # fmt: skip
+"""In each of the ways in which a checkpoint can name them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ def draw(rng: random.Random, release: str) -> Drawn:
         "out_channels": rng.randint(1, 3),
         "hidden_channels": rng.choice((4, 6)),
         "n_layers": rng.randint(1, 3),
-        "non_linearity": rng.choice((F.gelu, F.relu, F.silu, F.tanh, torch.tanh)),
+        "non_linearity": rng.choice(ACTIVATIONS),
         "norm": rng.choice((None, None, "group_norm", "instance_norm")),
         "stabilizer": rng.choice((None, None, "tanh")),
         "preactivation": rng.random() < 0.3,

@@ -69,6 +69,10 @@ def physicsnemo(package: str) -> Draw:
     sys.meta_path.append(_Finder())
     FNO = importlib.import_module(f"{package}.models.fno").FNO
 
+    activations = (
+        "gelu", "silu", "relu", "identity", "leaky_relu", "elu", "selu", "softplus", "hardtanh",
+    )  # fmt: skip
+
     def draw(rng: random.Random, n: int, path: Path) -> Drawn:
         modes = [rng.randint(2, 5) for _ in range(n)]
         padding = rng.choice((0, rng.randint(1, 6), [rng.randint(0, 5) for _ in range(n)]))
@@ -77,10 +81,10 @@ def physicsnemo(package: str) -> Draw:
         network = FNO(
             in_channels=channels, out_channels=rng.randint(1, 2), dimension=n,
             decoder_layers=rng.randint(1, 3), decoder_layer_size=rng.randint(3, 8),
-            decoder_activation_fn=rng.choice(("silu", "gelu", "tanh", "relu")),
+            decoder_activation_fn=rng.choice(("silu", "gelu", "tanh", "relu", "leaky_relu")),
             latent_channels=rng.randint(2, 7), num_fno_layers=rng.randint(1, 4),
             num_fno_modes=rng.choice((modes, modes[0])), padding=padding, padding_type=kind,
-            activation_fn=rng.choice(("gelu", "silu", "relu", "identity")),
+            activation_fn=rng.choice(activations),
             coord_features=rng.random() < 0.7,
         )  # fmt: skip
         spread(network)

@@ -1,6 +1,6 @@
 """Earlier releases of neuraloperator, each run in a process of its own.
 
-Run as a script it draws networks, saves them with the release's own `save_checkpoint`, and writes down what
+Run as a script it draws networks, saves them with the release's own `save_checkpoint` and whole, and writes down what
 they answer: `python -m tests.models.importers.old_release VERSION INSTALLED FOLDER SEED COUNT`.
 """
 
@@ -81,6 +81,7 @@ def _main(version: str, release: str, target: str, seed: str, count: str) -> Non
         drawn, network = draw_built(rng, version, neuralop.models)
         theirs = spread(network)
         theirs.save_checkpoint(folder, str(i))
+        torch.save(theirs, folder / f"{i}_whole.pt")
         fields = [torch.randn(2, drawn.arguments["in_channels"], *grid) for grid in drawn.grids]
         answers = {"fields": fields, "outputs": outputs(theirs, fields)}
         torch.save(answers, folder / f"{i}_answers.pt")

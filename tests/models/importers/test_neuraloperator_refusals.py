@@ -47,7 +47,8 @@ def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **opti
     [
         ({"complex_data": True}, "complex_data"),
         ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, "domain_padding together with"),
-        ({"non_linearity": torch.nn.functional.softplus}, "non_linearity=softplus"),
+        ({"non_linearity": torch.nn.functional.softsign}, "non_linearity=softsign"),
+        ({"non_linearity": torch.nn.Softplus(beta=2)}, "Softplus with beta=2"),
     ],
 )
 def test_arguments_that_we_do_not_have(
@@ -74,9 +75,36 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     refuse(tensors, {"in_channels": 2}, "in_channels=2")
     refuse(tensors, {"norm": "ada_in"}, "ada_in")
     refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
+    grouped = of(TheirFNO(**SMALL, norm="group_norm"))
+    refuse(grouped, {"norm": "instance_norm"}, "instance norms with weights")
+    refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 arguments without a name")
     refuse(tensors, None, "colour", colour="red")
     refuse(tensors, None, "version", version="7")
     refuse(tensors, None, "laid out", version="0.3.0")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "lifting.fcs.0.weight", "projection.fcs.1.bias", "fno_blocks.convs.1.bias",
+        "fno_blocks.fno_skips.0.conv.weight", "fno_blocks.channel_mlp.2.fcs.0.weight",
+        "fno_blocks.channel_mlp_skips.0.weight", "fno_blocks.norm.1.weight",
+    ],
+)  # fmt: skip
+def test_numbers_of_another_kind_are_refused_where_they_are(key: str) -> None:
+    tensors = of(TheirFNO(**SMALL, norm="group_norm"))
+    metadata = {"norm": "group_norm"}
+    imported_exactly(tensors, metadata)
+    turned = {**tensors, key: tensors[key] * (1 + 0.5j)}
+    refuse(turned, metadata, f"{key} is torch.complex64, expected real")
+    refuse({**tensors, key: tensors[key].int()}, metadata, f"{key} is torch.int32, expected float")
+
+
+def test_integers_in_a_spectral_weight_are_refused() -> None:
+    key = "fno_blocks.convs.0.weight.tensor"
+    tensors = of(TheirFNO(**SMALL))
+    whole = torch.view_as_real(tensors[key]).long()
+    refuse({**tensors, key: whole}, None, f"{key} is torch.int64, expected float")
 
 
 def test_other_models_are_named() -> None:
@@ -104,7 +132,7 @@ def test_a_weight_for_the_sphere_is_refused_without_metadata() -> None:
     for name, tensor in tensors.items():
         if name.endswith("weight.tensor"):
             tensors[name] = tensor[..., 0]
-    refuse(tensors, None, "the spectral weight of layer 0")
+    refuse(tensors, None, "as in a network on the sphere")
 
 
 def test_a_trainers_folder(tmp_path: Path) -> None:

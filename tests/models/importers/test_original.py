@@ -32,6 +32,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {}),
+    ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"activation": "leaky_relu(0.2)"}),
     ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
     ("B", 2, {"padding": (9, 9)}, {}),
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
@@ -43,6 +44,16 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"norm": "instance", "padding": "3,0"}),
     ("B", 2, {"grid_order": "xy", "grid_place": "before"}, {"padding": "0", "grid_order": "xy", "grid_place": "before"}),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["fc0.weight", "w1.bias", "fc2.weight", "conv0.weights1"])
+def test_numbers_of_another_kind_are_refused_where_they_are(key: str) -> None:
+    state = Script("B", (3, 3), 4, 1, 1).state_dict()
+    with pytest.raises(ImportRefused, match=f"{key} is torch.int64, expected floating-point"):
+        import_original({**state, key: torch.ones(state[key].shape).long()}, Options())
+    if not state[key].is_complex():
+        with pytest.raises(ImportRefused, match=f"{key} is torch.complex64, expected real"):
+            import_original({**state, key: state[key] * 1j}, Options())
 
 
 def drawn(generation: str, n: int, does: dict[str, object]) -> tuple[Script, tuple[int, ...]]:
@@ -132,6 +143,27 @@ def test_pickled_module_is_read_with_its_padding(
     assert_parity(convert(checkpoint, Options()), model, size)
 
 
+def test_activations_that_a_pickled_module_holds_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, size = drawn("B", 1, {"activation": torch.nn.LeakyReLU(0.2)})
+    (tmp_path / "fourier_1d.py").write_text(
+        f"from {Script.__module__} import Script\n\nclass FNO1d(Script):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_1d").FNO1d)
+    torch.save(model, tmp_path / "model.pt")
+    imported = convert(read_checkpoint(tmp_path / "model.pt"), Options())
+    assert "activation leaky_relu(0.2) (activation=..)" in imported.assumptions
+    assert_parity(imported, model, size)
+    model.last = torch.nn.Tanh()
+    torch.save(model, tmp_path / "model.pt")
+    checkpoint = read_checkpoint(tmp_path / "model.pt")
+    with pytest.raises(ImportRefused, match=r"several activations, leaky_relu\(0.2\), tanh"):
+        convert(checkpoint, Options())
+    assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
+
+
 def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
     model, size = drawn("C", 2, {"padding": (9, 9)})
     state = model.state_dict()
@@ -154,7 +186,7 @@ def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
         ({"w0.weight": torch.zeros(4, 4, 3, 3)}, {}, "only 1x1 convolutions"),
         ({"conv1.weights1": torch.zeros(4, 4, 9, 9) + 0j}, {}, "differ in shape"),
         ({}, {"colour": "blue"}, "no setting colour; its settings are: activation"),
-        ({}, {"activation": "mish"}, "activation must be one of gelu"),
+        ({}, {"activation": "wavelet"}, "activation=wavelet is not supported; supported are none"),
         ({}, {"padding": "1,2,3"}, "padding has 3 entries, expected 2"),
     ],
 )

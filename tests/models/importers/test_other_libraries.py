@@ -93,6 +93,11 @@ def one_dimensional() -> dict[str, torch.Tensor]:
         ({}, {}, None),
         ({"activation_fn": "stan"}, {}, "activation_fn is 'stan'; supported are gelu"),
         ({"padding_type": "wrap"}, {}, "padding_type 'wrap'; supported are constant"),
+        (
+            {},
+            {"decoder_net.final_layer.linear.bias": torch.zeros(1) * 1j},
+            "bias is torch.complex64",
+        ),
         ({}, {"decoder_net.extra": torch.zeros(1)}, "no place for decoder_net.extra"),
         ({"num_fno_layers": 2}, {}, "no spec_encoder.spconv_layers.1.weights1"),
     ],

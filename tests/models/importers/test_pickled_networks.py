@@ -1,0 +1,170 @@
+"""Networks of neuraloperator that were pickled whole are read as they are, not as they were built."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from neuralop.layers.embeddings import GridEmbeddingND
+from neuralop.models import CODANO, UQNO
+from neuralop.models import FNO as TheirFNO
+from neuralop.models import TFNO as TheirTFNO
+from neuralop.models.base_model import BaseModel
+
+from models.importers.detect import read_checkpoint
+from models.importers.refusal import ImportRefused
+from models.importers.result import Imported
+from tests.models.importers.parity import assert_parity, imported_exactly, outputs, spread
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+PLAIN: dict[str, Any] = {
+    "n_modes": (8, 8),
+    "in_channels": 2,
+    "out_channels": 1,
+    "hidden_channels": 4,
+    "n_layers": 2,
+}
+FIELDS = [torch.randn(2, 2, 9, 11), torch.randn(2, 2, 12, 10), torch.randn(2, 2, 5, 6)]
+
+
+def pickled(saved: Any, folder: Path) -> Imported:
+    torch.save(saved, folder / "model.pt")
+    checkpoint = read_checkpoint(folder / "model.pt")
+    return imported_exactly(checkpoint.tensors, checkpoint.settings)
+
+
+def same_answers(
+    theirs: torch.nn.Module, folder: Path, fields: list[torch.Tensor] = FIELDS
+) -> None:
+    imported = pickled(theirs, folder)
+    assert_parity(imported, fields, outputs(theirs, fields))
+
+
+@pytest.mark.parametrize("kind", [TheirFNO, TheirTFNO])
+@pytest.mark.parametrize("modes", [(4, 4), (6, 2), (8, 4)])
+def test_modes_that_were_reduced_after_it_was_built(
+    kind: type[torch.nn.Module], modes: tuple[int, int], tmp_path: Path
+) -> None:
+    theirs = spread(kind(**PLAIN))
+    theirs.n_modes = modes
+    same_answers(theirs, tmp_path)
+
+
+def test_layers_that_keep_different_modes_are_refused(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    theirs.fno_blocks.convs[0].n_modes = (4, 4)
+    with pytest.raises(ImportRefused, match="different spectral convolutions"):
+        pickled(theirs, tmp_path)
+
+
+def test_a_tfno_says_by_its_attributes_what_it_was_built_with(tmp_path: Path) -> None:
+    """It stores the arguments alone that it was given; here they are lost."""
+    theirs = TheirTFNO(
+        **PLAIN,
+        preactivation=True,
+        stabilizer="tanh",
+        norm="instance_norm",
+        domain_padding=0.2,
+        non_linearity=torch.nn.functional.silu,
+        fno_skip="identity",
+    )
+    theirs._init_kwargs = {"_name": "TFNO"}
+    same_answers(spread(theirs), tmp_path)
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda network: {"model": network}])
+def test_a_network_inside_something_else(wrap: Any, tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN, norm="instance_norm", domain_padding=0.25))
+    imported = pickled(wrap(theirs), tmp_path)
+    assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
+def test_a_network_inside_something_that_may_do_more_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused, match=r"inside a torch\.nn\..*Sequential.*model\.0"):
+        pickled(torch.nn.Sequential(TheirFNO(**PLAIN), torch.nn.Tanh()), tmp_path)
+
+
+def test_a_class_of_the_same_name_from_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mynetworks.py").write_text(
+        "from neuralop.models import FNO as Theirs\n\nclass FNO(Theirs):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = TheirFNO(**PLAIN)
+    with mock.patch.dict(BaseModel._models):  # where it enters itself under its name
+        theirs.__class__ = importlib.import_module("mynetworks").FNO
+    with pytest.raises(ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"):
+        pickled(theirs, tmp_path)
+    del sys.modules["mynetworks"]
+
+
+def test_padding_that_has_run_once(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN, domain_padding=[0.1, 0.3]))
+    with torch.no_grad():
+        theirs(FIELDS[0])
+    same_answers(theirs, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [torch.nn.GELU(), torch.nn.GELU(approximate="tanh"), torch.nn.LeakyReLU(0.2)],
+)
+def test_an_activation_module_that_all_parts_share(module: torch.nn.Module, tmp_path: Path) -> None:
+    same_answers(spread(TheirFNO(**PLAIN, non_linearity=module)), tmp_path)
+
+
+def test_positional_arguments_and_another_grid(tmp_path: Path) -> None:
+    grid = GridEmbeddingND(in_channels=2, dim=2, grid_boundaries=[[-1, 1], [0.5, 3]])
+    theirs = spread(TheirFNO((8, 8), 2, 1, 4, positional_embedding=grid))
+    theirs.n_modes = (4, 6)
+    same_answers(theirs, tmp_path)
+
+
+def test_parts_changed_in_ways_that_no_argument_expresses_are_refused(tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN)
+    theirs.projection.non_linearity = torch.tanh
+    with pytest.raises(ImportRefused, match="projection has the activation tanh"):
+        pickled(theirs, tmp_path)
+    theirs = TheirFNO(**PLAIN, norm="group_norm")
+    theirs.fno_blocks.norm[1].eps = 1e-3
+    with pytest.raises(ImportRefused, match=r"eps=0\.001"):
+        pickled(theirs, tmp_path)
+
+
+def test_shared_layers_with_modules_inside_are_refused(tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN)
+    theirs.fno_blocks.channel_mlp[1] = theirs.fno_blocks.channel_mlp[0]
+    with pytest.raises(ImportRefused, match="occurs twice"):
+        pickled(theirs, tmp_path)
+
+
+def test_relatives_are_named(tmp_path: Path) -> None:
+    codano = CODANO(
+        hidden_variable_codimension=2,
+        lifting_channels=4,
+        n_layers=1,
+        n_heads=[2],
+        n_modes=[[4, 4]],
+        attention_scaling_factors=[1],
+        per_layer_scaling_factors=[[1, 1]],
+    )
+    for network, name in ((codano, "a CODANO"), (UQNO(TheirFNO(**PLAIN)), "a UQNO")):
+        for saved in (network, network.state_dict()):
+            torch.save(saved, tmp_path / "model.pt")
+            with pytest.raises(ImportRefused, match=f"belongs to {name}"):
+                read_checkpoint(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("damage", [{"_n_modes": 3}, {"_n_modes": [{}]}, {"_n_modes": None}])
+def test_attributes_of_another_kind_are_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN)
+    vars(theirs.fno_blocks.convs[0]).update(damage)
+    with pytest.raises(ImportRefused):
+        pickled(theirs, tmp_path)

@@ -1,0 +1,125 @@
+"""The comparison at the end of an import: what it is with, and what it must not be taken for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import neuralop.models
+import pytest
+import torch
+from neuralop.layers.embeddings import GridEmbeddingND
+from neuralop.models import FNO as TheirFNO
+from neuralop.models import TFNO as TheirTFNO
+
+from models.fno import FNO
+from models.importers import verify
+from models.importers.detect import convert, read_checkpoint
+from models.importers.result import Options
+from tests.models.importers.development_version import with_its_attributes
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+PLAIN: dict[str, Any] = {
+    "n_modes": (6, 5),
+    "in_channels": 2,
+    "out_channels": 1,
+    "hidden_channels": 4,
+    "n_layers": 2,
+}
+COMPARED = "compared with neuraloperator 2.0.0 on random fields"
+NOT_RUN = "the original library was not run: "
+
+
+def said_of(path: Path) -> str:
+    checkpoint = read_checkpoint(path)
+    imported = convert(checkpoint, Options())
+    module = FNO(imported.architecture)
+    module.load_state_dict(imported.state)
+    verification = verify.verify(checkpoint, imported, module.eval(), {})
+    assert verification.passed
+    return "\n".join(verification.said)
+
+
+def saved(network: torch.nn.Module, folder: Path) -> Path:
+    network.save_checkpoint(folder, "model")
+    return folder / "model_state_dict.pt"
+
+
+def pickled(network: torch.nn.Module, folder: Path) -> Path:
+    torch.save(network, folder / "model.pt")
+    return folder / "model.pt"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"non_linearity": torch.nn.LeakyReLU(0.2)},
+        {"non_linearity": torch.nn.GELU(approximate="tanh")},
+        {"non_linearity": torch.sin},
+        {"positional_embedding": GridEmbeddingND(2, 2, grid_boundaries=[[-1, 1], [0, 3]])},
+    ],
+)
+def test_parts_of_the_library_and_of_torch_are_made_again(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    network = TheirFNO(**PLAIN, **arguments)
+    for path in (saved(network, tmp_path), pickled(network, tmp_path)):
+        assert COMPARED in said_of(path)
+
+
+def test_positional_arguments_are_given_again(tmp_path: Path) -> None:
+    assert COMPARED in said_of(saved(TheirFNO((6, 5), 2, 1, 4, 2), tmp_path))
+
+
+def test_reduced_modes_are_compared_as_reduced(tmp_path: Path) -> None:
+    network = TheirFNO(**PLAIN)
+    network.n_modes = (4, 2)
+    assert COMPARED in said_of(pickled(network, tmp_path))
+
+
+@pytest.mark.parametrize("precision", ["half", "mixed"])
+def test_a_precision_of_gpus_is_compared_in_full(precision: str, tmp_path: Path) -> None:
+    said = said_of(saved(TheirFNO(**PLAIN, fno_block_precision=precision), tmp_path))
+    assert COMPARED in said
+    assert f"fno_block_precision={precision} runs on a GPU only and was not compared" in said
+
+
+def test_agreement_with_a_release_that_was_assumed_is_no_proof_of_it(tmp_path: Path) -> None:
+    said = said_of(saved(TheirTFNO(**PLAIN), tmp_path))
+    assert COMPARED in said
+    assert "the file does not say its release" in said
+    assert "the file does not say" not in said_of(saved(TheirFNO(**PLAIN), tmp_path))
+
+
+def test_the_development_version_is_not_compared_with_2_0_0(tmp_path: Path) -> None:
+    said = said_of(pickled(with_its_attributes(TheirTFNO(**PLAIN)), tmp_path))
+    assert f"{NOT_RUN}neuraloperator 2.0.0 is installed, the checkpoint is of main" in said
+    assert "compared with its own float64 twin" in said
+
+
+def test_an_installed_development_version_is_told_by_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Development(TheirFNO):
+        def __init__(self, *_: Any, enforce_hermitian_symmetry: bool = True) -> None:
+            raise NotImplementedError(enforce_hermitian_symmetry)
+
+    released = saved(TheirFNO(**PLAIN), tmp_path)
+    monkeypatch.setattr(neuralop.models, "FNO", Development)
+    said = said_of(released)
+    assert f"{NOT_RUN}a development version of neuraloperator is installed" in said
+
+
+def test_a_library_that_fails_is_no_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(TheirFNO(**PLAIN), tmp_path)
+
+    def fails(self: TheirFNO, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(TheirFNO, "forward", fails)
+    said = said_of(path)
+    assert f"{NOT_RUN}neuraloperator 2.0.0 cannot run it here: RuntimeError: no such kernel" in said
+    assert "compared with its own float64 twin" in said
