@@ -86,12 +86,21 @@ class Shape(NamedTuple):
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Those that a kernel takes: a `Store` right after `Source` leaves the buffer where it is."""
-    return tuple(
-        step
-        for before, step in zip((None, *steps), steps, strict=False)
-        if not (isinstance(step, Store) and isinstance(before, Source))
-    )
+    """Those that a kernel takes, in its favourite order.
+
+    A `Store` right after `Source` leaves the buffer where it is. An offset goes before the maps and gates that stand
+    right before it: they commute, and one program serves both orders (csrc/kernels/tile.h).
+    """
+    taken: list[Step] = []
+    for step in steps:
+        if isinstance(step, Store) and taken and isinstance(taken[-1], Source):
+            continue
+        at = len(taken)
+        if isinstance(step, Affine) and step.scale is None:
+            while at > 1 and isinstance(taken[at - 1], AddMap | AddGate):
+                at -= 1
+        taken.insert(at, step)
+    return tuple(taken)
 
 
 def widths(steps: tuple[Step, ...], channels: int) -> list[int]:

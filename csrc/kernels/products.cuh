@@ -53,10 +53,11 @@ template <typename P> __device__ __forceinline__ void to_operand(Operand<P> &a, 
     a.back[1] = scale[1].back;
 }
 
-// values += a . b over 32 terms for FRAGMENTS fragments; `b` at the first of them, this lane's word.
+// values += a . b over 32 terms (or the first 16 of them: steps = 1) for FRAGMENTS fragments; `b` at the first of them,
+// this lane's word.
 template <typename P, int FRAGMENTS>
 __device__ __forceinline__ void add_product(float (&values)[FRAGMENTS][4], const Operand<P> &a, const uint4 *b,
-                                            const float *back) {
+                                            const float *back, int steps = 2) {
     constexpr int kTogether = 2; // four would not leave registers for what comes next
 #pragma unroll
     for (int first = 0; first < FRAGMENTS; first += kTogether) {
@@ -65,6 +66,7 @@ __device__ __forceinline__ void add_product(float (&values)[FRAGMENTS][4], const
         for (int p = 0; p < kTogether / 2; ++p) {
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
+                if (step == steps) break;
                 const uint4 *word = b + (first / 2 + p) * kPairWords<P> + step * (P::kPlanes * kLanes);
                 high[step][p] = word[0];
                 if constexpr (P::kSplit) low[step][p] = word[kLanes];
@@ -74,6 +76,7 @@ __device__ __forceinline__ void add_product(float (&values)[FRAGMENTS][4], const
         if constexpr (P::kSplit) {
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
+                if (step == steps) break;
 #pragma unroll
                 for (int j = 0; j < kTogether; ++j) {
                     const uint4 h = high[step][j / 2];
@@ -88,6 +91,7 @@ __device__ __forceinline__ void add_product(float (&values)[FRAGMENTS][4], const
         }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
+            if (step == steps) break;
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
                 const uint4 h = high[step][j / 2];

@@ -25,14 +25,19 @@ inline uint64_t program_of(const turbofno_tile &tile) {
     return code;
 }
 
-constexpr uint64_t kLayerAlone = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE,
+// Those of common networks; turbofno_ops/_tile_program.py brings steps that commute into this order.
+constexpr uint64_t kLayerAlone = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                          TURBOFNO_STORE);
-constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE,
+constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                     TURBOFNO_STORE, TURBOFNO_ANALYZE);
-constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE,
+constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                     TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_ACTIVATE, TURBOFNO_STORE, TURBOFNO_ANALYZE);
-constexpr uint64_t kLastBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_ADD_MAP, TURBOFNO_AFFINE, TURBOFNO_MLP,
+constexpr uint64_t kLastBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_MLP,
                                         TURBOFNO_ADD_GATE, TURBOFNO_PROJECT);
+constexpr uint64_t kNormedBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
+                                          TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_STORE);
+constexpr uint64_t kAfterNorm = program(TURBOFNO_LOAD, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE, TURBOFNO_STORE,
+                                        TURBOFNO_ANALYZE);
 constexpr uint64_t kLifting = program(TURBOFNO_LOAD, TURBOFNO_MLP, TURBOFNO_STORE, TURBOFNO_ANALYZE);
 
 using TileKernel = void (*)(TileArguments);

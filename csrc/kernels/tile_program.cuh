@@ -308,7 +308,8 @@ __device__ __forceinline__ void perceptron(float (&out)[OUT][4], const float (&v
         for (int q = 0; q < kChunks; ++q) {
             if (32 * q < step.terms) {
                 const int pair = q * first.pairs + 2 * chunk;
-                add_product<P>(hidden, in[q], first.words + pair * kPairWords<P>, first.back + pair);
+                add_product<P>(hidden, in[q], first.words + pair * kPairWords<P>, first.back + pair,
+                               step.terms - 32 * q <= 16 ? 1 : 2);
             }
         }
         if (shift != nullptr) add_vector(hidden, shift + 32 * chunk, t);
@@ -424,8 +425,9 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE), 1) tile_prog
         float *to = reinterpret_cast<float *>(shared + plan.vectors_at[i]);
         copy_vector(to, step.scale, width, first, size);
         copy_vector(to + width, step.shift, width, first, size);
-        const int out = step.kind == TURBOFNO_PROJECT ? kMostProjected : t.width;
-        copy_vector(to + 2 * width, step.second_shift, min(8 * FRAGMENTS, out), 0, out);
+        const bool projects = step.kind == TURBOFNO_PROJECT;
+        copy_vector(to + 2 * width, step.second_shift, projects ? kMostProjected : 8 * FRAGMENTS, 0,
+                    projects ? kMostProjected : t.width);
     }
     if (plan.tables_on_chip) {
         copy_words(shared + plan.synthesis_at, t.synthesis, tiles * chunks * 2 * P::kPlanes * kLanes);
@@ -619,6 +621,8 @@ template <typename P, int FRAGMENTS> TileKernel kernel_of(const TileArguments &a
         case kLayerAlone: return tile_program<P, FRAGMENTS, false, kLayerAlone>;
         case kBlock: return tile_program<P, FRAGMENTS, true, kBlock>;
         case kLastBlock: return tile_program<P, FRAGMENTS, true, kLastBlock>;
+        case kNormedBlock: return tile_program<P, FRAGMENTS, true, kNormedBlock>;
+        case kAfterNorm: return tile_program<P, FRAGMENTS, false, kAfterNorm>;
         case kLifting: return tile_program<P, FRAGMENTS, true, kLifting>;
         }
     }
