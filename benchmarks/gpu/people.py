@@ -36,7 +36,6 @@ _DEVICE = torch.device("cuda", 0)
 
 # Of ours, times that of strict float32 on the CPU; and what is always allowed.
 _MOST_TIMES_FLOAT32, _ALLOWED = 2.0, 1e-6
-# cuFFT's inverse reads the imaginary parts of the zeroth modes at some sizes: percents. More is another network.
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ def _own(case: Case, ours: FNO, checked: _Checked) -> _Ours:
     return _Ours("turbofno", backend, precision, error, run, execution=execution, reason=reason)
 
 
-def _peers(case: Case, theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
+def _peers(theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
     _forget_positions(theirs)
     # Its error is printed, whatever it is: at some sizes cuFFT's inverse is percents off for the spectra of such
     # networks, and a norm of a weak channel makes that more.
@@ -213,7 +212,7 @@ def measure(
     checked = _checked(case, theirs, most=1 if quick else 4)
     with strict_products():
         own = _own(case, ours, checked)
-        candidates = [own, *_peers(case, theirs, checked)]
+        candidates = [own, *_peers(theirs, checked)]
         times = milliseconds(
             [c.run for c in candidates], seconds=seconds, least_rounds=3 if quick else 7
         )
