@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ import torch
 
 from turbofno_ops import _cuda_tables
 from turbofno_ops._architecture import code_refusal
-from turbofno_ops._channels import mode_major
 from turbofno_ops._native import (
     Moments,
     Norm,
@@ -23,10 +21,8 @@ from turbofno_ops._native import (
     workspace_bytes,
 )
 from turbofno_ops._stages import (
-    Activate,
     AddGate,
     AddMap,
-    Affine,
     Analyze,
     Field,
     Held,
@@ -72,7 +68,9 @@ A100 = Device(108, 163 * 1024)
 def device_limits(device: torch.device) -> Device:
     """Of a CUDA device."""
     found = torch.cuda.get_device_properties(device)
-    return Device(found.multi_processor_count, found.shared_memory_per_block_optin)
+    # an attribute that builds of PyTorch with CUDA have and its annotations leave out
+    shared_bytes: int = getattr(found, "shared_memory_per_block_optin")  # noqa: B009
+    return Device(found.multi_processor_count, shared_bytes)
 
 
 def field_dtype(precision: str) -> torch.dtype:
@@ -134,7 +132,7 @@ class CudaStages:
         batch, c_in, *others, last = spectra.shape
         *kept, _, _, c_out = weight.shape
         # [(kept so far), batch, c_in, (axes before), this one, last]: the modes of this one go to the front
-        z = _ready(spectra)
+        z = readable(spectra)
         pitch = batch * c_in * last
         for axis in reversed(range(len(others))):
             outer = math.prod(kept[axis + 1 :]) * batch * c_in * math.prod(others[:axis])
@@ -235,16 +233,18 @@ class CudaStages:
             kept.append(tensor)
             return tensor.data_ptr()
 
-        x = held = out = spectra = moments = None
+        x: Field | None = None
+        held: ChannelsLast | None = None
+        out = spectra = moments = None
         for step, to in zip(steps, tile.step, strict=False):
             ready = prepared(step, tile.width, self._precision)
             for name in ready._fields:
                 setattr(to, name, pointer(getattr(ready, name)))
             match step:
                 case Source():
-                    to.field, to.channel_first = pointer(_ready(given.x)), 1
+                    to.field, to.channel_first = pointer(readable(_given(given.x))), 1
                 case Held():
-                    to.field = pointer(given.held.data)
+                    to.field = pointer(_given(given.held).data)
                 case Synthesis():
                     tile.mixed = pointer(given.mixed)
                     tile.synthesis = pointer(self._table("synthesis", shape.modes))
@@ -255,7 +255,7 @@ class CudaStages:
                     if isinstance(given.x, ChannelsLast):
                         to.field = pointer(given.x.data)
                     else:
-                        to.field, to.channel_first = pointer(_ready(given.x)), 1
+                        to.field, to.channel_first = pointer(readable(_given(given.x))), 1
                 case Store() | Hold():
                     if channel_first:
                         x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
@@ -287,7 +287,7 @@ class CudaStages:
         for first in range(0, shape.next_modes, _MODES_AT_ONCE):
             part = shape._replace(next_modes=min(_MODES_AT_ONCE, shape.next_modes - first))
             done = self._launch(steps, part, given, channel_first=False, first_mode=first)
-            parts.append(done.spectra)
+            parts.append(_given(done.spectra))
         return Results(spectra=parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
     def _table(self, name: str, modes: int, first: int = 0) -> torch.Tensor:
@@ -329,16 +329,16 @@ class CudaStages:
         """Factor and offset [batch, width] of a norm right after the program's first step."""
         moments = given.moments
         if isinstance(source, Synthesis):
-            mixed = given.mixed
-            assert mixed is not None
+            mixed = _given(given.mixed)
             arguments, moments = self._moments(shape, mixed.shape[1])
             arguments.spectra = mixed.data_ptr()
             launch("spectral_moments", arguments)
-        assert moments is not None
+        moments = _given(moments)
         scale = torch.empty(shape.batch, width, device=self._device)
         shift = torch.empty_like(scale)
         vectors = [
-            None if v is None else _ready(v.float()) for v in (norm.offset, norm.scale, norm.shift)
+            None if v is None else readable(v.float())
+            for v in (norm.offset, norm.scale, norm.shift)
         ]
         offset, weight, bias = (None if v is None else v.data_ptr() for v in vectors)
         launch(
@@ -386,6 +386,12 @@ class _Columns(NamedTuple):
     inverse: int
 
 
+def _given(operand: Field | None) -> Field:
+    if operand is None:
+        raise ValueError("a tile program reads an operand that it is not given")
+    return operand
+
+
 def _channels_of(field: Field) -> int:
     return field.channels if isinstance(field, ChannelsLast) else int(field.shape[1])
 
@@ -394,18 +400,17 @@ def _channels(first: Step, given: Operands) -> int:
     """Of y after a program's first step."""
     match first:
         case Source():
-            return _channels_of(given.x)
+            return _channels_of(_given(given.x))
         case Held():
-            return _channels_of(given.held)
+            return _channels_of(_given(given.held))
         case Synthesis():
-            assert given.mixed is not None
-            return given.mixed.shape[1]
+            return int(_given(given.mixed).shape[1])
         case AddMap(weight):
             return weight.shape[0]
     raise ValueError(f"a tile program does not begin with {type(first).__name__}")
 
 
-def _ready(tensor: torch.Tensor) -> torch.Tensor:
+def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The same values as kernels read them: contiguous, aligned, nothing left to negate or conjugate."""
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
@@ -471,91 +476,3 @@ def mix_refusal(
             )
             reason = reason or unsupported("transform", shape)
     return reason
-
-
-def _layer_programs(
-    skip: torch.Tensor | None, bias: torch.Tensor | None, activation: str
-) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The two tile programs of a layer on its own, before and after its mix."""
-    after: list[Step] = [Synthesis()]
-    if skip is not None:
-        after.append(AddMap(skip))
-    if bias is not None:
-        after.append(Affine(None, bias))
-    if activation != "none":
-        after.append(Activate(activation))
-    return (Source(), Analyze()), (*after, Store())
-
-
-def refusal(
-    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], precision: str
-) -> str | None:
-    """Why the CUDA kernels do not take this layer, in words, or None if they do."""
-    if not x.is_cuda:
-        return f"x is on {x.device}"
-    refused = gpu_refusal(x.device)
-    if refused is not None:
-        return refused
-    if x.dtype != torch.float32:
-        return f"they compute in float32, x is {x.dtype}"
-    return _layer_refusal(
-        x.shape[0],
-        (weight.shape[0], weight.shape[1]),
-        tuple(x.shape[2:]),
-        tuple(out_size),
-        tuple(weight.shape[2:]),
-        precision,
-        device_limits(x.device),
-    )
-
-
-@cache
-def _layer_refusal(
-    batch: int,
-    channels: tuple[int, int],
-    size: Size,
-    out_size: Size,
-    modes: Size,
-    precision: str,
-    limits: Device,
-) -> str | None:
-    c_in, c_out = channels
-    before, after = _layer_programs(torch.empty(c_out, c_in, device="meta"), None, "none")
-    reason = mix_refusal(batch, c_in, c_out, size, out_size, modes, precision)
-    for steps, many, grid in ((before, c_in, size), (after, c_out, out_size)):
-        reason = reason or program_refusal(
-            steps,
-            batch=batch,
-            channels=many,
-            channels_of_x=c_in,
-            size=grid,
-            modes=modes[-1],
-            precision=precision,
-            limits=limits,
-        )
-    return reason
-
-
-def layer(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    skip_weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str,
-    out_size: Sequence[int],
-    precision: str,
-) -> torch.Tensor:
-    """activation(spectral_conv(x, weight) + skip_weight x + bias) for a layer that `refusal` lets pass."""
-    size, out, modes = tuple(x.shape[2:]), tuple(out_size), tuple(weight.shape[2:])
-    before, after = _layer_programs(skip_weight, bias, activation)
-    x = _ready(x)
-    with torch.cuda.device(x.device):
-        stages = CudaStages(
-            size, modes, device=x.device, precision=precision, out_size=out, settled=False
-        )
-        spectra = stages.tile(before, Operands(x=x)).spectra
-        assert spectra is not None
-        mixed = stages.mix(spectra, _ready(mode_major(weight)))
-        if out != size:
-            stages = CudaStages(out, modes, device=x.device, precision=precision, settled=False)
-        return stages.tile(after, Operands(x=x, mixed=mixed), channel_first=True).x

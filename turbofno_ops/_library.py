@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import Library
 
-from turbofno_ops import _cuda, _gemm, _reference
+from turbofno_ops import _cuda_layer, _gemm, _reference
 from turbofno_ops._activations import activate_in_place, activation_gradient
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
 from turbofno_ops._modes import column_weights
@@ -60,7 +60,7 @@ def _spectral_conv(
         return _fake_spectral_conv(x, weight, out_size, backend, precision)
     choice = _select(x, weight, out_size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda.layer(x, weight, None, None, "none", out_size, precision)
+        return _cuda_layer.layer(x, weight, None, None, "none", out_size, precision)
     run = _IMPLEMENTATIONS[choice.backend]
     field: torch.Tensor = run.synthesize(
         mix(run.analyze(x, weight.shape[2:]), mode_major(weight)), out_size
@@ -141,7 +141,7 @@ def _fourier_layer(
     size = x.shape[2:]
     choice = _select(x, weight, size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda.layer(x, weight, skip_weight, bias, activation, size, precision)
+        return _cuda_layer.layer(x, weight, skip_weight, bias, activation, size, precision)
     run = _IMPLEMENTATIONS[choice.backend]
     z = mix(run.analyze(x, weight.shape[2:]), mode_major(weight))
     y = skip_and_bias(x, skip_weight, bias, (x.shape[0], weight.shape[1], *size))

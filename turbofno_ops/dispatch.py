@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from turbofno_ops import _cuda
+from turbofno_ops import _cuda_layer
 
 BACKENDS = ("reference", "gemm", "cuda")
 
@@ -134,7 +134,7 @@ def choose_for(
     precision: str,
 ) -> Choice:
     """`choose` for these tensors; on a GPU the reason says why the CUDA kernels were passed over."""
-    refused = _cuda.refusal(x, weight, out_size, precision)
+    refused = _cuda_layer.refusal(x, weight, out_size, precision)
     choice = choose(
         weight.shape[2:], x.shape[2:], out_size, requested=requested, cuda_refusal=refused
     )

@@ -31,7 +31,7 @@ from benchmarks.ops import Layer
 from models.blocks import FourierBlock, Pointwise
 from models.config import FNOArchitecture
 from models.fno import FNO
-from turbofno_ops import PRECISIONS, _cuda, compile_fno, fourier_layer
+from turbofno_ops import PRECISIONS, _cuda, _cuda_layer, compile_fno, fourier_layer
 
 LARGEST_ERROR = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}
 _LENGTHS = (2, 10)
@@ -94,7 +94,7 @@ def ours(inputs: Inputs, precision: str) -> Call:
     """The library's layer on the kernels; at bf16 on a field that is stored in bfloat16."""
     weight, skip, bias = inputs.weight, inputs.skip, inputs.bias
     if precision == "bf16":
-        return lambda x: _cuda.layer(x, weight, skip, bias, "gelu", x.shape[2:], precision)
+        return lambda x: _cuda_layer.layer(x, weight, skip, bias, "gelu", x.shape[2:], precision)
     return partial(
         fourier_layer,
         weight=weight,

@@ -1,75 +1,156 @@
-"""The CUDA library asks PyTorch for nothing but its stable C interface, so one binary serves many versions of it."""
+"""The C interface of the CUDA kernels: it knows no PyTorch, and its header and its ctypes twins say the same."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from turbofno_ops import _native
+from turbofno_ops import ACTIVATIONS, PRECISIONS, _native
+from turbofno_ops._activations import parse_activation
+from turbofno_ops._tile_program import _KINDS
 
 ROOT = Path(__file__).parents[2]
-BINDINGS = ROOT / "csrc" / "bindings" / "torch_cuda.cpp"
-# from CMakeLists.txt: the oldest PyTorch served, whose interface the headers hide all newer functions of
-TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
+HEADER = ROOT / "csrc" / "api" / "turbofno.h"
+CODE = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
 
-STABLE = re.compile(r"(aoti_)?torch_\w+")
-UNSTABLE = re.compile(r"\b(at|c10|caffe2|torch)::")
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "step": _native.Step,
+    "tile": _native.Tile,
+    "transform": _native.Transform,
+    "product": _native.Product,
+    "moments": _native.Moments,
+    "norm": _native.Norm,
+}
+TYPES: dict[str, Any] = {
+    "int32_t": c_int32,
+    "int64_t": c_int64,
+    "float": c_float,
+    "turbofno_step": _native.Step,
+}
+# of another name here: a keyword of Python
+RENAMED = {"in": "input"}
+SYSTEM_HEADERS = re.compile(r"cuda_\w+\.h|std(int|def)\.h|[a-z_]+")  # the last: of C++
+
+needs_c_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler (gcc)")
 
 
-def undefined(binary: Path, *options: str) -> list[str]:
-    """What the dynamic linker has to find elsewhere, demangled."""
-    listed = subprocess.run(
-        ["nm", "--undefined-only", "--demangle", *options, str(binary)],
-        capture_output=True,
-        text=True,
-        check=True,
+def macro(name: str) -> int:
+    (value,) = re.findall(rf"#define {name} (\d+)", CODE)
+    return int(value)
+
+
+def header_fields(structure: str) -> list[tuple[str, Any]]:
+    """Names, as the header has them, and ctypes of a structure's fields, in order."""
+    (body,) = re.findall(rf"typedef struct \{{([^}}]*)\}} turbofno_{structure};", CODE)
+    found = []
+    for declaration in filter(None, (part.strip() for part in body.split(";"))):
+        base, names = re.fullmatch(r"(?:const )?(\w+)\s+(.*)", declaration, flags=re.S).groups()
+        for name in names.split(","):
+            pointer, field, count = re.fullmatch(r"\s*(\*?)(\w+)(?:\[(\w+)\])?\s*", name).groups()
+            kind = c_void_p if pointer else TYPES[base]
+            found.append((field, kind * macro(count) if count else kind))
+    return found
+
+
+def enumeration(name: str) -> dict[str, int]:
+    (body,) = re.findall(rf"typedef enum \{{([^}}]*)\}} turbofno_{name};", CODE)
+    numbers = re.findall(r"TURBOFNO_(\w+) = (\d+)", body)
+    assert len(numbers) == body.count("=")
+    return {key.lower(): int(number) for key, number in numbers}
+
+
+def test_every_structure_has_a_twin() -> None:
+    assert re.findall(r"typedef struct \{[^}]*\} turbofno_(\w+);", CODE) == list(STRUCTURES)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_fields_are_those_of_the_header(name: str) -> None:
+    declared = [(RENAMED.get(field, field), kind) for field, kind in header_fields(name)]
+    assert declared == [(field[0], field[1]) for field in STRUCTURES[name]._fields_]
+
+
+@needs_c_compiler
+def test_offsets_and_sizes_are_those_of_a_c_compiler(tmp_path: Path) -> None:
+    lines, expected = [], []
+    for name, structure in STRUCTURES.items():
+        lines.append(f'printf("%zu\\n", sizeof(turbofno_{name}));')
+        expected.append(ctypes.sizeof(structure))
+        for field, _ in header_fields(name):
+            where = f"offsetof(turbofno_{name}, {field})"
+            size = f"sizeof(((turbofno_{name} *)0)->{field})"
+            lines.append(f'printf("%zu\\n%zu\\n", {where}, {size});')
+            twin = getattr(structure, RENAMED.get(field, field))
+            expected += [twin.offset, twin.size]
+    source, program = tmp_path / "layout.c", tmp_path / "layout"
+    includes = f'#include <stdio.h>\n#include "{HEADER}"\n'
+    source.write_text(f"{includes}int main(void) {{\n{chr(10).join(lines)}\nreturn 0;\n}}\n")
+    flags = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
+    subprocess.run(["gcc", *flags, str(source), "-o", str(program)], check=True)
+    listed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    assert [int(line) for line in listed.split()] == expected
+
+
+def test_activations_have_the_header_s_numbers() -> None:
+    assert {name: parse_activation(name).number for name in ACTIVATIONS} == enumeration(
+        "activation"
     )
-    return [line.split(maxsplit=1)[1] for line in listed.stdout.splitlines() if line]
 
 
-def judge(symbols: list[str]) -> None:
-    assert [name for name in symbols if UNSTABLE.search(name)] == []
-    # else nothing was looked at
-    assert len([name for name in symbols if STABLE.fullmatch(name)]) > 10
+def test_precisions_have_the_header_s_numbers() -> None:
+    assert {name: i for i, name in enumerate(PRECISIONS)} == enumeration("precision")
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
-def test_bindings_use_the_stable_interface_only(tmp_path: Path) -> None:
-    headers = Path(torch.__path__[0]) / "include"
-    compiled = tmp_path / "torch_cuda.o"
-    subprocess.run(
-        [
-            *("nvcc", "-std=c++20", "-DUSE_CUDA", TARGET, f"-isystem={headers}"),
-            *("-c", str(BINDINGS), "-o", str(compiled)),
-        ],
-        check=True,
-    )
-    judge(undefined(compiled))
+def test_steps_have_the_header_s_numbers() -> None:
+    # a field is loaded from the input or from what was put by, and a norm is an affine map of its own each sample
+    called = {"Source": "load", "Held": "load", "Normalize": "affine", "Hold": "store"}
+    numbers = enumeration("step_kind")
+    for kind, number in _KINDS.items():
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+        assert numbers[called.get(kind.__name__, name)] == number
+    assert set(numbers.values()) == set(_KINDS.values())
 
 
-def test_built_library_uses_the_stable_interface_only() -> None:
+def test_most_steps_are_the_header_s() -> None:
+    assert macro("TURBOFNO_MOST_STEPS") == _native.MOST_STEPS
+
+
+def test_functions_take_the_structures_of_the_header() -> None:
+    declared = {
+        name: arguments.split()[1]
+        for name, arguments in re.findall(r"turbofno_(\w+)\(([^)]*)\);", CODE)
+        if arguments != "void"
+    }
+    ours = {
+        **_native.LAUNCHES,
+        **{f"{name}_unsupported": of for name, of in _native.UNSUPPORTED.items()},
+        **{f"{name}_workspace_bytes": of for name, of in _native.WORKSPACES.items()},
+    }
+    twins = {structure: f"turbofno_{name}" for name, structure in STRUCTURES.items()}
+    assert declared == {name: twins[structure] for name, structure in ours.items()}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_sources_include_the_project_the_language_and_cuda_alone(source: Path) -> None:
+    included = re.findall(r'#include [<"]([^>"]+)[>"]', source.read_text())
+    for name in included:
+        own = (source.parent / name).is_file()
+        assert own or SYSTEM_HEADERS.fullmatch(name), name
+
+
+def test_the_built_library_needs_nothing_of_pytorch() -> None:
     built = [path for path in _native._candidates() if path.is_file()]
-    if not built:
-        pytest.skip(f"{_native.LIBRARY} was not built here")
-    judge(undefined(built[0], "--dynamic"))
-
-
-def test_target_is_the_one_that_is_built() -> None:
-    assert TARGET.removeprefix("-D") in (ROOT / "CMakeLists.txt").read_text()
-
-
-def test_a_violation_is_seen() -> None:
-    stable = [f"aoti_torch_function_{i}" for i in range(20)]
-    judge([*stable, "std::terminate()"])
-    for name in (
-        "c10::Error::Error()",
-        "at::empty(c10::ArrayRef<long>)",
-        "vtable for torch::autograd::Node",
-    ):
-        with pytest.raises(AssertionError):
-            judge([*stable, name])
+    if not built or shutil.which("nm") is None:
+        pytest.skip(f"{_native.LIBRARY} was not built here, or there is no nm")
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--demangle", str(built[0])], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"\bT turbofno_tile_program$", listed, flags=re.M)
+    assert re.findall(r"^.*(?:torch|c10|caffe2|\bat::|\bPy_).*$", listed, flags=re.M) == []
