@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.guard import Guard, GuardMiddleware
 from service.http.journal import POLLED, Journal
 from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.lean_api import LeanAPI
@@ -70,7 +71,8 @@ def create_app(
         engine=engine or _local_engine(settings, metrics, slots),
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
-        journal=Journal(metrics, SERVER),
+        journal=Journal(metrics, SERVER, cors_origins=settings.cors_origins),
+        guard=Guard(settings),
         scrape=scrape or metrics.text,
         keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
@@ -114,6 +116,7 @@ def create_app(
             # A browser asks for a page without a key, before there is a field to put one in.
             open_paths=HEALTH | PAGE_PATHS | ({"/metrics"} if settings.public_metrics else set()),
         )
+    app.add_middleware(GuardMiddleware, guard=context.guard, metrics=metrics)
     if settings.tracing:
         _trace(app)
     app.add_middleware(RequestMiddleware, journal=context.journal)

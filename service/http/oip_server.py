@@ -245,8 +245,8 @@ async def unload(request: Request, model: ModelName) -> Response:
 async def _control_parameters(request: Request) -> dict[str, Any]:
     if not context_of(request).settings.model_control:
         raise Forbidden(
-            f"loading and unloading over HTTP is switched off: start the server with "
-            f"{env_name('model_control')}=true to allow it"
+            "loading and unloading over HTTP is switched off: start the server with --model-control true "
+            f"({env_name('model_control')}=true), or with API keys ({env_name('api_keys_file')})"
         )
     context_of(request).admission.refuse_if_draining()
     parameters = (await _control_body(request)).get("parameters", {})

@@ -45,7 +45,7 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Fak
     engine = FakeEngine(rollable_config(), tiny_config())
     app = create_app(Settings(**settings), engine=engine)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client, engine
 
 

@@ -356,7 +356,7 @@ def test_hung_front_end_is_replaced(service: Service, modules: dict[str, FNO]) -
 
 def npy_request(body: bytes) -> bytes:
     head = (
-        "POST /v1/models/tiny-2d:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
+        "POST /v1/models/tiny-2d:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-npy\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
