@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import JSONResponse
 
 from models.config import PDE, Channel, GridSpec, Metric, Statistics
+from models.files import FileRefused, read_inside
 from models.registry import discover
 from models.sampling import SampleParameter, parameters_of
 from service.context import context_of
@@ -19,13 +21,15 @@ from service.http.openapi import ModelName, problem
 from service.pipeline.engine import status_of
 
 if TYPE_CHECKING:
-    from pathlib import Path as FilePath
-
     from models.config import ModelConfig
     from service.context import AppContext
     from service.pipeline.engine import Engine, ModelStatus
 
 CARD_FILE = "card.md"
+_CARD_BYTES = 16 << 20
+"""Most of a card, and of each of its pictures."""
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -172,9 +176,7 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
 )
 def model_card(request: Request, name: ModelName) -> Response:
     """The model card, as Markdown: what the model is for, how it was trained, how well it does."""
-    return FileResponse(
-        _file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8"
-    )
+    return Response(_file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8")
 
 
 @router.get(
@@ -193,16 +195,19 @@ def model_picture(
     picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
 ) -> Response:
     """A picture that the card shows; relative links in the card lead here."""
-    return FileResponse(_file_of(request, name, f"{picture}.png"), media_type="image/png")
+    return Response(_file_of(request, name, f"{picture}.png"), media_type="image/png")
 
 
-def _file_of(request: Request, name: str, file: str) -> FilePath:
+def _file_of(request: Request, name: str, file: str) -> bytes:
     context = context_of(request)
     config = context.engine.config(name)
-    for location in discover(context.settings.model_repository):
-        path = location.path / file
-        if (location.name, location.version) == (name, config.version) and path.is_file():
-            return path
+    root = context.settings.model_repository
+    for location in discover(root):
+        if (location.name, location.version) == (name, config.version):
+            try:
+                return read_inside(location.path / file, location.path, root, limit=_CARD_BYTES)
+            except (OSError, FileRefused) as error:
+                logger.info("model %s has no %s to show: %s", name, file, error)
     raise NotFound(f"model {name!r} version {config.version} has no {file}")
 
 

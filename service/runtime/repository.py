@@ -312,7 +312,9 @@ class Repository:
         )  # fmt: skip
 
     def _read(self, location: ModelLocation) -> ModelSlot:
-        loaded = load_model(location.path, device=self._device)
+        loaded = load_model(
+            location.path, device=self._device, repository=self._settings.model_repository
+        )
         found = (loaded.config.name, loaded.config.version)
         if found != (location.name, location.version):
             raise ValueError(
