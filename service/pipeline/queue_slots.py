@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
 from service.model_limits import UNLIMITED
-from service.pipeline.shares import LEVELS
+from service.pipeline.batcher import Policy
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -38,8 +38,11 @@ class QueueSlots:
         self._settings = settings
         self._metrics = metrics
         self._waiting: Counter[tuple[str, str]] = Counter()
+        self._policy = Policy.of(settings)
+        self._bytes: Counter[str] = Counter()
+        """Model -> input bytes that wait: what a field takes goes by its size."""
         self._ahead: dict[str, Counter[int]] = {}
-        """Model -> input bytes that wait at each level: what a field takes goes by its size."""
+        """Model -> those of them, at each level, that run before whoever comes: of each request one batch."""
         self._seconds_per_byte: dict[str, float] = {}
         """By model, in full batches."""
         self._running: deque[float] = deque()
@@ -64,11 +67,11 @@ class QueueSlots:
         self._check(name, version, ticket.size)
         if ticket.deadline is not None:
             self._check_deadline(ticket, ticket.deadline - ticket.arrival)
-        self._count(ticket, ticket.size)
+        self._count(ticket, was=0, now=ticket.size)
 
     def release(self, ticket: Ticket, fields: int) -> None:
-        """Count `fields` out: they have started to run or were dropped."""
-        self._count(ticket, -fields)
+        """Count `fields` out, which its ticket counts as taken already: they have started to run or were dropped."""
+        self._count(ticket, was=ticket.waiting + fields, now=ticket.waiting)
 
     def check_room(self, model: str, version: str, *, coming: int = 0) -> None:
         """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
@@ -159,12 +162,14 @@ class QueueSlots:
     @property
     def drain_seconds(self) -> float:
         """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
-        return _bounded(sum(self._backlog(model, LEVELS) for model in self._ahead))
+        return _bounded(
+            sum(size * self._seconds_per_byte.get(model, 0.0) for model, size in self._bytes.items())
+        )
 
     def _backlog(self, model: str, level: int) -> float:
-        """Device seconds of what waits of a model at this level or a higher one."""
-        waiting = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
-        return waiting * self._seconds_per_byte.get(model, 0.0)
+        """Device seconds of what runs before new work of a model at this level."""
+        ahead = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
+        return ahead * self._seconds_per_byte.get(model, 0.0)
 
     def _check(self, model: str, version: str, fields: int) -> None:
         settings, waiting = self._settings, self._waiting[model, version]
@@ -199,15 +204,18 @@ class QueueSlots:
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
         )
 
-    def _count(self, ticket: Ticket, fields: int) -> None:
+    def _count(self, ticket: Ticket, *, was: int, now: int) -> None:
+        """Note that of a ticket's fields so many wait, where so many did."""
         model, version = ticket.runnable.name, ticket.runnable.version
-        self.total += fields
+        self.total += now - was
         key = (model, version)
         if key not in self._waiting:
             self._metrics.queue_depth.labels(*key).set_function(partial(self.waiting, *key))
-        self._waiting[key] += fields
+        self._waiting[key] += now - was
+        self._bytes[model] += (now - was) * ticket.field_bytes
+        turn = self._policy.for_model(model).limit(ticket.field_bytes, ticket.kept_bytes)
         levels = self._ahead.setdefault(model, Counter())
-        levels[ticket.flow.level] += fields * ticket.field_bytes
+        levels[ticket.flow.level] += (min(now, turn) - min(was, turn)) * ticket.field_bytes
 
 
 def _bounded(seconds: float) -> float:

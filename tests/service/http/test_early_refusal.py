@@ -67,6 +67,7 @@ class Service:
 
     def empty(self) -> None:
         for ticket in self._queued:
+            ticket.taken = ticket.size
             self._slots.release(ticket, ticket.size)
         self._queued.clear()
 
