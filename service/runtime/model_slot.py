@@ -122,7 +122,7 @@ class ModelSlot:
         return output
 
     def advance(
-        self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int, limit: int
+        self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
         """Run rollouts on by so many steps, in one batch; see `run_turn`. On the device thread."""
         with self._pipeline.in_turn(), torch.inference_mode():
@@ -131,7 +131,6 @@ class ModelSlot:
                 states,
                 wanted,
                 steps=steps,
-                limit=limit,
                 excess=self._excess,
                 device=self._device,
             )

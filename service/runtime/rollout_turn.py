@@ -64,7 +64,6 @@ def run_turn(
     wanted: Sequence[Sequence[int]],
     *,
     steps: int,
-    limit: int,
     excess: Excess,
     device: torch.device,
 ) -> Turn:
@@ -73,7 +72,6 @@ def run_turn(
     Args:
         states: fields of each rollout, on one grid; left unchanged.
         wanted: for each rollout the steps, counted from 1, whose fields are to come to the host.
-        limit: most fields in a call of `forward`.
     """
     sizes = [len(state) for state in states]
     x = torch.cat([_on_device(state, device) for state in states])
@@ -81,7 +79,7 @@ def run_turn(
     keys: list[tuple[int, int]] = []
     kept: list[torch.Tensor] = []
     for step in range(1, steps + 1):
-        x = _in_pieces(forward, x, limit)
+        x = forward(x)
         checks.append(excess(x))
         for index, part in enumerate(x.split(sizes)):
             if step in wanted[index]:
@@ -108,11 +106,3 @@ def _on_device(state: State, device: torch.device) -> torch.Tensor:
     if isinstance(state, torch.Tensor):
         return state
     return torch.from_numpy(np.require(state, np.float32, ["C", "A", "W"])).to(device)
-
-
-def _in_pieces(
-    forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, limit: int
-) -> torch.Tensor:
-    if len(x) <= limit:
-        return forward(x)
-    return torch.cat([forward(piece) for piece in x.split(limit)])

@@ -221,6 +221,23 @@ async def test_a_request_of_thousands_is_no_reason_to_refuse_a_short_deadline(be
 
 
 @on_bench()
+async def test_rollouts_that_go_on_and_on_take_turns_with_predictions(bench: Bench) -> None:
+    jobs: list[int] = []
+
+    async def keep_busy() -> None:
+        while len(jobs) < 2000:
+            await bench.scheduler.run_on_device(lambda: jobs.append(1))
+
+    # Of two, one always waits already when the other's turn ends.
+    busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        await bench.submit(float(number))
+    assert len(jobs) < 30
+    await asyncio.gather(*busy)
+
+
+@on_bench()
 async def test_poison_field_fails_alone(bench: Bench) -> None:
     first = await bench.hold()
     tasks = [bench.submit(value) for value in (1.0, BAD, 3.0)]
