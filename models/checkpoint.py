@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,20 +74,26 @@ def _write_new_config(path: Path, config: ModelConfig) -> Path:
 
 
 def load_model(
-    path: Path, *, device: torch.device | str = "cpu", repository: Path | None = None
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    repository: Path | None = None,
+    check: Callable[[ModelConfig], None] = lambda _: None,
 ) -> LoadedModel:
     """Load the native checkpoint in the folder `path`.
 
     Nothing in it is executed: the weights are safetensors, the configuration is JSON. Each file is read once, and
     what was read is what is checked and loaded, whatever becomes of the file meanwhile: the hash, every key, every
     shape and dtype, and that all values are finite. Links in the folder may lead to files of the folder and of
-    `repository`.
+    `repository`. `check` is called with the configuration before anything of the size that it claims is allocated.
 
     Raises:
         CheckpointError: anything missing or wrong, by name.
+        Exception: what `check` raises.
     """
     folders = (path,) if repository is None else (path, repository)
     config = _read_config(path, folders)
+    check(config)
     normalization = config.normalization or config.field_normalization
     try:
         expected = state_shapes(config.architecture, normalization)

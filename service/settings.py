@@ -209,6 +209,11 @@ class Settings(BaseSettings):
         default=2048 * MIB,
         description="most memory that a batch of gradients takes for what the model's layers keep",
     )
+    max_activation_bytes: PositiveInt = Field(
+        default=8192 * MIB,
+        description="most memory that all layers of a model together write for one field on its training grid; "
+        "a model that needs more is not loaded",
+    )
     max_rollout_steps: PositiveInt = Field(
         default=10_000, description="most steps that one rollout may run"
     )

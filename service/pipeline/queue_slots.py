@@ -163,7 +163,9 @@ class QueueSlots:
     def drain_seconds(self) -> float:
         """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
         return _bounded(
-            sum(size * self._seconds_per_byte.get(model, 0.0) for model, size in self._bytes.items())
+            sum(
+                size * self._seconds_per_byte.get(model, 0.0) for model, size in self._bytes.items()
+            )
         )
 
     def _backlog(self, model: str, level: int) -> float:

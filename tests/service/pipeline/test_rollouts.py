@@ -45,9 +45,7 @@ class Counter:
             return torch.where(x + 1 > 1000, torch.nan, x + 1)
 
         self.turns.append((sum(map(len, states)), steps))
-        return run_turn(
-            forward, states, wanted, steps=steps, excess=Excess(None, CPU), device=CPU
-        )
+        return run_turn(forward, states, wanted, steps=steps, excess=Excess(None, CPU), device=CPU)
 
     def free_memory(self) -> None:
         self.freed += 1
