@@ -146,34 +146,6 @@ class FNOArchitecture(_Strict):
             others = [count // 2 for count in others]
         return (*others, max(1, 2 * (last - 1)))
 
-    def activation_bytes(self, grid: tuple[int, ...]) -> float:
-        """Bytes of float32 that all layers together write for one field; infinite where no float holds their number."""
-        mlp = 0 if self.channel_mlp is None else self.channel_mlp.hidden_channels
-        channels = (
-            self.in_channels + self.out_channels + self.n_layers * (self.hidden_channels + mlp)
-        )
-        channels += sum((*self.lifting_channels, *self.projection_channels))
-        try:
-            return 4.0 * channels * self._most_points(grid)
-        except OverflowError:
-            return math.inf
-
-    def _most_points(self, grid: tuple[int, ...]) -> float:
-        """Grid points of the largest layer, with domain padding and resolution scaling."""
-        points = [float(count) for count in grid]
-        padding = self.domain_padding
-        if padding is not None:
-            sides = 2 if padding.sides == "both" else 1
-            added = padding.points or [
-                count * share for count, share in zip(points, padding.fraction or (), strict=True)
-            ]
-            points = [count + sides * more for count, more in zip(points, added, strict=True)]
-        most = math.prod(points)
-        for scales in self.resolution_scaling:
-            points = [count * scale for count, scale in zip(points, scales, strict=True)]
-            most = max(most, math.prod(points))
-        return most
-
     def steps(self, *, last: bool) -> tuple[BlockStep, ...]:
         """What a hidden layer does, in order; `last` asks for the last one."""
         block = self.block or self._usual_block()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from models.activations import activation_bytes
 from service.errors import DeviceLost, NotDifferentiable
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
@@ -197,7 +198,7 @@ class ModelSlot:
 
     def _try_gradient(self, shape: tuple[int, ...], most: int) -> bool:
         """Note what a gradient takes, or why there is none: predictions do not depend on it."""
-        if self.config.architecture.activation_bytes(shape[1:]) > most:
+        if activation_bytes(self.config.architecture, shape[1:]) > most:
             self._no_gradient = (
                 f"that of one field on its training grid takes more than {most} bytes "
                 f"({env_name('max_gradient_bytes')})"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from models.activations import activation_bytes
 from models.checkpoint import load_model
 from models.registry import discover
 from service.errors import NotFound, ServiceError, Unavailable
@@ -349,7 +350,7 @@ class Repository:
 
     def _check_size(self, config: ModelConfig) -> None:
         grid, most = config.grid.training, self._settings.max_activation_bytes
-        needed = config.architecture.activation_bytes(grid)
+        needed = activation_bytes(config.architecture, grid)
         if needed > most:
             raise ValueError(
                 f"its layers write {needed:.3g} bytes for one field on the training grid {list(grid)}, the limit is "

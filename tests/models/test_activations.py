@@ -1,4 +1,4 @@
-"""Configurations: how much memory a model claims, whatever its file says."""
+"""How much memory a network claims, whatever its file says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from models.activations import activation_bytes
 from models.config import ChannelMLP, DomainPadding, FNOArchitecture
 
 PLAIN: dict[str, Any] = {
@@ -34,7 +35,7 @@ def test_activations_are_those_of_all_layers_on_the_largest_of_their_grids(
     changes: dict[str, Any], channels: int, points: int
 ) -> None:
     architecture = FNOArchitecture(**{**PLAIN, **changes})
-    assert architecture.activation_bytes((8, 10)) == 4 * channels * points
+    assert activation_bytes(architecture, (8, 10)) == 4 * channels * points
 
 
 @pytest.mark.parametrize(
@@ -48,4 +49,4 @@ def test_activations_are_those_of_all_layers_on_the_largest_of_their_grids(
 def test_activations_beyond_all_numbers_are_infinite(
     changes: dict[str, Any], grid: tuple[int, ...]
 ) -> None:
-    assert FNOArchitecture(**{**PLAIN, **changes}).activation_bytes(grid) == math.inf
+    assert activation_bytes(FNOArchitecture(**{**PLAIN, **changes}), grid) == math.inf
