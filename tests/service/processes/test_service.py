@@ -296,6 +296,21 @@ def test_front_ends_agree_on_models_and_counters(service: Service) -> None:
     assert [model["state"] for model in service.get("/v1/models").json()["models"]] == ["READY"] * 2
 
 
+def test_every_front_end_refuses_foreign_hosts_and_pages(service: Service) -> None:
+    unload = "/v2/repository/models/tiny-2d/unload"
+    headers = (
+        ({"Host": "attacker.example"}, 421),
+        ({"Origin": "http://attacker.example", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    )
+    for _ in range(20):
+        # On a connection of its own each, so that the kernel spreads them over the front ends.
+        for sent, status in headers:
+            answer = httpx.post(service.url + unload, headers=sent, content=b"{}", verify=False)
+            assert answer.status_code == status
+    assert service.get("/v2/models/tiny-2d/ready").status_code == 200
+
+
 def test_reloads_under_load_fail_nothing(service: Service, modules: dict[str, FNO]) -> None:
     with Load(service, modules, clients=4) as load:
         for _ in range(5):
