@@ -260,6 +260,8 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
+    if arguments.repository is not None:
+        settings = settings.model_copy(update={"model_repository": arguments.repository})
     if arguments.out is not None:
         _require_matplotlib("--out")
     # Slow to import, and needed by this command alone.
@@ -271,7 +273,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if not (folder / CONFIG_FILE).is_file():
         if len(folder.parts) > 1:
             raise _UsageError(f"{folder} is not the folder of a checkpoint: no {CONFIG_FILE} there")
-        folder = located(arguments.repository or settings.model_repository, name)
+        folder = located(settings.model_repository, name)
     return run(arguments, load_as_served(folder, settings, max_batch=arguments.n))
 
 

@@ -75,7 +75,7 @@ def predict_local(
     """
     folder = located(root, name, version)
     target = resolve_device(device)
-    model = load_model(folder, device=target)
+    model = load_model(folder, device=target, repository=root)
     config = model.config
     grid = None if output_grid is None else parse_output_grid(output_grid, config)
     fields, form = fields_from_arrays({INPUT: array}, config, max_fields=max(1, array.size))
@@ -106,7 +106,7 @@ def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verif
         ValueError: the device is not there.
     """
     device = resolve_device(settings.device)
-    loaded = load_model(folder, device=device)
+    loaded = load_model(folder, device=device, repository=settings.model_repository)
     config, wanted = loaded.config, settings.precision
     precision = config.precision if wanted == "model" else wanted
     forward = Forward(config.name, loaded.module, device, precision=precision, max_batch=max_batch)

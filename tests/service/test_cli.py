@@ -105,6 +105,20 @@ def test_predict_local_writes_the_answer_of_the_checkpoint(
     np.testing.assert_allclose(np.load(out), truth, rtol=1e-6, atol=1e-6)
 
 
+def test_predict_local_follows_links_within_the_repository_and_no_others(
+    repository: Path, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
+    weights = repository / "tiny-1d" / "model.safetensors"
+    blob = weights.rename(repository / "blob")
+    weights.symlink_to(blob)
+    assert cli.main(arguments) == 0
+    weights.unlink()
+    weights.symlink_to(blob.rename(tmp_path / "elsewhere"))
+    assert cli.main(arguments) == 1
+    assert "leads out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("grid", ["", "12x12", "a,b", "8,"])
 def test_predict_output_grid_that_is_no_grid_is_wrong_usage(
     field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], grid: str
