@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     predict = commands.add_parser(
         "predict",
         help="run one model on a .npy file",
-        description="Run one model on a field [channels, *grid] or a batch [n, channels, *grid].",
+        description="Run one model on a field [channels, *grid], a batch [n, channels, *grid] or, for one input "
+        "channel, a field as it is, [*grid].",
     )
     predict.add_argument("model", metavar="MODEL", help="name of the model")
     predict.add_argument("input", metavar="INPUT.npy", type=Path, help="the field or batch")
@@ -371,12 +372,11 @@ def _plot(
     from service.plot import save_picture
 
     inputs, outputs, grid = signature
-    if fields.ndim == len(grid.training) + 2:
-        fields, answer = fields[0], answer[0]
+    rank = len(grid.training)
     save_picture(
         path,
-        fields.astype(np.float32),
-        answer,
+        fields.reshape(-1, len(inputs), *fields.shape[-rank:])[0].astype(np.float32),
+        answer.reshape(-1, len(outputs), *answer.shape[-rank:])[0],
         inputs=inputs,
         outputs=outputs,
         grid=grid,

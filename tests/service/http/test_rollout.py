@@ -98,6 +98,8 @@ def test_whole_answers_in_every_form() -> None:
     told = post(body=single, sent="application/json").json()
     np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, 1, 0])
     assert told["units"] == {"w": "1/s"}
+    bare = np.load(io.BytesIO(post(body=npy(FIELDS[1, 0])).content))
+    np.testing.assert_array_equal(bare, expected[:, 1, 0])
     several = json.dumps({"inputs": {"w": FIELDS[:, 0].tolist()}}).encode()
     told = post(body=several, sent="application/json").json()
     np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, :, 0])
