@@ -211,11 +211,6 @@ def _url(arguments: argparse.Namespace) -> str:
     return http_url(settings.host, settings.port, tls=settings.tls_certificate is not None)
 
 
-def _authorization() -> dict[str, str]:
-    key = os.environ.get(API_KEY_VARIABLE)
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     # A log for machines must hold nothing but its own lines.
@@ -277,7 +272,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    with Client(_url(arguments), retries=0, headers=_authorization()) as client:
+    with Client(_url(arguments), retries=0, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
         listing = client.models()
     rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
     rows += [
@@ -314,7 +309,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         answer, warnings = local.fields, local.warnings
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
     else:
-        with Client(_url(arguments), headers=_authorization()) as client:
+        with Client(_url(arguments), api_key=os.environ.get(API_KEY_VARIABLE)) as client:
             prediction = client.predict_detailed(
                 arguments.model,
                 fields,

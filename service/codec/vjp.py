@@ -83,9 +83,7 @@ def arrays_from_vjp(
     named = laid_out(gradients, config.inputs, form.input, whole=GRADIENT, prefix=f"{GRADIENT}.")
     if outputs is None:
         return named
-    return named | laid_out(
-        outputs, config.outputs, form.output, whole=OUTPUT, prefix=f"{OUTPUT}."
-    )
+    return named | laid_out(outputs, config.outputs, form.output, whole=OUTPUT, prefix=f"{OUTPUT}.")
 
 
 def units_of_vjp(config: ModelConfig, *, output: bool) -> dict[str, str]:
