@@ -138,7 +138,6 @@ def test_the_documented_torch_step_has_the_gradient_of_the_module(
     module(twin[None]).square().sum().backward()
     assert twin.grad is not None
     assert float((x.grad - twin.grad).norm() / twin.grad.norm()) < 1e-4
-    documented["client"].close()
 
 
 def test_the_documented_curl_works_when_pasted(server: ServerProcess, tmp_path: Path) -> None:
