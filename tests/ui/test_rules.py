@@ -54,6 +54,7 @@ def test_axe_finds_nothing_in_light_or_dark_with_or_without_an_error(
     page.locator("#grid").select_option("32,32")
     expect(page.locator("#verdict .bad")).to_be_visible()
     page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
     page.get_by_label("Upload").check()
     (tmp_path / "bad.npy").write_bytes(b"nothing")
     page.get_by_label("File (.npy)").set_input_files(tmp_path / "bad.npy")
