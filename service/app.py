@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.docs import docs
 from service.http.guard import Guard, GuardMiddleware
 from service.http.journal import POLLED, Journal
 from service.http.keys import HEALTH, KeyMiddleware, Keys
@@ -97,6 +98,9 @@ def create_app(
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
+        # FastAPI's own pages load their files from a CDN.
+        docs_url=None,
+        redoc_url=None,
         # All off unless asked for: else each request asks whether it is set up, which costs more than finding the route.
         telemetry={
             "tracing": settings.tracing,
@@ -114,7 +118,10 @@ def create_app(
             keys=context.keys,
             metrics=metrics,
             # A browser asks for a page without a key, before there is a field to put one in.
-            open_paths=HEALTH | PAGE_PATHS | ({"/metrics"} if settings.public_metrics else set()),
+            open_paths=HEALTH
+            | PAGE_PATHS
+            | {"/"}
+            | ({"/metrics"} if settings.public_metrics else set()),
         )
     app.add_middleware(GuardMiddleware, guard=context.guard, metrics=metrics)
     if settings.tracing:
@@ -128,6 +135,7 @@ def create_app(
     app.include_router(oip_router)
     app.include_router(admin_router)
     app.include_router(page)
+    app.include_router(docs)
     return app
 
 

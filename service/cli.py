@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     predict = commands.add_parser(
         "predict",
         help="run one model on a .npy file",
-        description="Run one model on a field [channels, *grid] or a batch [n, channels, *grid].",
+        description="Run one model on a field [channels, *grid], a batch [n, channels, *grid] or, for one input "
+        "channel, a field as it is, [*grid].",
     )
     predict.add_argument("model", metavar="MODEL", help="name of the model")
     predict.add_argument("input", metavar="INPUT.npy", type=Path, help="the field or batch")
@@ -210,11 +211,6 @@ def _url(arguments: argparse.Namespace) -> str:
     return http_url(settings.host, settings.port, tls=settings.tls_certificate is not None)
 
 
-def _authorization() -> dict[str, str]:
-    key = os.environ.get(API_KEY_VARIABLE)
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     # A log for machines must hold nothing but its own lines.
@@ -278,7 +274,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    with Client(_url(arguments), retries=0, headers=_authorization()) as client:
+    with Client(_url(arguments), retries=0, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
         listing = client.models()
     rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
     rows += [
@@ -315,7 +311,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         answer, warnings = local.fields, local.warnings
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
     else:
-        with Client(_url(arguments), headers=_authorization()) as client:
+        with Client(_url(arguments), api_key=os.environ.get(API_KEY_VARIABLE)) as client:
             prediction = client.predict_detailed(
                 arguments.model,
                 fields,
@@ -373,12 +369,11 @@ def _plot(
     from service.plot import save_picture
 
     inputs, outputs, grid = signature
-    if fields.ndim == len(grid.training) + 2:
-        fields, answer = fields[0], answer[0]
+    rank = len(grid.training)
     save_picture(
         path,
-        fields.astype(np.float32),
-        answer,
+        fields.reshape(-1, len(inputs), *fields.shape[-rank:])[0].astype(np.float32),
+        answer.reshape(-1, len(outputs), *answer.shape[-rank:])[0],
         inputs=inputs,
         outputs=outputs,
         grid=grid,

@@ -95,7 +95,8 @@ class Metrics:
             ("model", "backend", "precision"),
         )
         self.request_duration = self._seconds(
-            "turbofno_request_duration_seconds", "From request header to last response byte."
+            "turbofno_request_duration_seconds",
+            "From request header to last response byte; without rollouts.",
         )
         self.decode = self._seconds("turbofno_decode_seconds", "Body bytes to fields.")
         self.queue = self._seconds("turbofno_queue_seconds", "Waiting for the device.")

@@ -41,6 +41,14 @@ class Form:
     """One array for each channel name, rather than one array with a channel axis."""
     batched: bool
     """A batch axis comes first, rather than a single field without one."""
+    channel_axis: bool = True
+    """False for one field of a one-channel model that came as its grid alone, [*grid]."""
+
+    def leading(self, batch: int, channels: int) -> tuple[int, ...]:
+        """The axes before the grid that an array of all `channels` has in this form."""
+        if self.batched:
+            return batch, channels
+        return (channels,) if self.channel_axis or channels > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,9 @@ def fields_from_arrays(
 ) -> tuple[Fields, Form]:
     """Turn a request's named arrays into a batch.
 
-    Either the key "input" holds the whole tensor, [batch, C, *grid] or one field [C, *grid]; or the
-    keys are exactly the model's input channels, each [batch, *grid] or [*grid].
+    Either the key "input" holds the whole tensor, [batch, C, *grid], one field [C, *grid], or one field
+    [*grid] of a model with one channel; or the keys are exactly the model's input channels, each
+    [batch, *grid] or [*grid].
 
     Returns:
         float32 [batch, in_channels, *grid], C-contiguous, in the model's channel order, and the
@@ -144,12 +153,12 @@ def fields_from_arrays(
     n_dim = config.architecture.n_dim
     if set(arrays) == {INPUT}:
         array = arrays[INPUT]
-        batched = array.ndim != n_dim + 1
-        tensor = array if batched else array[np.newaxis]
-        if batched and array.ndim != n_dim + 2:
+        missing = n_dim + 2 - array.ndim
+        if missing not in range(3 if len(config.inputs) == 1 else 2):
             raise InvalidField(_input_rank_message(array, config))
+        tensor = array[(np.newaxis,) * missing]
         fields = fields_from_tensor(tensor, config, max_fields=max_fields)
-        return fields, Form(by_channel=False, batched=batched)
+        return fields, Form(by_channel=False, batched=not missing, channel_axis=missing < 2)
     channels = [channel.name for channel in config.inputs]
     if set(arrays) != set(channels):
         raise InvalidField(
@@ -164,11 +173,18 @@ def arrays_from_fields(
     fields: Fields, config: ModelConfig, form: Form
 ) -> dict[str, NDArray[np.float32]]:
     """Lay an answer [batch, out_channels, *grid] out in the form that the request had (views)."""
+    return laid_out(fields, config.outputs, form, whole=OUTPUT)
+
+
+def laid_out(
+    fields: Fields, channels: Sequence[Channel], form: Form, *, whole: str, prefix: str = ""
+) -> dict[str, NDArray[np.float32]]:
+    """Name and lay [batch, channels, *grid] out in this form (views): `whole`, or each channel after the prefix."""
     if form.by_channel:
-        named = {channel.name: fields[:, i] for i, channel in enumerate(config.outputs)}
-    else:
-        named = {OUTPUT: fields}
-    return named if form.batched else {name: array[0] for name, array in named.items()}
+        named = {f"{prefix}{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
+        return named if form.batched else {name: array[0] for name, array in named.items()}
+    shape = (*form.leading(len(fields), len(channels)), *fields.shape[2:])
+    return {whole: fields.reshape(shape)}
 
 
 def array_from_bytes(data: memoryview, dtype: str) -> Array:
@@ -301,13 +317,11 @@ def check_finite(
 def _input_rank_message(array: Array, config: ModelConfig) -> str:
     channels = config.architecture.in_channels
     axes = _grid_axes(config)
-    message = (
+    bare = f", which may also be [{axes}]" if channels == 1 else ""
+    return (
         f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {channels}, "
-        f"{axes}] or one field [{channels}, {axes}]"
+        f"{axes}] or one field [{channels}, {axes}]{bare}"
     )
-    if channels == 1 and array.ndim == config.architecture.n_dim:
-        message += f"; to send [{axes}] as it is, name it '{config.inputs[0].name}'"
-    return message
 
 
 def _rank(shape: Sequence[int]) -> str:

@@ -66,7 +66,9 @@ class Journal:
         metrics.requests.labels(*model, record.protocol, status).inc()
         steps = _steps(record)
         if record.model:
-            metrics.request_duration.labels(*model).observe(seconds)
+            # A rollout lasts as long as its client reads on, which says nothing of how soon requests are answered.
+            if record.protocol != "rollout":
+                metrics.request_duration.labels(*model).observe(seconds)
             for step, taken in steps:
                 metrics.steps[step].labels(*model).observe(taken)
         level = logging.DEBUG if scope["path"] in POLLED else logging.INFO

@@ -40,8 +40,9 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARRAYS = {
     "type": "object",
     "description": (
-        "Either 'input' with shape [batch, channels, *grid] or [channels, *grid]; or every input "
-        "channel of the model by its name, with shape [*grid] or [batch, *grid]."
+        "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with "
+        "one input channel, [*grid]; or every input channel of the model by its name, with shape [*grid] "
+        "or [batch, *grid]."
     ),
     "minProperties": 1,
     "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},

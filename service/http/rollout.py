@@ -262,7 +262,7 @@ async def _all(frames: AsyncGenerator[Frame]) -> Fields:
 def _encode(
     stack: Fields, codec: Codec, config: ModelConfig, form: Form, status: ModelStatus
 ) -> bytes:
-    frames = stack if form.batched else stack[:, 0]
+    frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
     outputs = {OUTPUT: frames}
     if form.by_channel:
         # the channels' axis, after time and, if there is one, the batch

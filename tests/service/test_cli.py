@@ -139,10 +139,10 @@ def test_predict_through_a_server_writes_the_answer(url: str, field: Path, tmp_p
 
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("n_dim", [1, 2])
-@pytest.mark.parametrize("batched", [False, True])
-def test_predict_plot_draws_a_picture(tmp_path: Path, n_dim: int, batched: bool) -> None:
+@pytest.mark.parametrize("leading", [(), (1,), (1, 1)])
+def test_predict_plot_draws_a_picture(tmp_path: Path, n_dim: int, leading: tuple[int, ...]) -> None:
     field, picture = tmp_path / "in.npy", tmp_path / "picture.png"
-    array = np.random.default_rng(0).normal(size=(1,) * batched + (1,) + (16,) * n_dim)
+    array = np.random.default_rng(0).normal(size=leading + (16,) * n_dim)
     np.save(field, array)
     arguments = ["predict", f"tiny-{n_dim}d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
     assert cli.main([*arguments, "--plot", str(picture)]) == 0

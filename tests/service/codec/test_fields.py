@@ -146,9 +146,23 @@ def test_arrays_wrong_names_or_ranks_say_what_is_expected(
     assert words in caught.value.message
 
 
-def test_arrays_bare_grid_under_input_suggests_the_channel(one_d: ModelConfig) -> None:
-    with pytest.raises(InvalidField, match="name it 'u0'"):
-        fields_from_arrays({"input": np.zeros(8, "f4")}, one_d, max_fields=1)
+def test_a_bare_grid_is_one_field_of_a_one_channel_model(one_d: ModelConfig) -> None:
+    bare = RNG.normal(size=8).astype("f4")
+    fields, form = fields_from_arrays({"input": bare}, one_d, max_fields=1)
+    np.testing.assert_array_equal(fields, bare[np.newaxis, np.newaxis])
+    np.testing.assert_array_equal(arrays_from_fields(fields, one_d, form)["output"], bare)
+
+
+def test_a_bare_grid_keeps_the_channels_of_an_answer_with_several(two_d: ModelConfig) -> None:
+    answer = RNG.normal(size=(1, 3, 8, 6)).astype("f4")
+    form = Form(by_channel=False, batched=False, channel_axis=False)
+    (found,) = arrays_from_fields(answer, two_d, form).values()
+    np.testing.assert_array_equal(found, answer[0])
+
+
+def test_an_input_of_no_rank_names_all_that_a_one_channel_model_takes(one_d: ModelConfig) -> None:
+    with pytest.raises(InvalidField, match=r"\[1, x\], which may also be \[x\]"):
+        fields_from_arrays({"input": np.zeros((), "f4")}, one_d, max_fields=1)
 
 
 def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) -> None:
