@@ -106,6 +106,10 @@ class Frame:
 
     step: int
     fields: Fields
+    trust: dict[str, float] = field(default_factory=dict)
+    """As in `Prediction`: the largest values of the steps since the frame before."""
+    warnings: tuple[str, ...] = ()
+    """In words, why frames from this one on may be worse than the model's card says; each is given once a rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +368,7 @@ class Client(_Calls[httpx.Client]):
             BadInput, NotFound, Overloaded, DeadlineExceeded, ServerError, ConnectionFailed.
         """
         prediction = self.predict_detailed(model, fields, **options)
-        for warning in prediction.warnings:
-            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        _warn(prediction.warnings)
         return prediction.fields
 
     def predict_detailed(
@@ -394,8 +397,7 @@ class Client(_Calls[httpx.Client]):
             As `predict`; BadInput also if the model has no gradient.
         """
         gradient = self.vjp_detailed(model, fields, cotangent, **options)
-        for warning in gradient.warnings:
-            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        _warn(gradient.warnings)
         return gradient.gradient
 
     def vjp_detailed(
@@ -454,12 +456,13 @@ class Client(_Calls[httpx.Client]):
         """
         response = self._carry_out(self._rollout_steps(model, fields, steps, options), stream=True)
         with closing(response):
-            for warning in _told(response):
-                warnings.warn(warning, PredictionWarning, stacklevel=2)
+            _warn(_told(response))
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 for chunk in response.iter_raw():
-                    yield from reader.feed(chunk)
+                    for frame in reader.feed(chunk):
+                        _warn(frame.warnings)
+                        yield frame
             except httpx.RequestError as error:
                 raise _error(error, self._timeout) from error
             reader.finish()
@@ -518,8 +521,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         self, model: str, fields: ArrayLike, **options: Unpack[PredictOptions]
     ) -> Fields:
         prediction = await self.predict_detailed(model, fields, **options)
-        for warning in prediction.warnings:
-            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        _warn(prediction.warnings)
         return prediction.fields
 
     async def predict_detailed(
@@ -535,8 +537,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
         **options: Unpack[VjpOptions],
     ) -> Fields:
         gradient = await self.vjp_detailed(model, fields, cotangent, **options)
-        for warning in gradient.warnings:
-            warnings.warn(warning, PredictionWarning, stacklevel=2)
+        _warn(gradient.warnings)
         return gradient.gradient
 
     async def vjp_detailed(
@@ -558,12 +559,12 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             self._rollout_steps(model, fields, steps, options), stream=True
         )
         try:
-            for warning in _told(response):
-                warnings.warn(warning, PredictionWarning, stacklevel=2)
+            _warn(_told(response))
             reader = _FrameReader(response, np.ndim(fields))
             try:
                 async for chunk in response.aiter_raw():
                     for frame in reader.feed(chunk):
+                        _warn(frame.warnings)
                         yield frame
             except httpx.RequestError as error:
                 raise _error(error, self._timeout) from error
@@ -638,7 +639,12 @@ class _FrameReader:
                 self._shape = shape if self._rank == len(shape) else shape[1:]
             elif event["event"] == "frame":
                 fields = np.frombuffer(payload, "<f4").astype(np.float32, copy=False)
-                yield Frame(event["step"], fields.reshape(self._shape))
+                yield Frame(
+                    event["step"],
+                    fields.reshape(self._shape),
+                    trust={name: max(found) for name, found in event.get("trust", {}).items()},
+                    warnings=tuple(event.get("warnings", ())),
+                )
 
     def finish(self) -> None:
         """Raise what the stream ended with, if that is no good end."""
@@ -665,6 +671,12 @@ class _FrameReader:
         content = bytes(self._bytes[begin : begin + payload])
         del self._bytes[: begin + payload]
         return event, content
+
+
+def _warn(told: Sequence[str]) -> None:
+    """Issue what the server told, on the line that called the client's method."""
+    for text in told:
+        warnings.warn(text, PredictionWarning, stacklevel=3)
 
 
 def _model_path(name: str, version: str | int | None = None) -> str:

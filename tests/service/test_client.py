@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import struct
 import subprocess
 import sys
 import time
@@ -158,6 +160,41 @@ def test_warnings_are_issued_by_predict_and_told_by_predict_detailed() -> None:
     with pytest.warns(PredictionWarning) as caught:
         asyncio.run(ask())
     assert len(caught) == 2
+
+
+def test_warnings_of_a_rollout_are_issued_with_its_frames() -> None:
+    def record(event: dict[str, object], payload: bytes = b"") -> bytes:
+        text = json.dumps(event).encode()
+        return struct.pack("<II", len(text), len(payload)) + text + payload
+
+    off = {"trust": {"residual": [0.1, 48.6]}, "warnings": ["the residual", "the horizon"]}
+    frames = [
+        record({"event": "start", "shape": [1, 1, 12]}),
+        record({"event": "frame", "step": 1}, FIELD.tobytes()),
+        record({"event": "frame", "step": 2, **off}, FIELD.tobytes()),
+        record({"event": "end", "step": 2}),
+    ]
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        kind = {"Content-Type": "application/vnd.turbofno.frames", "X-Warning": "the grid"}
+        return httpx.Response(200, stream=httpx.ByteStream(b"".join(frames)), headers=kind)
+
+    with client_for(handler) as client, pytest.warns(PredictionWarning) as caught:
+        first, second = client.rollout("m", FIELD, 2)
+    expected = ["the grid", "the residual", "the horizon"]
+    assert [str(one.message) for one in caught] == expected
+    assert {one.filename for one in caught} == {__file__}
+    assert (first.trust, first.warnings) == ({}, ())
+    assert (second.trust, second.warnings) == ({"residual": 48.6}, tuple(off["warnings"]))
+
+    async def ask() -> list[tuple[str, ...]]:
+        transport = httpx.MockTransport(handler)
+        async with AsyncClient("http://test", transport=transport) as client:
+            return [frame.warnings async for frame in client.rollout("m", FIELD, 2)]
+
+    with pytest.warns(PredictionWarning) as caught:
+        assert asyncio.run(ask()) == [(), second.warnings]
+    assert [str(one.message) for one in caught] == expected
 
 
 def test_malformed_server_timing_is_ignored() -> None:
