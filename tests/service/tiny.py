@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.checkpoint import save_model
-from models.config import (
-    PDE,
-    BurgersResidual,
-    Channel,
-    ChannelStatistics,
-    FNOArchitecture,
-    GridSpec,
-    ModelConfig,
-    Statistics,
-)
+from models.config import PDE, BurgersResidual, Channel, FNOArchitecture, GridSpec, ModelConfig
 from models.fno import FNO
+from models.statistics import ChannelStatistics, Statistics
 from models.trust.calibrate import distribution_of
 
 if TYPE_CHECKING:

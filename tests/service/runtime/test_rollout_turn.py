@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.config import ChannelStatistics, Statistics
 from models.fno import FNO
+from models.statistics import ChannelStatistics, Statistics
 from service.runtime.rollout_turn import Excess, State, Turn, run_turn
 from tests.service.tiny import rollable_config
 
