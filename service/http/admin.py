@@ -10,9 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import FileResponse, JSONResponse
 
-from models.config import PDE, Channel, GridSpec, Metric, Statistics
+from models.config import PDE, Channel, GridSpec, Metric
 from models.registry import discover
 from models.sampling import SampleParameter, parameters_of
+from models.statistics import Statistics
 from service.context import context_of
 from service.errors import NotFound
 from service.http.openapi import ModelName, problem

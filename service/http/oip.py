@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import WithJsonSchema
 
+from service import answer_warnings
 from service.codec import oip_binary
 from service.codec.compression import answer_coding, compress
 from service.codec.fields import fields_from_tensor
@@ -20,8 +21,9 @@ from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
-from service.http.output_grid import infer_onto, warn_of_grids
+from service.http.output_grid import infer_onto
 from service.http.trust import largest
+from service.http.warned import counted
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ async def infer(
         priority=call.priority,
         seconds=None if call.timeout_us is None else call.timeout_us / 1e6,
     )
-    warnings = warn_of_grids(request, config, fields.shape[2:], grid)
+    warned = answer_warnings.of_prediction(config, fields.shape[2:], grid, result.trust)
+    warnings = counted(request, config, warned)
     started = time.perf_counter()
     as_json = not all(output.binary for output in call.outputs)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)

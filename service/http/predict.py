@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import WithJsonSchema
 
+from service import answer_warnings
 from service.codec.fields import Answer, arrays_from_fields, fields_from_arrays
 from service.codec.grids import OUTPUT_GRID, parse_output_grid
 from service.codec.negotiate import CODECS, JSON, NPZ, codec_for_answer, codec_for_body
@@ -19,8 +20,9 @@ from service.http.body import read_body
 from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
-from service.http.output_grid import WARNING, infer_onto, warn_of_grids, warning_header
+from service.http.output_grid import infer_onto
 from service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, trust_headers
+from service.http.warned import WARNING, counted, warning_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,7 +225,8 @@ async def predict(
         request, room, fields,
         config=config, output_grid=grid, priority=priority, seconds=seconds,
     )  # fmt: skip
-    warnings = warn_of_grids(request, config, fields.shape[2:], grid)
+    warned = answer_warnings.of_prediction(config, fields.shape[2:], grid, result.trust)
+    warnings = counted(request, config, warned)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
     answer = await offload(heavy, _encode, result, writer, config, form, warnings)

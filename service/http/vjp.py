@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from service import answer_warnings
 from service.codec.fields import Answer
 from service.codec.negotiate import (
     CODECS,
@@ -24,8 +25,8 @@ from service.errors import BadRequest, NotAcceptable, UnsupportedMediaType
 from service.http.inference import admit, begin, infer
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
-from service.http.output_grid import warn_of_grids, warning_header
 from service.http.predict import REQUEST_BODY, RESPONSES, Deadline, Priority, read_arrays
+from service.http.warned import counted, warning_header
 from service.pipeline.vjp import VjpShapes, join, part
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ async def _vjp(
     result = await infer(
         request, rows, config=config, priority=priority, seconds=seconds, vjp=shapes
     )
-    warnings = warn_of_grids(request, config, shapes.input[1:])
+    warned = answer_warnings.of_grids(config, shapes.input[1:])
+    warnings = counted(request, config, warned)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
     answer = await offload(

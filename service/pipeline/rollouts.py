@@ -115,6 +115,8 @@ class _Member:
         self.state: State = request.initial.fields
         self.step = request.start
         self._frames: deque[Frame] = deque()
+        self._trust: dict[str, NDArray[np.float32]] = {}
+        """Each signal's largest values, [n], since the last frame with fields."""
         self._unread = 0
         fields = request.initial.fields
         self._most_unread = unread_bytes(fields) // fields.nbytes
@@ -157,15 +159,26 @@ class _Member:
         return [one for one in range(1, steps + 1) if self.request.wants(self.step + one)]
 
     def advance(
-        self, state: State, frames: dict[int, Fields], excess: NDArray[np.float32], steps: int
+        self,
+        state: State,
+        frames: dict[int, Fields],
+        excess: NDArray[np.float32],
+        trust: dict[str, NDArray[np.float32]],
+        steps: int,
     ) -> None:
         """Take in what a turn gave."""
         # NaN is not at most 1 either
         fine = (excess <= 1.0).all(axis=1)
         good = steps if fine.all() else int(np.argmin(fine))
+        judged = 0
         for step, fields in frames.items():
             if step <= good:
-                self._put(Frame(self.step + step, fields))
+                self._judged(trust, judged, step)
+                judged = step
+                found = {name: tuple(values.tolist()) for name, values in self._trust.items()}
+                self._put(Frame(self.step + step, fields, found))
+                self._trust.clear()
+        self._judged(trust, judged, steps)
         if good < steps:
             self.fail(_blow_up(self.step + good + 1, excess[good]))
             return
@@ -175,6 +188,12 @@ class _Member:
             if self._frames and self._frames[-1].fields is None:
                 self._frames.pop()
             self._put(Frame(self.step))
+
+    def _judged(self, trust: dict[str, NDArray[np.float32]], begin: int, end: int) -> None:
+        """Note the signals of those steps of a turn."""
+        for name, values in trust.items():
+            largest = values[begin:end].max(axis=0, initial=0.0)
+            self._trust[name] = np.maximum(self._trust.get(name, 0.0), largest)
 
     def fail(self, error: ServiceError) -> None:
         """End it with that."""
@@ -277,10 +296,10 @@ class _Group:
             return
         self._learn(time.perf_counter() - started, steps)
         self._count(chosen, steps)
-        for member, state, frames, excess in zip(
-            chosen, turn.states, turn.frames, turn.excess, strict=True
+        for member, state, frames, excess, trust in zip(
+            chosen, turn.states, turn.frames, turn.excess, turn.trust, strict=True
         ):
-            member.advance(state, frames, excess, steps)
+            member.advance(state, frames, excess, trust, steps)
         # To the end of the line, unless they left meanwhile.
         others = [one for one in self._members if one not in chosen]
         self._members = others + [one for one in chosen if one in self._members]

@@ -133,6 +133,7 @@ class ModelSlot:
                 steps=steps,
                 limit=limit,
                 excess=self._excess,
+                judge=self._judge or unjudged,
                 device=self._device,
             )
 
