@@ -59,6 +59,8 @@ class Answer:
     backend: str
     precision: str
     trust: FieldTrust | FrameTrust = field(default_factory=dict)
+    trust_status: str = ""
+    """In words, why there are no signals, where a prediction could have them."""
     warnings: tuple[str, ...] = ()
     """In words, why the outputs may be worse than the model's card says."""
 

@@ -22,7 +22,7 @@ from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offl
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
 from service.http.output_grid import infer_onto
-from service.http.trust import largest
+from service.http.trust import UNTOLD, largest, why_untold
 from service.http.warned import counted
 from service.settings import env_name
 
@@ -108,10 +108,13 @@ async def infer(
     )
     warned = answer_warnings.of_prediction(config, fields.shape[2:], grid, result.trust)
     warnings = counted(request, config, warned)
+    untold = why_untold(config, result.trust, judged=settings.trust).get(UNTOLD, "")
     started = time.perf_counter()
     as_json = not all(output.binary for output in call.outputs)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    response = await _response(request, await offload(heavy, _encode, call, result, warnings))
+    response = await _response(
+        request, await offload(heavy, _encode, call, result, warnings, untold)
+    )
     record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(response.body))
     return response
@@ -162,7 +165,9 @@ def _decode(
     return call, fields_from_tensor(call.tensor, config, max_fields=max_fields)
 
 
-def _encode(call: InferRequest, result: PredictResult, warnings: tuple[str, ...]) -> InferAnswer:
+def _encode(
+    call: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
+) -> InferAnswer:
     return oip_binary.encode(
         result.fields,
         outputs=call.outputs,
@@ -171,6 +176,7 @@ def _encode(call: InferRequest, result: PredictResult, warnings: tuple[str, ...]
         request_id=call.id,
         warnings=warnings,
         trust=largest(result.trust),
+        trust_status=trust_status,
     )
 
 

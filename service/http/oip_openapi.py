@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from service.http.oip_schemas import Error
-from service.http.trust import TRUST_LARGEST
+from service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
 _EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
 
@@ -98,6 +98,7 @@ _INFER_RESPONSE = {
                     "type": "string",
                     "description": "why the answer may be worse than the model's card says",
                 },
+                "trust_status": TRUST_STATUS,
                 **{f"trust_{name}": schema for name, schema in TRUST_LARGEST.items()},
             },
         },

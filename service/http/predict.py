@@ -21,7 +21,14 @@ from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
 from service.http.output_grid import infer_onto
-from service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, trust_headers
+from service.http.trust import (
+    TRUST_HEADERS,
+    TRUST_SCHEMA,
+    TRUST_STATUS,
+    UNTOLD,
+    trust_headers,
+    why_untold,
+)
 from service.http.warned import WARNING, counted, warning_header
 
 if TYPE_CHECKING:
@@ -114,6 +121,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                         },
                         "units": {"type": "object", "additionalProperties": {"type": "string"}},
                         "trust": TRUST_SCHEMA,
+                        "trust_status": TRUST_STATUS,
                         "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
                     },
                 }
@@ -227,14 +235,17 @@ async def predict(
     )  # fmt: skip
     warned = answer_warnings.of_prediction(config, fields.shape[2:], grid, result.trust)
     warnings = counted(request, config, warned)
+    untold = why_untold(config, result.trust, judged=context_of(request).settings.trust)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
-    answer = await offload(heavy, _encode, result, writer, config, form, warnings)
+    status = untold.get(UNTOLD, "")
+    answer = await offload(heavy, _encode, result, writer, config, form, warnings, status)
     record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(answer))
     headers = {
         "X-Model-Version": result.version,
         **trust_headers(result.trust),
+        **untold,
         "X-Batch-Size": ", ".join(map(str, result.batch_sizes)),
         **warning_header(warnings),
     }
@@ -303,6 +314,7 @@ def _encode(
     config: ModelConfig,
     form: Form,
     warnings: tuple[str, ...],
+    trust_status: str,
 ) -> bytes:
     return codec.encode(
         Answer(
@@ -313,6 +325,7 @@ def _encode(
             backend=result.backend,
             precision=result.precision,
             trust=result.trust,
+            trust_status=trust_status,
             warnings=warnings,
         )
     )
