@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +16,7 @@ from service.codec.negotiate import CODECS, JSON, NPZ, codec_for_answer, codec_f
 from service.context import context_of, record_of
 from service.errors import BadRequest
 from service.http.body import read_body
+from service.http.example_fields import burgers_field
 from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 router = APIRouter(tags=["predict"])
 
-_EXAMPLE_INPUT = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
+_EXAMPLE_INPUT = burgers_field()
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARRAYS = {
     "type": "object",
@@ -68,7 +68,7 @@ REQUEST_BODY: dict[str, Any] = {
             },
             "examples": {
                 "by channel": {
-                    "summary": "one sine wave for model burgers-1d, on 32 points",
+                    "summary": "a field for model burgers-1d, on 256 points",
                     "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
                 },
                 "as a tensor": {

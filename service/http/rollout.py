@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,6 +16,7 @@ from service.codec.fields import OUTPUT, Answer
 from service.codec.negotiate import JSON, codec_for_answer, codec_for_body
 from service.context import context_of, record_of
 from service.errors import BadRequest, NotRollable, PayloadTooLarge
+from service.http.example_fields import vorticity_field
 from service.http.frame_stream import FORMS, FrameStream, form_asked_for
 from service.http.inference import admit, begin, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
@@ -59,8 +59,6 @@ _ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     ),
 }
 
-# The coarsest grid that the zoo's autoregressive model takes.
-_ROWS = [[round(math.sin(2 * math.pi * (x + y) / 32), 1) for y in range(32)] for x in range(32)]
 _REQUEST_BODY = {
     "required": True,
     "content": {
@@ -69,8 +67,8 @@ _REQUEST_BODY = {
             **REQUEST_BODY["content"][JSON.media_type],
             "examples": {
                 "by channel": {
-                    "summary": "one wave for model navier-stokes-2d, on 32 x 32 points",
-                    "value": {"inputs": {"vorticity": _ROWS}},
+                    "summary": "a field for model navier-stokes-2d, on 64 x 64 points",
+                    "value": {"inputs": {"vorticity": vorticity_field()}},
                 }
             },
         },
