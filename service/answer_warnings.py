@@ -32,9 +32,11 @@ class AnswerWarning(NamedTuple):
 def of_prediction(
     config: ModelConfig, input_grid: Grid, output_grid: Grid | None, trust: Trust
 ) -> tuple[AnswerWarning, ...]:
-    """The warnings of an answer to fields on `input_grid`; `output_grid` is None if none was asked for."""
-    ran_on = input_grid if output_grid is None else config.grid.training
-    return of_grids(config, input_grid, output_grid) + of_trust(config, ran_on, trust)
+    """The warnings of an answer to fields on `input_grid`; `output_grid` is None if none was asked for.
+
+    What a coarse input does not say of its field shows in the signals also where the model runs on its training grid.
+    """
+    return of_grids(config, input_grid, output_grid) + of_trust(config, input_grid, trust)
 
 
 def of_grids(
@@ -47,7 +49,7 @@ def of_grids(
 
 
 def of_trust(config: ModelConfig, grid: Grid, trust: Trust) -> tuple[AnswerWarning, ...]:
-    """The signals that are above the model's thresholds for the grid that it ran on; none without thresholds."""
+    """The signals that are above the model's thresholds for the grid of the input; none without thresholds."""
     if config.statistics is None or config.statistics.thresholds is None:
         return ()
     known = config.statistics.thresholds
