@@ -22,7 +22,7 @@ from service.http.inference import admit, begin, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelVersion, problem
 from service.http.predict import REQUEST_BODY, RESPONSES, WARNING_HEADER, Deadline, read_fields
-from service.http.trust import TRUST_HEADERS, trust_headers
+from service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from service.http.warned import WARNING, counted, warning_header
 from service.pipeline.engine import PredictRequest, RolloutRequest, status_of, unread_bytes
 from service.settings import env_name
@@ -41,12 +41,19 @@ router = APIRouter(tags=["rollout"])
 _JSON_FACTOR = 3
 """JSON takes about so many times the bytes of its float32."""
 _EVERY = {"all": 1, "last": 0}
+_JSON_ANSWER = RESPONSES[200]["content"][JSON.media_type]["schema"]
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
     "headers": {**TRUST_HEADERS, WARNING: WARNING_HEADER},
     "content": {
         **RESPONSES[200]["content"],
+        JSON.media_type: {
+            "schema": {
+                **_JSON_ANSWER,
+                "properties": {**_JSON_ANSWER["properties"], "trust": FRAME_TRUST_SCHEMA},
+            }
+        },
         FORMS[0].media_type: {"schema": {"type": "string", "format": "binary"}},
         FORMS[1].media_type: {"schema": {"type": "string"}},
     },

@@ -40,6 +40,14 @@ TRUST_SCHEMA: dict[str, Any] = {
     + "; ".join(f"{name}: {meaning}" for name, meaning in _MEANINGS.items()),
     "additionalProperties": {"type": "array", "items": {"type": "number"}},
 }
+FRAME_TRUST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "frame by frame, one value a field: the largest of the steps since the frame before",
+    "additionalProperties": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "number"}},
+    },
+}
 
 
 def trust_status(config: ModelConfig, *, judged: bool) -> str:
