@@ -71,6 +71,8 @@ class Recording:
         for one in self.asked("predict"):
             for field, answer in zip(*_single_fields(one), strict=True):
                 self._check_field(one.model, field, answer, steps=1)
+        for one in self.asked("vjp"):
+            assert b"gradient" in one.content, one.content[:500]
         for one in self.asked("rollout"):
             fields = _arrays(one.request["content-type"], one.body, "inputs")
             events = list(_events(one.content))
