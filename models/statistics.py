@@ -65,20 +65,20 @@ class Thresholds(Strict):
 
     def on(self, grid: tuple[int, ...]) -> dict[str, float]:
         """Signal -> threshold on that grid."""
-        points = math.prod(grid)
+        around = [one for one in self.grids if one.grid == grid] or self._around(math.prod(grid))
+        limits: dict[str, float] = {}
+        for one in around:
+            for name, limit in ((INPUT_DISTANCE, one.input_distance), (RESIDUAL, one.residual)):
+                if limit is not None:
+                    limits[name] = max(limit, limits.get(name, limit))
+        return limits
+
+    def _around(self, points: int) -> list[GridThresholds]:
+        """The next coarser and the next finer grid, of which one may be missing."""
         known = sorted(self.grids, key=_points)
         coarser = [one for one in known if _points(one) <= points]
         finer = [one for one in known if _points(one) >= points]
-        around = coarser[-1:] + finer[:1]
-        values = {
-            INPUT_DISTANCE: [one.input_distance for one in around],
-            RESIDUAL: [one.residual for one in around],
-        }
-        return {
-            name: max(limit for limit in limits if limit is not None)
-            for name, limits in values.items()
-            if any(limits)
-        }
+        return coarser[-1:] + finer[:1]
 
 
 def _points(one: GridThresholds) -> int:
