@@ -140,11 +140,15 @@ def test_examples_of_the_api_documentation_warn_of_nothing(server: ServerProcess
         ("/v1/models/{name}:predict", "burgers-1d", ""),
         ("/v1/models/{name}:vjp", "burgers-1d", ""),
         ("/v1/models/{name}:rollout", "navier-stokes-2d", "?steps=10"),
+        ("/v2/models/{model}/infer", "burgers-1d", ""),
     ):
         content = paths[path]["post"]["requestBody"]["content"]["application/json"]
         for example in content["examples"].values():
             answer = httpx.post(
-                server.url + path.format(name=model) + query, json=example["value"], timeout=60
+                server.url + path.format(name=model, model=model) + query,
+                json=example["value"],
+                timeout=60,
             )
             assert answer.status_code == 200, answer.text
             assert "x-warning" not in answer.headers, answer.headers["x-warning"]
+            assert "warning" not in answer.json().get("parameters", {})
