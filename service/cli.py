@@ -276,10 +276,13 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _models(arguments: argparse.Namespace) -> int:
     with Client(_url(arguments), retries=0, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
         listing = client.models()
-    rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION")]
+    rows = [("NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "TRUST", "DESCRIPTION")]
     rows += [
         (
-            *(one[key] or "-" for key in ("name", "version", "state", "backend", "precision")),
+            *(
+                one.get(key) or "-"
+                for key in ("name", "version", "state", "backend", "precision", "trust")
+            ),
             one["reason"] or one["description"],
         )
         for one in listing

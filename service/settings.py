@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -58,7 +59,11 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def exposure_warnings(settings: Settings) -> list[str]:
-    """A line for each way in which whoever reaches the address is trusted more than they may deserve."""
+    """A line for each way in which whoever reaches the address or the files is trusted more than they may deserve."""
+    return [*_exposed_address(settings), *_exposed_secrets(settings)]
+
+
+def _exposed_address(settings: Settings) -> list[str]:
     if is_loopback(settings.host):
         return []
     if settings.api_keys_file is None:
@@ -72,6 +77,16 @@ def exposure_warnings(settings: Settings) -> list[str]:
             f"unless a proxy in front speaks TLS ({env_name('tls_certificate')})"
         ]
     return []
+
+
+def _exposed_secrets(settings: Settings) -> list[str]:
+    """Files of keys that every user of the machine can read."""
+    files = {"api_keys_file": settings.api_keys_file, "tls_key": settings.tls_key}
+    return [
+        f"every user of this machine can read {env_name(setting)}={path}: take that away with chmod o-r"
+        for setting, path in files.items()
+        if path is not None and path.exists() and path.stat().st_mode & stat.S_IROTH
+    ]
 
 
 def is_loopback(host: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,10 @@ _MAX_ARRAYS = 64
 _MAX_NAME = 128
 
 Array = NDArray[Any]
+FieldTrust: TypeAlias = "Mapping[str, Sequence[float]]"
+"""Signal -> its value for each field."""
+FrameTrust: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"
+"""Signal -> frame by frame, its value for each field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ class Answer:
     """Output channel name -> physical units."""
     backend: str
     precision: str
-    trust: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Signal -> its value for each field."""
+    trust: FieldTrust | FrameTrust = field(default_factory=dict)
+    trust_status: str = ""
+    """In words, why there are no signals, where a prediction could have them."""
     warnings: tuple[str, ...] = ()
     """In words, why the outputs may be worse than the model's card says."""
 
@@ -130,6 +135,7 @@ def fields_from_tensor(
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
     check_finite(fields, config.inputs)
+    check_bounds(fields, config.inputs)
     return fields
 
 
@@ -275,6 +281,7 @@ def _stack_channels(
         for i, name in enumerate(channels):
             fields[:, i] = arrays[name]
     check_finite(fields, config.inputs)
+    check_bounds(fields, config.inputs)
     return fields, Form(by_channel=True, batched=batched)
 
 
@@ -312,6 +319,32 @@ def check_finite(
             f"{what} {field}, channel '{channels[channel].name}', grid point {point} is "
             f"{fields[where]} in float32: {every} must be finite"
         )
+
+
+def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
+    """Check finite fields [batch, channels, *grid] against the physical bounds of their channels.
+
+    Raises InvalidField with the first place where a value cannot be.
+    """
+    for index, channel in enumerate(channels):
+        for bound, words, beyond in (
+            (channel.minimum, "at least", np.less),
+            (channel.exclusive_minimum, "above", np.less_equal),
+            (channel.maximum, "at most", np.greater),
+            (channel.exclusive_maximum, "below", np.greater_equal),
+        ):
+            if bound is None:
+                continue
+            values = fields[:, index]
+            wrong = beyond(values, bound)
+            if wrong.any():
+                where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                field, *point = (int(i) for i in where)
+                unit = "" if channel.units == "1" else f" {channel.units}"
+                raise InvalidField(
+                    f"field {field}, channel '{channel.name}', grid point {point} is {values[where]:g}{unit}, "
+                    f"expected {words} {bound:g}{unit}: no physical value lies there; check sign and units"
+                )
 
 
 def _input_rank_message(array: Array, config: ModelConfig) -> str:

@@ -11,19 +11,21 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from models.config import PDE, Channel, GridSpec, Metric, Statistics
+from models.config import PDE, Channel, GridSpec, Metric
 from models.files import FileRefused, read_inside
 from models.registry import discover
 from models.sampling import SampleParameter, parameters_of
+from models.statistics import Statistics
 from service.context import context_of
 from service.errors import NotFound
 from service.http.openapi import ModelName, problem
+from service.http.trust import trust_status
 from service.pipeline.engine import status_of
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.context import AppContext
-    from service.pipeline.engine import Engine, ModelStatus
+    from service.pipeline.engine import ModelStatus
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
@@ -76,6 +78,8 @@ class ModelSummary(BaseModel):
     """What is computed in: fp32, tf32 or bf16."""
     asked_precision: str = ""
     """What the model's configuration or the server's setting asks for; a CPU computes in fp32 whatever is asked."""
+    trust: str = ""
+    """The trust signals of a READY model's answers, or that it has none, and whether it was evaluated."""
 
 
 class ModelList(BaseModel):
@@ -155,8 +159,8 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
     """All models, ready or not."""
-    engine = context_of(request).engine
-    return ModelList(models=[_summary(engine, status) for status in engine.statuses()])
+    context = context_of(request)
+    return ModelList(models=[_summary(context, status) for status in context.engine.statuses()])
 
 
 @router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
@@ -211,11 +215,14 @@ def _file_of(request: Request, name: str, file: str) -> bytes:
     raise NotFound(f"model {name!r} version {config.version} has no {file}")
 
 
-def _summary(engine: Engine, status: ModelStatus) -> ModelSummary:
-    ready = status.state == "READY"
+def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
+    if status.state != "READY":
+        return ModelSummary(**asdict(status))
+    config = context.engine.config(status.name, status.version)
     return ModelSummary(
         **asdict(status),
-        description=engine.config(status.name, status.version).description if ready else "",
+        description=config.description,
+        trust=trust_status(config, judged=context.settings.trust),
     )
 
 
@@ -225,6 +232,7 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     return ModelDescription(
         **asdict(status_of(config, context.engine)),
         description=config.description,
+        trust=trust_status(config, judged=context.settings.trust),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
         grid=config.grid,

@@ -98,7 +98,8 @@ def _metadata(request: Request, model: str, version: str | None) -> ModelMetadat
     engine = context_of(request).engine
     config = engine.config(model, version)
     versions = [m.version for m in engine.statuses() if m.name == model and m.state == _READY]
-    return oip_describe.metadata(config, versions, status_of(config, engine))
+    judged = context_of(request).settings.trust
+    return oip_describe.metadata(config, versions, status_of(config, engine), judged=judged)
 
 
 @router.get("/v2/models/{model}/ready", summary="Does the model take requests?")

@@ -95,13 +95,18 @@ class QueueSlots:
         if limits.fields:
             counted.append(("model", request.model))
             self._check_work(
-                f"model {request.model!r}", counted[-1], fields, limits.fields,
+                request.model, f"model {request.model!r}", counted[-1], fields, limits.fields,
                 f" ({env_name('model_limits')})",
             )  # fmt: skip
         if request.client_max_fields:
             counted.append(("caller", request.client))
             self._check_work(
-                f"API key {request.client!r}", counted[-1], fields, request.client_max_fields, ""
+                request.model,
+                f"API key {request.client!r}",
+                counted[-1],
+                fields,
+                request.client_max_fields,
+                "",
             )
         for one in counted:
             self._in_work[one] += fields
@@ -112,7 +117,13 @@ class QueueSlots:
                 self._in_work[one] -= fields
 
     def _check_work(
-        self, whose: str, counted: tuple[str, str], fields: int, most: int, setting: str
+        self,
+        model: str,
+        whose: str,
+        counted: tuple[str, str],
+        fields: int,
+        most: int,
+        setting: str,
     ) -> None:
         now = self._in_work[counted]
         if now + fields <= most:
@@ -123,9 +134,9 @@ class QueueSlots:
             f"its limit is {most}{setting}."
         )
         if fields > most:
-            self._metrics.rejections.labels(reason=reason).inc()
+            self._metrics.reject(reason, model)
             raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-        raise self._full(message, reason)
+        raise self._full(message, reason, model)
 
     def start_batch(self, model: str, size: int, now: float) -> float:
         """Note a batch of so many input bytes on its way to the device. Seconds that it should take; 0: not known yet."""
@@ -177,16 +188,21 @@ class QueueSlots:
         settings, waiting = self._settings, self._waiting[model, version]
         if waiting + fields > settings.max_queued_fields_per_model:
             raise self._no_slot(
-                f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
+                model, f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
             )
         if self.total + fields > settings.max_queued_fields:
-            raise self._no_slot("of all models together", self.total, fields, "max_queued_fields")
+            raise self._no_slot(
+                model, "of all models together", self.total, fields, "max_queued_fields"
+            )
 
-    def _no_slot(self, whose: str, waiting: int, fields: int, setting: str) -> QueueFull:
+    def _no_slot(
+        self, model: str, whose: str, waiting: int, fields: int, setting: str
+    ) -> QueueFull:
         return self._full(
             f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
             f"the limit is {getattr(self._settings, setting)} ({env_name(setting)}).",
             "queue_full",
+            model,
         )
 
     def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
@@ -196,11 +212,14 @@ class QueueSlots:
                 f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
                 f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
                 "too_late",
+                ticket.flow.model,
                 wait * _MARGIN - allowed,
             )
 
-    def _full(self, message: str, reason: str, retry_after: float | None = None) -> QueueFull:
-        self._metrics.rejections.labels(reason=reason).inc()
+    def _full(
+        self, message: str, reason: str, model: str, retry_after: float | None = None
+    ) -> QueueFull:
+        self._metrics.reject(reason, model)
         return QueueFull(
             f"{message} Retry after the time in Retry-After.",
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),

@@ -115,6 +115,8 @@ class _Member:
         """All its fields; in several pieces where they are more than a batch."""
         self.step = request.start
         self._frames: deque[Frame] = deque()
+        self._trust: dict[str, NDArray[np.float32]] = {}
+        """Each signal's largest values, [n], since the last frame with fields."""
         self._unread = 0
         fields = request.initial.fields
         self._most_unread = unread_bytes(fields) // fields.nbytes
@@ -161,15 +163,22 @@ class _Member:
         states: list[State],
         frames: dict[int, Fields],
         excess: NDArray[np.float32],
+        trust: dict[str, NDArray[np.float32]],
         steps: int,
     ) -> None:
         """Take in what a turn gave."""
         # NaN is not at most 1 either
         fine = (excess <= 1.0).all(axis=1)
         good = steps if fine.all() else int(np.argmin(fine))
+        judged = 0
         for step, fields in frames.items():
             if step <= good:
-                self._put(Frame(self.step + step, fields))
+                self._judged(trust, judged, step)
+                judged = step
+                found = {name: tuple(values.tolist()) for name, values in self._trust.items()}
+                self._put(Frame(self.step + step, fields, found))
+                self._trust.clear()
+        self._judged(trust, judged, steps)
         if good < steps:
             self.fail(_blow_up(self.step + good + 1, excess[good]))
             return
@@ -179,6 +188,12 @@ class _Member:
             if self._frames and self._frames[-1].fields is None:
                 self._frames.pop()
             self._put(Frame(self.step))
+
+    def _judged(self, trust: dict[str, NDArray[np.float32]], begin: int, end: int) -> None:
+        """Note the signals of those steps of a turn."""
+        for name, values in trust.items():
+            largest = values[begin:end].max(axis=0, initial=0.0)
+            self._trust[name] = np.maximum(self._trust.get(name, 0.0), largest)
 
     def fail(self, error: ServiceError) -> None:
         """End it with that."""
@@ -281,12 +296,16 @@ class _Group:
         self._learn(time.perf_counter() - started, steps)
         self._count(chosen, steps)
         for index, member in enumerate(chosen):
-            frames = {
-                step: _joined([turn.frames[index][step] for turn in turns])
-                for step in wanted[index]
-            }
-            excess = _joined([turn.excess[index] for turn in turns], axis=1)
-            member.advance([turn.states[index] for turn in turns], frames, excess, steps)
+            member.advance(
+                [turn.states[index] for turn in turns],
+                {
+                    step: _joined([turn.frames[index][step] for turn in turns])
+                    for step in wanted[index]
+                },
+                _joined([turn.excess[index] for turn in turns], axis=1),
+                _joined_signals([turn.trust[index] for turn in turns]),
+                steps,
+            )
         # To the end of the line, unless they left meanwhile.
         others = [one for one in self._members if one not in chosen]
         self._members = others + [one for one in chosen if one in self._members]
@@ -347,6 +366,12 @@ class _Group:
 
 def _joined(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+
+
+def _joined_signals(parts: list[dict[str, NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+    """The signals that all parts have, each [steps, n]: a part that could not be judged has none."""
+    shared = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: _joined([part[name] for part in parts], axis=1) for name in shared}
 
 
 def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:

@@ -356,7 +356,7 @@ class Scheduler:
     def _expire(self, ticket: Ticket) -> None:
         if ticket.taken or ticket.settled:
             return
-        self._metrics.rejections.labels(reason="deadline").inc()
+        self._metrics.reject("deadline", ticket.runnable.name)
         waited = time.monotonic() - ticket.arrival
         self._fail(
             ticket,

@@ -138,6 +138,7 @@ class ModelSlot:
                 wanted,
                 steps=steps,
                 excess=self._excess,
+                judge=self._judge or unjudged,
                 device=self._device,
             )
 

@@ -307,6 +307,7 @@ class Repository:
         seconds = time.perf_counter() - started
         if old is not None:
             self._metrics.model_loaded.remove(old.name, old.version, old.backend, old.precision)
+        self._metrics.serve(*key)
         self._metrics.model_loaded.labels(*key, slot.backend, slot.precision).set(1)
         self._metrics.model_load_seconds.labels(*key).set(seconds)
         logger.info(

@@ -50,7 +50,11 @@ class _Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         config = tiny_config()
         summary = {"name": config.name, "version": "1", "state": "READY", "reason": ""}
-        summary |= {"backend": "gemm", "precision": "fp32"}
+        summary |= {
+            "trust": "no trust signals, not evaluated",
+            "backend": "gemm",
+            "precision": "fp32",
+        }
         if self.path == "/v1/models":
             broken = {"name": "b", "version": "12", "state": "UNAVAILABLE", "reason": "no weights"}
             broken |= {"backend": "", "precision": ""}
@@ -268,10 +272,19 @@ def test_predict_to_a_folder_that_is_not_there_fails_in_one_line(
 def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "--url", url]) == 0
     head, row, broken = capsys.readouterr().out.splitlines()
-    assert head.split() == ["NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "DESCRIPTION"]
+    assert head.split() == [
+        "NAME",
+        "VERSION",
+        "STATE",
+        "BACKEND",
+        "PRECISION",
+        "TRUST",
+        "DESCRIPTION",
+    ]
     runs = ["tiny-1d", "1", "READY", "gemm", "fp32"]
-    assert row.split(maxsplit=5) == [*runs, tiny_config().description]
-    assert broken.split(maxsplit=5) == ["b", "12", "UNAVAILABLE", "-", "-", "no weights"]
+    untold = "no trust signals, not evaluated"
+    assert row.split(maxsplit=5) == [*runs, f"{untold}  {tiny_config().description}"]
+    assert broken.split(maxsplit=6) == ["b", "12", "UNAVAILABLE", "-", "-", "-", "no weights"]
     assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
 
 
@@ -422,3 +435,21 @@ def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> No
         cli.main([command, "--help"])
     assert caught.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_predict_prints_a_line_for_each_warning_and_refuses_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", str(ROOT / "models" / "zoo"))
+    path, out = tmp_path / "in.npy", tmp_path / "out.npy"
+    wave = np.sin(4 * np.pi * np.arange(1024) / 1024, dtype=np.float32)
+    np.save(path, wave[None])
+    assert cli.main(["predict", "burgers-1d", str(path), "-o", str(out), "--local"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" is above ")[0].rpartition(" ")[0] for line in lines[:-1]] == [
+        "turbofno: warning: input_distance",
+        "turbofno: warning: residual",
+    ]
+    np.save(path, np.zeros((1, 85, 85), np.float32))
+    assert cli.main(["predict", "darcy-2d", str(path), "-o", str(out), "--local"]) == 1
+    assert "channel 'a', grid point [0, 0] is 0, expected above 0" in capsys.readouterr().err

@@ -373,7 +373,7 @@ def test_no_http_is_a_bad_request(strict: Server) -> None:
         connection.sendall(b"\x16\x03\x01\r\n\r\n")
         assert read_response(connection)[0] == 400
     text = strict.get("/metrics").text
-    assert 'turbofno_rejections_total{reason="no_http"}' in text
+    assert 'turbofno_rejections_total{model="",reason="no_http"}' in text
     assert 'turbofno_requests_total{code="400",model="",protocol="http",version=""}' in text
 
 

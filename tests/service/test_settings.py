@@ -144,3 +144,17 @@ def test_processes_that_do_not_fit_together_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         Settings(**given)
+
+
+@pytest.mark.parametrize("setting", ["api_keys_file", "tls_key"])
+def test_a_file_of_keys_that_everybody_can_read_is_warned_of(tmp_path: Path, setting: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("me 0123456789abcdef\n")
+    given = {setting: file, "tls_certificate": file}
+    for mode in (0o600, 0o640):
+        file.chmod(mode)
+        assert exposure_warnings(Settings(**given)) == []
+    file.chmod(0o604)
+    (line,) = exposure_warnings(Settings(**given))
+    assert f"{env_name(setting)}={file}" in line
+    assert "chmod o-r" in line

@@ -178,3 +178,33 @@ def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) ->
 def test_names_beyond_any_model_are_refused(names: list[str]) -> None:
     with pytest.raises(BadRequest):
         check_names(names)
+
+
+@pytest.mark.parametrize(
+    ("bound", "bad", "words"),
+    [
+        ({"exclusive_minimum": 0.0}, 0.0, "expected above 0 m2"),
+        ({"minimum": 0.0}, -1e-6, "expected at least 0 m2"),
+        ({"exclusive_maximum": 2.0}, 2.0, "expected below 2 m2"),
+        ({"maximum": 2.0}, 2.5, "expected at most 2 m2"),
+    ],
+)
+def test_a_value_that_no_such_channel_can_have_is_located(
+    two_d: ModelConfig, bound: dict[str, float], bad: float, words: str
+) -> None:
+    first, second = two_d.inputs
+    bounded = second.model_copy(update={"units": "m2", **bound})
+    config = two_d.model_copy(update={"inputs": (first, bounded)})
+    good = RNG.uniform(0.5, 1.5, size=(2, 2, 8, 6)).astype("f4")
+    # the first channel has no bounds
+    good[:, 0] = bad
+    fields_from_tensor(good, config, max_fields=4)
+    wrong = good.copy()
+    wrong[1, 1, 3, 4] = bad
+    by_channel = {channel.name: wrong[:, i] for i, channel in enumerate(config.inputs)}
+    for arrays in ({"input": wrong}, by_channel):
+        with pytest.raises(InvalidField) as caught:
+            fields_from_arrays(arrays, config, max_fields=4)
+        message = caught.value.message
+        assert message.startswith(f"field 1, channel '{bounded.name}', grid point [3, 4] is ")
+        assert words in message

@@ -193,7 +193,12 @@ def test_metadata_describes_one_tensor_each_way() -> None:
             "platform": "turbofno_safetensors",
             "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 1, -1, -1]}],
             "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1, 2, -1, -1]}],
-            "parameters": {"backend": "cuda", "precision": "fp32", "asked_precision": "bf16"},
+            "parameters": {
+                "backend": "cuda",
+                "precision": "fp32",
+                "asked_precision": "bf16",
+                "trust": "no trust signals, not evaluated",
+            },
         }
     response, _ = call("GET", "/v2/models/tiny-1d")
     assert response.json()["versions"] == ["1", "2"]

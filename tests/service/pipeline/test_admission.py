@@ -99,7 +99,9 @@ def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_mo
         assert inflight(metrics) == 250
     assert inflight(metrics) == 0
     assert (
-        metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": "inflight_bytes"})
+        metrics.registry.get_sample_value(
+            "turbofno_rejections_total", {"reason": "inflight_bytes", "model": "m"}
+        )
         == 1
     )
 
@@ -169,7 +171,7 @@ def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -
     slots.take(ticket(1, deadline=0.1, priority=1))
     slots.take(ticket(1, "other", deadline=0.1))
     read = metrics.registry.get_sample_value
-    assert read("turbofno_rejections_total", {"reason": "too_late"}) == 1
+    assert read("turbofno_rejections_total", {"reason": "too_late", "model": "m"}) == 1
 
 
 def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority() -> None:
@@ -276,7 +278,7 @@ def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> No
         pass
     with slots.in_work(work_for("m", 8)):
         pass
-    reasons = {"reason": "model_fields"}
+    reasons = {"reason": "model_fields", "model": "m"}
     assert metrics.registry.get_sample_value("turbofno_rejections_total", reasons) == 2
 
 

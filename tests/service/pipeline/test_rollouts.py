@@ -45,7 +45,10 @@ class Counter:
             return torch.where(x + 1 > 1000, torch.nan, x + 1)
 
         self.turns.append((sum(map(len, states)), steps))
-        return run_turn(forward, states, wanted, steps=steps, excess=Excess(None, CPU), device=CPU)
+        return run_turn(
+            forward, states, wanted, steps=steps, excess=Excess(None, CPU), device=CPU,
+            judge=lambda _, y: {"residual": 100 - y.amax((1, 2))},
+        )  # fmt: skip
 
     def free_memory(self) -> None:
         self.freed += 1
@@ -94,6 +97,28 @@ def test_frames_are_those_asked_for(options: Any, expected: list[int]) -> None:
     frames = asyncio.run(collect(rollouts().run(Counter(), job(0, 7, **options))))
     start = options.get("start", 0)
     assert steps_and_values(frames) == [(step, step - start) for step in expected]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, [99, 98, 97, 96, 95, 94, 93]), (3, [99, 96, 93]), (0, [99])],
+)
+def test_a_frame_carries_the_largest_signals_since_the_frame_before(
+    every: int, expected: list[float]
+) -> None:
+    async def main() -> None:
+        some, model = rollouts(), Counter()
+        alone, shared = (
+            collect(some.run(model, job(0, 7, every=every))),
+            collect(some.run(model, job(50, 7, every=every, n=2))),
+        )
+        first, second = await asyncio.gather(alone, shared)
+        assert [frame.trust["residual"] for frame in first] == [(value,) for value in expected]
+        assert [frame.trust["residual"] for frame in second] == [
+            (value - 50,) * 2 for value in expected
+        ]
+
+    asyncio.run(main())
 
 
 def test_rollouts_of_different_length_share_batches_join_and_leave() -> None:

@@ -106,7 +106,9 @@ class Bench:
 
     def rejections(self, reason: str) -> float:
         return (
-            self.metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": reason})
+            self.metrics.registry.get_sample_value(
+                "turbofno_rejections_total", {"reason": reason, "model": self.model.name}
+            )
             or 0.0
         )
 

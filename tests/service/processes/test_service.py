@@ -264,7 +264,7 @@ def test_answers_on_other_grids_are_right_and_warned_of(
     service: Service, modules: dict[str, FNO]
 ) -> None:
     fields, grid = random_fields("tiny-2d"), (random.randint(8, 64), random.randint(8, 64))
-    before = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    before = service.total("turbofno_prediction_warnings_total", model="tiny-2d", reason="grid")
     with service.client() as client:
         answer = client.post(
             f"/v1/models/tiny-2d:predict?output_grid={grid[0]},{grid[1]}",
@@ -275,7 +275,7 @@ def test_answers_on_other_grids_are_right_and_warned_of(
     assert is_right(np.load(io.BytesIO(answer.content)), at_points(inside, grid, "periodic"))
     off = (*fields.shape[2:], *grid) != (16, 16, 16, 16)
     assert ("X-Warning" in answer.headers) == off
-    after = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    after = service.total("turbofno_prediction_warnings_total", model="tiny-2d", reason="grid")
     assert after - before == off
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.config import ChannelStatistics, Statistics
 from models.fno import FNO
+from models.statistics import ChannelStatistics, Statistics
 from service.runtime.rollout_turn import Excess, State, Turn, run_turn
 from tests.service.tiny import rollable_config
 
@@ -97,3 +97,20 @@ def test_what_is_not_finite_is_in_excess_and_no_mate_is(
     fields = torch.full((3, 1, 8), 2.0 if stated and stated.inputs[0].mean else 0.5)
     fields[1, 0, 3] = value
     assert (Excess(stated, CPU)(fields) <= 1).tolist() == [True, False, True]
+
+
+def test_signals_are_those_of_each_step_and_left_out_where_one_was_not_judged() -> None:
+    held = torch.zeros(3)
+    calls: list[int] = []
+
+    def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        # as a captured graph does: the same memory at every call
+        held.copy_((y - x).amax((1, 2)) * y.amax((1, 2)))
+        calls.append(len(x))
+        return {"residual": held} if len(calls) != 5 else {}
+
+    fields = [np.zeros((n, 1, 8), "f4") for n in (1, 2)]
+    result = turn(lambda x: x + 1, fields, [[], []], steps=3, judge=judge)
+    np.testing.assert_array_equal(result.trust[0]["residual"], [[1], [2], [3]])
+    np.testing.assert_array_equal(result.trust[1]["residual"], [[1, 1], [2, 2], [3, 3]])
+    assert turn(lambda x: x + 1, fields, [[], []], steps=3, judge=judge).trust == [{}, {}]
