@@ -39,8 +39,8 @@ RESIDUALS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 MODEL = ("model", "version")
 REFUSED_WITHOUT_MODEL = (
-    "body_too_large", "connections", "draining", "header_timeout", "header_too_large", "no_http", "solver_busy",
-    "solver_timeout", "unauthorized",
+    "body_too_large", "connections", "draining", "form_type", "header_timeout", "header_too_large", "host", "no_http",
+    "origin", "solver_busy", "solver_timeout", "unauthorized",
 )  # fmt: skip
 """Reasons to refuse a request whose model is not known or does not matter."""
 REFUSED_WITH_MODEL = (

@@ -36,7 +36,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]]*)?\]|[^:\[\]]*)(?::[0-9]*)?")
 _PRIVATE_SUFFIXES = (".svc", ".svc.cluster.local", ".internal", ".local")
 """Of names that nobody can register, so that no page of an attacker can have them."""
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-_REASONS: dict[type[ServiceError], str] = {
+REASONS: dict[type[ServiceError], str] = {
     Misdirected: "host",
     Forbidden: "origin",
     UnsupportedMediaType: "form_type",
@@ -121,7 +121,7 @@ class GuardMiddleware:
         try:
             self._guard.check(method, path, headers)
         except ServiceError as error:
-            self._metrics.rejections.labels(reason=_REASONS[type(error)]).inc()
+            self._metrics.reject(REASONS[type(error)])
             await problem_response(path, error)(scope, receive, send)
             return
         if _is_preflight(method, headers):

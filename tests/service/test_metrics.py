@@ -10,6 +10,7 @@ import torch
 from prometheus_client import generate_latest
 
 from service import metrics as metrics_module
+from service.http.guard import REASONS as GUARD_REASONS
 from service.metrics import REFUSED_WITH_MODEL, REFUSED_WITHOUT_MODEL, Metrics
 from service.triton_metrics import DURATIONS, TritonMetrics
 
@@ -141,7 +142,7 @@ def test_counters_of_a_model_exist_before_anything_happens() -> None:
 
 def test_every_reason_to_refuse_is_counted_from_zero() -> None:
     """Each that the source names stands in the list of those with a model, or without."""
-    named = set()
+    named = set(GUARD_REASONS.values())
     for file in Path(metrics_module.__file__).parent.rglob("*.py"):
         text = file.read_text()
         named |= set(re.findall(r"\.reject\(\s*\"(\w+)\"", text))

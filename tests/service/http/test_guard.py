@@ -158,7 +158,9 @@ def test_refusals_are_counted() -> None:
                 await client.post(UNLOAD, content=b"{}", headers={"Content-Type": "text/plain"})
             read = context.metrics.registry.get_sample_value
             reasons = ("host", "origin", "form_type")
-            return [read("turbofno_rejections_total", {"reason": one}) for one in reasons]
+            return [
+                read("turbofno_rejections_total", {"reason": one, "model": ""}) for one in reasons
+            ]
 
     assert asyncio.run(main()) == [1, 1, 1]
 

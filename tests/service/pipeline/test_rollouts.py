@@ -107,16 +107,15 @@ def test_a_frame_carries_the_largest_signals_since_the_frame_before(
     every: int, expected: list[float]
 ) -> None:
     async def main() -> None:
-        some, model = rollouts(), Counter()
-        alone, shared = (
+        some, model = rollouts(limit=8), Counter()
+        alone, shared, more_than_a_batch = await asyncio.gather(
             collect(some.run(model, job(0, 7, every=every))),
             collect(some.run(model, job(50, 7, every=every, n=2))),
+            collect(some.run(model, job(20, 7, every=every, n=20))),
         )
-        first, second = await asyncio.gather(alone, shared)
-        assert [frame.trust["residual"] for frame in first] == [(value,) for value in expected]
-        assert [frame.trust["residual"] for frame in second] == [
-            (value - 50,) * 2 for value in expected
-        ]
+        for frames, start, n in ((alone, 0, 1), (shared, 50, 2), (more_than_a_batch, 20, 20)):
+            found = [frame.trust["residual"] for frame in frames]
+            assert found == [(value - start,) * n for value in expected]
 
     asyncio.run(main())
 
