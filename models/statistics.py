@@ -1,4 +1,4 @@
-"""What a model's training data looked like, and the values of the trust signals that fields like it seldom exceed."""
+"""Statistics of a model's training data, and the values of the trust signals that fields like it seldom exceed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GridThresholds(Strict):
 
 
 class Thresholds(Strict):
-    """Where the trust signals begin to warn.
+    """Values of the trust signals above which an answer warns.
 
     `exceeded_by` is the share of calibration fields whose signal is above its threshold. Calibration fields are drawn
     from the distribution of the training data, and are none of them. Elsewhere than on the grids listed, the larger
@@ -86,7 +86,7 @@ def _points(one: GridThresholds) -> int:
 
 
 class Statistics(Strict):
-    """What the training data looked like, for judging how far an input lies from it."""
+    """Statistics of the training data, from which the distance of an input is computed."""
 
     n_samples: PositiveInt
     inputs: tuple[ChannelStatistics, ...]

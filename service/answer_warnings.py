@@ -1,4 +1,4 @@
-"""Why an answer may be worse than its model's card says: its grids, its trust signals, the length of its rollout."""
+"""Reasons why an answer may be worse than its model's card says: its grids, its trust signals, the length of its rollout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GRID, HORIZON = "grid", "horizon"
 REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON)
-"""What the metric of warnings is labelled with."""
+"""Labels of the metric of warnings."""
 
 _MEANING = {
     INPUT_DISTANCE: "model {model} was not trained on such inputs",
@@ -91,7 +91,7 @@ class FrameWarnings:
         self._told: set[str] = set()
 
     def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:
-        """What is new with this frame."""
+        """The warnings that begin with this frame."""
         new = [
             AnswerWarning(reason, f"step {frame.step}: {text}")
             for reason, text in of_trust(self._config, self._grid, frame.trust)

@@ -1,4 +1,4 @@
-"""How often good and bad fields warn: `python -m models.trust.alarms [NAME ...]` prints the tables of docs/trust.md.
+"""Share of good and bad fields that warn: `python -m models.trust.alarms [NAME ...]` prints the tables of docs/trust.md.
 
 Good are held-out fields of the training distribution. Bad are the fields of the record of models.trust.evaluation whose
 error is over three times the card's, and fields that nobody should send.
@@ -106,7 +106,7 @@ def recorded_rows(model: LoadedModel, folder: Path) -> Iterator[str]:
 
 
 def gross_rows(model: LoadedModel, problem: Problem) -> Iterator[str]:
-    """What becomes of fields that nobody should send."""
+    """Warnings of answers to fields that nobody should send."""
     limits = limits_of(model)
     fields = next(held_out(problem, _GROSS_FIELDS))
     bounds = [channel.exclusive_minimum for channel in problem.inputs]

@@ -1,4 +1,4 @@
-"""What calls give back, read from an answer and its headers."""
+"""Results of calls, read from an answer and its headers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gradient(Generic[AnswerT]):
     gradient: AnswerT
     """An array for an array, a dict of arrays by input channel for a dict."""
     output: Any
-    """What `predict` answers, an array or a dict as the cotangent was; None if it was not asked for."""
+    """The answer of `predict`, an array or a dict as the cotangent was; None if it was not asked for."""
     version: str | None
     request_id: str | None
     timings: dict[str, float]
@@ -61,7 +61,7 @@ class Frame(Generic[AnswerT]):
 
 
 def about(response: httpx.Response) -> dict[str, Any]:
-    """What Prediction and Gradient have in common, from an answer's headers."""
+    """The members that Prediction and Gradient share, from an answer's headers."""
     found = _TIMING.findall(response.headers.get("server-timing", ""))
     return {
         "version": response.headers.get("x-model-version"),

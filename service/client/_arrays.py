@@ -61,7 +61,7 @@ def npz_bytes(arrays: Mapping[str, ArrayLike]) -> bytes:
 
 
 def decode(response: httpx.Response, media_type: str) -> Any:
-    """What `encode` would have made of the answer: an array, or arrays by name. Raises ServerError."""
+    """The array, or the arrays by name, of an answer's body; the inverse of `encode`. Raises ServerError."""
     return npz_arrays(response) if media_type == NPZ else _npy_array(response)
 
 

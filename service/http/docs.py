@@ -70,7 +70,7 @@ async def documentation() -> Response:
 
 @docs.get("/docs/{file}")
 async def documentation_file(file: str) -> Response:
-    """What the documentation loads. Raises NotFound."""
+    """A script or style sheet of the documentation. Raises NotFound."""
     if file == "start.js":
         return Response(_START, media_type="text/javascript", headers=_HEADERS)
     if file not in _TYPES:

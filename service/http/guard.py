@@ -153,7 +153,7 @@ def _is_preflight(method: str, headers: Headers) -> bool:
 
 
 def _preflight() -> Response:
-    """What a page of an allowed origin may send; the journal adds whose page."""
+    """The methods and headers that a page of an allowed origin may send; the journal adds the origin."""
     return Response(
         status_code=204,
         headers={

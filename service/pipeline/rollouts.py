@@ -259,7 +259,7 @@ class _Group:
             on_end()
 
     def _choose(self) -> list[_Member]:
-        """Whose turn it is: as many as fit into a batch, or one that is larger than a batch by itself."""
+        """The members of the next turn: as many as fit into a batch, or one that is larger than a batch by itself."""
         for member in [one for one in self._members if one.late]:
             self._members.remove(member)
             member.fail(

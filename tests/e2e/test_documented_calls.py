@@ -1,4 +1,4 @@
-"""What people paste works, warns of nothing and answers as the solver does: README, docs, and what `serve` prints."""
+"""Examples that people paste work, warn of nothing and agree with the solver: README, docs, and the lines that `serve` prints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(command: list[str], folder: Path, recorded: Recording) -> str:
-    """What a command printed, which must end well."""
+    """The output of a command, which must end well."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         command,

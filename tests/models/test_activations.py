@@ -1,4 +1,4 @@
-"""How much memory a network claims, whatever its file says."""
+"""The memory that a network claims, whatever its file says."""
 
 from __future__ import annotations
 

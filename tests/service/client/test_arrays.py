@@ -1,4 +1,4 @@
-"""What goes out and comes back: tensors of other libraries, named arrays, and every call's request."""
+"""Requests and answers of the client: tensors of other libraries, named arrays, and every call's request."""
 
 from __future__ import annotations
 

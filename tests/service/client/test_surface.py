@@ -1,4 +1,4 @@
-"""What the client shows of itself: names, version, signatures and docstrings, the same on both clients."""
+"""The public surface of the client: names, version, signatures and docstrings, the same on both clients."""
 
 from __future__ import annotations
 

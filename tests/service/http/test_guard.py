@@ -1,4 +1,4 @@
-"""What a web page of another origin sends is refused, on every way on which a request is answered."""
+"""Requests of web pages of other origins are refused, on every way on which a request is answered."""
 
 from __future__ import annotations
 
