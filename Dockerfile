@@ -26,7 +26,7 @@ RUN pip install torch
 FROM python AS wheel-cpu
 COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
 COPY turbofno_ops turbofno_ops
-COPY service/client.py service/client.py
+COPY service/client service/client
 RUN TURBOFNO_PURE=true pip wheel --no-deps --wheel-dir /wheels .
 
 # The compiler comes as pinned wheels, so this stage needs no second base image of many gigabytes. PyTorch's
@@ -46,7 +46,7 @@ RUN pip install scikit-build-core cmake ninja \
     && ln -s lib "${CUDA_HOME}/lib64"
 COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
 COPY turbofno_ops turbofno_ops
-COPY service/client.py service/client.py
+COPY service/client service/client
 COPY csrc csrc
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels \
     --config-settings=cmake.define.TURBOFNO_CUDA=ON .

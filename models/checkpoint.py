@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
-from models.config import (
-    FieldNormalization,
-    FNOArchitecture,
-    ModelConfig,
-    Normalization,
-    read_config,
-)
+from models.config import FieldNormalization, FNOArchitecture, ModelConfig, Normalization
+from models.files import FileRefused, read_inside
 from models.fno import FNO
 from models.registry import CONFIG_FILE
 
 WEIGHTS_FILE = "model.safetensors"
 
-_TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "C64": torch.complex64}
+_CONFIG_BYTES = 16 << 20
+_HEADER_BYTES = 100 << 20
+"""Most that the safetensors library reads as a header."""
 
 
 class CheckpointError(ValueError):
@@ -75,37 +73,39 @@ def _write_new_config(path: Path, config: ModelConfig) -> Path:
     return temporary
 
 
-def load_model(path: Path, *, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    repository: Path | None = None,
+    check: Callable[[ModelConfig], None] = lambda _: None,
+) -> LoadedModel:
     """Load the native checkpoint in the folder `path`.
 
-    Nothing in it is executed: the weights are safetensors, the configuration is JSON. The file's
-    hash, every key, every shape and dtype, and that all values are finite, are checked first.
+    Nothing in it is executed: the weights are safetensors, the configuration is JSON. Each file is read once, and
+    what was read is what is checked and loaded, whatever becomes of the file meanwhile: the hash, every key, every
+    shape and dtype, and that all values are finite. Links in the folder may lead to files of the folder and of
+    `repository`. `check` is called with the configuration before anything of the size that it claims is allocated.
 
     Raises:
         CheckpointError: anything missing or wrong, by name.
+        Exception: what `check` raises.
     """
-    config = _read_config(path)
-    weights = path / WEIGHTS_FILE
-    if not weights.is_file():
-        raise CheckpointError(f"{path}: there is no {WEIGHTS_FILE}")
-    found = sha256_of(weights)
-    if found != config.sha256:
-        raise CheckpointError(
-            f"{weights}: SHA-256 is {found}, but {CONFIG_FILE} says {config.sha256}: the file is "
-            "damaged or was replaced; restore it, or save the checkpoint again with save_model"
-        )
+    folders = (path,) if repository is None else (path, repository)
+    config = _read_config(path, folders)
+    check(config)
     normalization = config.normalization or config.field_normalization
     try:
         expected = state_shapes(config.architecture, normalization)
     except RuntimeError as error:
         raise CheckpointError(f"{path}: its architecture is absurd: {error}") from error
-    state = _read_weights(weights, expected)
+    state = _read_weights(path / WEIGHTS_FILE, folders, config.sha256, expected)
     module = FNO(config.architecture, normalization)
     module.load_state_dict(state)
     if config.field_normalization is not None:
         for name in ("input_std", "output_std"):
             if not (module.get_buffer(name) > 0).all():
-                raise CheckpointError(f"{weights}: {name} must be positive everywhere")
+                raise CheckpointError(f"{path / WEIGHTS_FILE}: {name} must be positive everywhere")
     module.requires_grad_(False)
     return LoadedModel(config, module.to(device).eval())
 
@@ -118,14 +118,10 @@ def state_shapes(
         return dict(FNO(arch, normalization).state_dict())
 
 
-def _read_config(path: Path) -> ModelConfig:
+def _read_config(path: Path, folders: tuple[Path, ...]) -> ModelConfig:
     file = path / CONFIG_FILE
     try:
-        return read_config(file)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no {CONFIG_FILE}") from None
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+        return ModelConfig.model_validate_json(_read(file, folders, _CONFIG_BYTES))
     except ValidationError as error:
         where = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
@@ -133,29 +129,45 @@ def _read_config(path: Path) -> ModelConfig:
         raise CheckpointError(f"{file}: {where}") from None
 
 
-def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, after its header agrees with `expected` in every entry."""
+def _read(file: Path, folders: tuple[Path, ...], limit: int) -> bytes:
     try:
-        with safe_open(file, framework="pt") as archive:
-            keys = set(archive.keys())
-            problems = [f"missing {name}" for name in expected if name not in keys]
-            problems += [f"unknown {name}" for name in sorted(keys - set(expected))]
-            for name in sorted(keys & set(expected)):
-                entry, want = archive.get_slice(name), expected[name]
-                if list(entry.get_shape()) != list(want.shape):
-                    problems.append(
-                        f"{name} has shape {entry.get_shape()}, expected {list(want.shape)}"
-                    )
-                elif _TORCH_DTYPES.get(entry.get_dtype()) != want.dtype:
-                    problems.append(f"{name} is {entry.get_dtype()}, expected {want.dtype}")
-            if problems:
-                raise CheckpointError(
-                    f"{file}: does not fit the architecture in {CONFIG_FILE}: "
-                    + "; ".join(problems)
-                )
-            state = {name: archive.get_tensor(name) for name in expected}
-    except SafetensorError as error:
+        return read_inside(file, *folders, limit=limit)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.parent}: there is no {file.name}") from None
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    except FileRefused as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _read_weights(
+    file: Path, folders: tuple[Path, ...], sha256: str, expected: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, after its hash and every entry agree with what is `expected`."""
+    needed = sum(tensor.nbytes for tensor in expected.values())
+    content = _read(file, folders, needed + _HEADER_BYTES)
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise CheckpointError(
+            f"{file}: SHA-256 is {found}, but {CONFIG_FILE} says {sha256}: the file is "
+            "damaged or was replaced; restore it, or save the checkpoint again with save_model"
+        )
+    try:
+        state = load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{file}: not a valid safetensors file: {error}") from error
+    problems = [f"missing {name}" for name in expected if name not in state]
+    problems += [f"unknown {name}" for name in sorted(state.keys() - expected.keys())]
+    for name in sorted(state.keys() & expected.keys()):
+        have, want = state[name], expected[name]
+        if have.shape != want.shape:
+            problems.append(f"{name} has shape {list(have.shape)}, expected {list(want.shape)}")
+        elif have.dtype != want.dtype:
+            problems.append(f"{name} is {have.dtype}, expected {want.dtype}")
+    if problems:
+        raise CheckpointError(
+            f"{file}: does not fit the architecture in {CONFIG_FILE}: " + "; ".join(problems)
+        )
     for name, tensor in state.items():
         if not torch.isfinite(torch.view_as_real(tensor) if tensor.is_complex() else tensor).all():
             raise CheckpointError(f"{file}: {name} holds NaN or infinite values")

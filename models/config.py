@@ -6,7 +6,10 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from models.statistics import Statistics
+from models.strict import Strict
 
 ACTIVATION_NAMES = (
     "none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "leaky_relu", "elu", "selu", "mish", "sin", "softplus",
@@ -34,13 +37,7 @@ _SETTING = {
 """Axes and boundary of each residual's equation."""
 
 
-class _Strict(BaseModel):
-    """Unknown keys are errors, so that a misspelt setting cannot be silently ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ChannelMLP(_Strict):
+class ChannelMLP(Strict):
     """The pointwise two-layer perceptron after a Fourier layer (neuraloperator's `channel_mlp`).
 
     `activation` stands between its two maps; None is the network's own.
@@ -51,7 +48,7 @@ class ChannelMLP(_Strict):
     activation: Activation | None = None
 
 
-class DomainPadding(_Strict):
+class DomainPadding(Strict):
     """Padding around the hidden field, removed before the projection (non-periodic domains).
 
     `points` pads a fixed number of grid points, `fraction` a share of each axis (rounded); give one
@@ -80,7 +77,7 @@ def _before_scaling(count: int, scale: float) -> int:
     return fewest if round(fewest * scale) >= count else fewest + 1
 
 
-class FNOArchitecture(_Strict):
+class FNOArchitecture(Strict):
     """A Fourier neural operator (Li et al. 2020, arXiv 2010.08895, Figure 2).
 
     `modes[i]` is the number of kept frequencies on axis i. On every axis but the last it counts both
@@ -226,12 +223,16 @@ class FNOArchitecture(_Strict):
         return self
 
 
-class Channel(_Strict):
+class Channel(Strict):
     """One physical field: a channel of the input or output tensor."""
 
     name: Name
     units: str = "1"
     description: str = ""
+    minimum: float | None = Field(default=None, description="no value is below it")
+    exclusive_minimum: float | None = Field(default=None, description="every value is above it")
+    maximum: float | None = Field(default=None, description="no value is above it")
+    exclusive_maximum: float | None = Field(default=None, description="every value is below it")
 
     @property
     def quantity(self) -> str:
@@ -239,7 +240,7 @@ class Channel(_Strict):
         return self.name if self.units == "1" else f"{self.name} [{self.units}]"
 
 
-class GridSpec(_Strict):
+class GridSpec(Strict):
     """Where the fields live. Shapes are in points, extents in `units`."""
 
     training: tuple[PositiveInt, ...]
@@ -252,7 +253,7 @@ class GridSpec(_Strict):
     )
 
 
-class Normalization(_Strict):
+class Normalization(Strict):
     """Physical = normalised * std + mean, a channel at a time. Applied inside the model."""
 
     input_mean: tuple[float, ...]
@@ -261,7 +262,7 @@ class Normalization(_Strict):
     output_std: tuple[PositiveFloat, ...]
 
 
-class FieldNormalization(_Strict):
+class FieldNormalization(Strict):
     """Physical = normalised * std + mean with a mean and std for every grid point.
 
     The four fields are tensors of model.safetensors: input_mean, input_std [in_channels, *grid],
@@ -271,7 +272,7 @@ class FieldNormalization(_Strict):
     grid: tuple[PositiveInt, ...]
 
 
-class Parameter(_Strict):
+class Parameter(Strict):
     """A parameter of the PDE or of its input distribution, with the range seen in training."""
 
     name: str
@@ -281,7 +282,7 @@ class Parameter(_Strict):
     description: str = ""
 
 
-class BurgersResidual(_Strict):
+class BurgersResidual(Strict):
     """u_t + u u_x = nu u_xx on the unit periodic interval; the output is u, `time` after the input."""
 
     kind: Literal["burgers"] = "burgers"
@@ -289,14 +290,14 @@ class BurgersResidual(_Strict):
     time: PositiveFloat
 
 
-class DarcyResidual(_Strict):
+class DarcyResidual(Strict):
     """-div(a grad u) = source on the unit square, u = 0 on its boundary; input a > 0, output u."""
 
     kind: Literal["darcy"] = "darcy"
     source: float
 
 
-class NavierStokesResidual(_Strict):
+class NavierStokesResidual(Strict):
     """Vorticity on the unit torus under models/pde/navier_stokes.paper_forcing; the output is `time` after the input."""
 
     kind: Literal["navier-stokes"] = "navier-stokes"
@@ -309,7 +310,7 @@ Residual = Annotated[
 ]
 
 
-class PDE(_Strict):
+class PDE(Strict):
     """The problem a model was trained on. `residual` says which equation outputs can be held against, if any."""
 
     name: str
@@ -321,55 +322,19 @@ class PDE(_Strict):
     residual: Residual | None = None
 
 
-class ChannelStatistics(_Strict):
-    """Moments of one channel over the training set, in physical units."""
-
-    mean: float
-    std: float
-    minimum: float
-    maximum: float
-
-
-class FeatureStatistics(_Strict):
-    """Mean and deviation of every feature of one input channel: see models/trust/features.py."""
-
-    mean: Annotated[tuple[float, ...], Field(min_length=2)]
-    std: tuple[PositiveFloat, ...]
-
-    @model_validator(mode="after")
-    def _same_length(self) -> Self:
-        if len(self.mean) != len(self.std):
-            raise ValueError(f"{len(self.mean)} means, but {len(self.std)} deviations")
-        return self
-
-
-class InputDistribution(_Strict):
-    """Features of single training inputs, and the distance from them that one of `n_fields` in 100 exceeds."""
-
-    n_fields: PositiveInt
-    edge: PositiveFloat
-    inputs: Annotated[tuple[FeatureStatistics, ...], Field(min_length=1)]
-
-
-class Statistics(_Strict):
-    """What the training data looked like, for judging how far an input lies from it."""
-
-    n_samples: PositiveInt
-    inputs: tuple[ChannelStatistics, ...]
-    outputs: tuple[ChannelStatistics, ...]
-    distribution: InputDistribution | None = None
-
-
-class Metric(_Strict):
+class Metric(Strict):
     """One held-out result: what was measured, on what, and the value (relative L2 unless named otherwise)."""
 
     name: str
     value: float
     n_samples: PositiveInt
     grid: tuple[PositiveInt, ...]
+    steps: PositiveInt = Field(
+        default=1, description="calls of the model on its own output, from the true state"
+    )
 
 
-class Training(_Strict):
+class Training(Strict):
     """How the weights came about."""
 
     recipe: str
@@ -381,7 +346,7 @@ class Training(_Strict):
     seconds: float
 
 
-class ModelConfig(_Strict):
+class ModelConfig(Strict):
     """The whole of config.json. `sha256` is that of model.safetensors beside it."""
 
     format: Literal["turbofno/1"] = "turbofno/1"
@@ -451,7 +416,19 @@ class ModelConfig(_Strict):
                 raise ValueError(
                     "statistics.distribution.inputs differ in their number of features"
                 )
+        if statistics is not None and statistics.thresholds is not None:
+            for one in statistics.thresholds.grids:
+                if len(one.grid) != self.architecture.n_dim:
+                    raise ValueError(
+                        f"statistics.thresholds has the grid {list(one.grid)}, the architecture has "
+                        f"{self.architecture.n_dim} axes"
+                    )
         return self
+
+    @property
+    def evaluated_steps(self) -> int:
+        """The longest rollout whose error was measured; 0 without an evaluation."""
+        return max((metric.steps for metric in self.evaluation), default=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

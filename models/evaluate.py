@@ -99,7 +99,7 @@ def evaluate(model: LoadedModel, problem: Problem, *, samples: int, device: str)
         per_sample = relative_l2(prediction, truth)
         times = (first * problem.time_step, (frames.shape[1] - 1) * problem.time_step)
         name = f"rollout from t = {times[0]:g} to t = {times[1]:g}"
-        metrics.append(_metric(name, per_sample, frames))
+        metrics.append(_metric(name, per_sample, frames, steps=truth.shape[1]))
     for other in problem.other_grids:
         finer = held_out_frames(problem, min(samples, _OTHER_GRID_SAMPLES), n=other, device=device)
         errors = one_step_errors(model, finer[:, first:]).mean(dim=1)
@@ -109,12 +109,13 @@ def evaluate(model: LoadedModel, problem: Problem, *, samples: int, device: str)
     return Evaluation(tuple(metrics), example)
 
 
-def _metric(name: str, errors: torch.Tensor, frames: torch.Tensor) -> Metric:
+def _metric(name: str, errors: torch.Tensor, frames: torch.Tensor, *, steps: int = 1) -> Metric:
     return Metric(
         name=name,
         value=float(f"{errors.mean().item():.4g}"),
         n_samples=len(errors),
         grid=tuple(frames.shape[2:]),
+        steps=steps,
     )
 
 

@@ -261,6 +261,7 @@ def _about_grid(config: ModelConfig, imported: Imported) -> list[str]:
 def _next_steps(config: ModelConfig, repository: Path) -> list[str]:
     shape = "x".join(map(str, (config.architecture.in_channels, *config.grid.training)))
     return [
+        "no trust signals, not evaluated: answers carry no warning of inputs unlike the training data",
         f"serve it: turbofno serve --model-repository {repository}",
         f"call it:  turbofno predict {config.name} field.npy -o answer.npy   ({shape} float32)",
     ]

@@ -23,6 +23,8 @@ from models.pde import burgers, darcy, navier_stokes
 
 TRAINING_SEED = 1
 HELD_OUT_SEED = 2
+CALIBRATION_SEED = 4
+"""Of the fields that the thresholds of the trust signals come from; 3 is that of models/reference.py."""
 
 Device = torch.device | str
 Simulate = Callable[..., torch.Tensor]
@@ -172,7 +174,14 @@ DARCY = Problem(
     name="darcy-2d",
     title="Darcy flow in two dimensions",
     description="Pressure from a two-valued permeability field on the unit square.",
-    inputs=(Channel(name="a", units="1", description="permeability, 12 or 3 at every node"),),
+    inputs=(
+        Channel(
+            name="a",
+            units="1",
+            description="permeability, 12 or 3 at every node",
+            exclusive_minimum=0.0,
+        ),
+    ),
     outputs=(Channel(name="u", units="1", description="pressure, zero on the boundary"),),
     grid=GridSpec(
         training=(85, 85), minimum=(43, 43), maximum=(421, 421), extent=(1.0, 1.0), boundary="nodes"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.files import is_inside
+
 CONFIG_FILE = "config.json"
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,8 @@ def discover(root: Path) -> list[ModelLocation]:
     """Every model below `root`, sorted by name, then by version as a number.
 
     `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V.
-    Other folders and files are passed over, and, with a warning, those whose name is no text.
+    Other folders and files are passed over, and, with a warning, those whose name is no text, and versions that
+    are links out of both NAME and `root`. NAME itself may be a link: who runs the service puts it there.
 
     Raises:
         NotADirectoryError: `root` is not a folder.
@@ -42,9 +45,18 @@ def discover(root: Path) -> list[ModelLocation]:
         found += [
             ModelLocation(folder.name, version.name, version)
             for version in folder.iterdir()
-            if version.name.isdecimal() and (version / CONFIG_FILE).is_file()
+            if version.name.isdecimal()
+            and (version / CONFIG_FILE).is_file()
+            and _stays_inside(version, folder, root)
         ]
     return sorted(found, key=lambda model: (model.name, int(model.version)))
+
+
+def _stays_inside(version: Path, folder: Path, root: Path) -> bool:
+    if is_inside(version, folder, root):
+        return True
+    logger.warning("%s is passed over: it is a link that leads out of the model's folder", version)
+    return False
 
 
 def _with_names(root: Path) -> Iterator[Path]:

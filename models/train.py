@@ -18,15 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.checkpoint import save_model
-from models.config import (
-    ChannelStatistics,
-    ModelConfig,
-    Normalization,
-    Statistics,
-    Training,
-)
+from models.config import ModelConfig, Normalization, Training
 from models.fno import FNO
 from models.problems import PROBLEMS, TRAINING_SEED, Phase, Problem
+from models.statistics import ChannelStatistics, Statistics
 
 _SIMULATED_AT_ONCE = 512
 _LARGEST_GRADIENT = 1.0

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from service.context import AppContext
 from service.http import problems
 from service.http.admin import router as admin_router
+from service.http.docs import docs
+from service.http.guard import Guard, GuardMiddleware
 from service.http.journal import POLLED, Journal
 from service.http.keys import HEALTH, KeyMiddleware, Keys
 from service.http.lean_api import LeanAPI
@@ -70,7 +72,8 @@ def create_app(
         engine=engine or _local_engine(settings, metrics, slots),
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
-        journal=Journal(metrics, SERVER),
+        journal=Journal(metrics, SERVER, cors_origins=settings.cors_origins),
+        guard=Guard(settings),
         scrape=scrape or metrics.text,
         keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
@@ -95,6 +98,9 @@ def create_app(
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
+        # FastAPI's own pages load their files from a CDN.
+        docs_url=None,
+        redoc_url=None,
         # All off unless asked for: else each request asks whether it is set up, which costs more than finding the route.
         telemetry={
             "tracing": settings.tracing,
@@ -112,8 +118,12 @@ def create_app(
             keys=context.keys,
             metrics=metrics,
             # A browser asks for a page without a key, before there is a field to put one in.
-            open_paths=HEALTH | PAGE_PATHS | ({"/metrics"} if settings.public_metrics else set()),
+            open_paths=HEALTH
+            | PAGE_PATHS
+            | {"/"}
+            | ({"/metrics"} if settings.public_metrics else set()),
         )
+    app.add_middleware(GuardMiddleware, guard=context.guard, metrics=metrics)
     if settings.tracing:
         _trace(app)
     app.add_middleware(RequestMiddleware, journal=context.journal)
@@ -125,6 +135,7 @@ def create_app(
     app.include_router(oip_router)
     app.include_router(admin_router)
     app.include_router(page)
+    app.include_router(docs)
     return app
 
 

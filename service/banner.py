@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from models.sampling import parameters_of
 from service.codec.fields import grid_limits
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from service.context import AppContext
 
 _POINTS = 32
-"""Per grid axis of the example, where the model allows it: short enough to read the answer."""
+"""Per grid axis of a made-up field, where the model allows it: short enough to read the answer."""
 
 
 def greet(url: str, context: AppContext) -> None:
@@ -30,17 +31,30 @@ def greet(url: str, context: AppContext) -> None:
 
 
 def banner(url: str, configs: Sequence[ModelConfig], *, page: bool) -> str:
-    """The text, a line to paste for every model; each sends a smooth field made on the spot."""
+    """The text, a line to paste for every model.
+
+    Each sends a field from the distribution that the model was trained on; one that the server cannot draw, because it
+    has no sampler for it or none `page`, with which samplers are switched off, a smooth field made on the spot.
+    """
     look = f"; to look at it: {url}/ui" if page else ""
     lines = [f"turbofno is ready at {url} (documentation: {url}/docs{look}). Try:", ""]
     for config in configs:
         # In one line, whatever it holds: the next is to be pasted.
         description = " ".join(config.description.split())
-        lines += [f"# {config.name}: {description}", _call(url, config), ""]
+        call = _sampled if page and parameters_of(config.pde) else _made_up
+        lines += [f"# {config.name}: {description}", call(url, config), ""]
     return "\n".join(lines)
 
 
-def _call(url: str, config: ModelConfig) -> str:
+def _sampled(url: str, config: ModelConfig) -> str:
+    model = f"{url}/v1/models/{config.name}"
+    return (
+        f"curl -sS {model}/sample | curl -sS {model}:predict "
+        "-H 'Content-Type: application/x-npy' -H 'Accept: application/json' --data-binary @-"
+    )
+
+
+def _made_up(url: str, config: ModelConfig) -> str:
     lowest, highest = grid_limits(config)
     grid = [min(max(_POINTS, low), high) for low, high in zip(lowest, highest, strict=True)]
     inputs = ", ".join(

@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     predict = commands.add_parser(
         "predict",
         help="run one model on a .npy file",
-        description="Run one model on a field [channels, *grid] or a batch [n, channels, *grid].",
+        description="Run one model on a field [channels, *grid], a batch [n, channels, *grid] or, for one input "
+        "channel, a field as it is, [*grid].",
     )
     predict.add_argument("model", metavar="MODEL", help="name of the model")
     predict.add_argument("input", metavar="INPUT.npy", type=Path, help="the field or batch")
@@ -210,11 +211,6 @@ def _url(arguments: argparse.Namespace) -> str:
     return http_url(settings.host, settings.port, tls=settings.tls_certificate is not None)
 
 
-def _authorization() -> dict[str, str]:
-    key = os.environ.get(API_KEY_VARIABLE)
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     # A log for machines must hold nothing but its own lines.
@@ -260,6 +256,8 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
+    if arguments.repository is not None:
+        settings = settings.model_copy(update={"model_repository": arguments.repository})
     if arguments.out is not None:
         _require_matplotlib("--out")
     # Slow to import, and needed by this command alone.
@@ -271,14 +269,14 @@ def _verify(arguments: argparse.Namespace) -> int:
     if not (folder / CONFIG_FILE).is_file():
         if len(folder.parts) > 1:
             raise _UsageError(f"{folder} is not the folder of a checkpoint: no {CONFIG_FILE} there")
-        folder = located(arguments.repository or settings.model_repository, name)
+        folder = located(settings.model_repository, name)
     return run(arguments, load_as_served(folder, settings, max_batch=arguments.n))
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    with Client(_url(arguments), retries=0, headers=_authorization()) as client:
+    with Client(_url(arguments), retries=0, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
         listing = client.models()
-    shown = ("name", "version", "state", "backend", "precision", "execution")
+    shown = ("name", "version", "state", "backend", "precision", "execution", "trust")
     rows = [(*(key.upper() for key in shown), "DESCRIPTION")]
     rows += [
         (
@@ -320,7 +318,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         answer, warnings = local.fields, local.warnings
         signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
     else:
-        with Client(_url(arguments), headers=_authorization()) as client:
+        with Client(_url(arguments), api_key=os.environ.get(API_KEY_VARIABLE)) as client:
             prediction = client.predict_detailed(
                 arguments.model,
                 fields,
@@ -378,12 +376,11 @@ def _plot(
     from service.plot import save_picture
 
     inputs, outputs, grid = signature
-    if fields.ndim == len(grid.training) + 2:
-        fields, answer = fields[0], answer[0]
+    rank = len(grid.training)
     save_picture(
         path,
-        fields.astype(np.float32),
-        answer,
+        fields.reshape(-1, len(inputs), *fields.shape[-rank:])[0].astype(np.float32),
+        answer.reshape(-1, len(outputs), *answer.shape[-rank:])[0],
         inputs=inputs,
         outputs=outputs,
         grid=grid,

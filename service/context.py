@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from service.http.guard import Guard
     from service.http.journal import Journal
     from service.http.keys import Keys
     from service.metrics import Metrics
@@ -44,6 +45,7 @@ class AppContext:
     admission: Admission
     metrics: Metrics
     journal: Journal
+    guard: Guard
     scrape: Callable[[], Awaitable[bytes]]
     """The metrics of the whole service, in the text format."""
     keys: Keys | None = None
@@ -74,6 +76,8 @@ class RequestRecord:
     encode_seconds: float | None = None
     trace: str = ""
     """The W3C traceparent of its span; empty if it is not traced."""
+    page_origin: bytes = b""
+    """Of the web page that sent it, where that is of another origin and may read the response."""
     room: Room | None = None
     """What it holds; left by the journal once the answer has been sent, or nobody is there to send it to."""
 

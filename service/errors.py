@@ -14,6 +14,7 @@ ServiceError
  ├─ RequestTimeout         408  the client was too slow to send its request
  ├─ PayloadTooLarge        413  over a stated limit
  ├─ UnsupportedMediaType   415  Content-Type or Content-Encoding we do not read
+ ├─ Misdirected            421  asked by a host name that is not this server's
  ├─ QueueFull              429  come back after `retry_after` seconds
  ├─ Unsupported            501  part of the protocol this server does not offer
  ├─ Unavailable            503  loading, draining, or the device is out of memory
@@ -104,6 +105,10 @@ class PayloadTooLarge(ServiceError):
 
 class UnsupportedMediaType(ServiceError):
     status, title, slug = 415, "Unsupported media type", "unsupported-media-type"
+
+
+class Misdirected(ServiceError):
+    status, title, slug = 421, "Misdirected request", "misdirected"
 
 
 class QueueFull(ServiceError):

@@ -9,9 +9,11 @@ import torch
 
 from models.checkpoint import load_model
 from models.registry import discover
+from models.trust.signals import Signals
 from models.verify.command import Verifiable
+from service import answer_warnings
 from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
-from service.codec.grids import from_network, grid_warnings, parse_output_grid, to_network
+from service.codec.grids import from_network, parse_output_grid, to_network
 from service.errors import NotFound, Unavailable
 from service.pipeline.batch import out_of_memory
 from service.runtime.device import resolve_device
@@ -75,16 +77,20 @@ def predict_local(
     """
     folder = located(root, name, version)
     target = resolve_device(device)
-    model = load_model(folder, device=target)
+    model = load_model(folder, device=target, repository=root)
     config = model.config
     grid = None if output_grid is None else parse_output_grid(output_grid, config)
     fields, form = fields_from_arrays({INPUT: array}, config, max_fields=max(1, array.size))
-    warnings = grid_warnings(config, fields.shape[2:], grid)
+    input_grid = fields.shape[2:]
     if grid is not None:
         fields = to_network(fields, config)
     try:
         with torch.inference_mode():
-            answer = model.module(torch.from_numpy(fields).to(target)).cpu().numpy()
+            x = torch.from_numpy(fields).to(target)
+            y = model.module(x)
+            judged = Signals(config, target)(x, y)
+            trust = {name: tuple(values.tolist()) for name, values in judged.items()}
+            answer = y.cpu().numpy()
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -95,7 +101,8 @@ def predict_local(
     if grid is not None:
         answer = from_network(answer, grid, config)
     (values,) = arrays_from_fields(answer, config, form).values()
-    return LocalPrediction(values, config, warnings)
+    warned = answer_warnings.of_prediction(config, input_grid, grid, trust)
+    return LocalPrediction(values, config, tuple(one.text for one in warned))
 
 
 def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verifiable:
@@ -106,7 +113,7 @@ def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verif
         ValueError: the device is not there.
     """
     device = resolve_device(settings.device)
-    loaded = load_model(folder, device=device)
+    loaded = load_model(folder, device=device, repository=settings.model_repository)
     config, wanted = loaded.config, settings.precision
     precision = config.precision if wanted == "model" else wanted
     forward = Forward(config.name, loaded.module, device, precision=precision, max_batch=max_batch)

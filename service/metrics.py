@@ -19,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from service.answer_warnings import REASONS as WARNING_REASONS
 from service.tally import Tally
 
 if TYPE_CHECKING:
@@ -37,6 +38,15 @@ DISTANCES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
 RESIDUALS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 MODEL = ("model", "version")
+REFUSED_WITHOUT_MODEL = (
+    "body_too_large", "connections", "draining", "form_type", "header_timeout", "header_too_large", "host", "no_http",
+    "origin", "solver_busy", "solver_timeout", "unauthorized",
+)  # fmt: skip
+"""Reasons to refuse a request whose model is not known or does not matter."""
+REFUSED_WITH_MODEL = (
+    "body_too_large", "caller_bytes", "caller_fields", "deadline", "draining", "inflight_bytes", "model_bytes",
+    "model_fields", "queue_full", "too_late",
+)  # fmt: skip
 
 
 class _Remembers:
@@ -81,21 +91,28 @@ class Metrics:
         self.gradients = self._counter(
             "turbofno_gradients", "Fields whose gradient was given.", MODEL
         )
-        self.unevaluated_grids = self._counter(
-            "turbofno_unevaluated_grid_requests",
-            "Requests on a grid outside of those that the model was trained or evaluated on.",
-            MODEL,
+        self.prediction_warnings = self._counter(
+            "turbofno_prediction_warnings",
+            "Answers with a warning, by what they warn of.",
+            (*MODEL, "reason"),
         )
         self.rejections = self._counter(
-            "turbofno_rejections", "Requests refused or dropped, by reason.", ("reason",)
+            "turbofno_rejections",
+            "Requests refused or dropped, by reason, and the model they are for where that is known.",
+            ("reason", "model"),
         )
+        for reason in REFUSED_WITHOUT_MODEL:
+            self.rejections.labels(reason, "")
+        self.models: set[tuple[str, str]] = set()
+        """Those that have been served, by name and version."""
         self.backend_batches = self._counter(
             "turbofno_backend_batches",
             "Device batches, by the spectral backend that really ran.",
             ("model", "backend", "precision"),
         )
         self.request_duration = self._seconds(
-            "turbofno_request_duration_seconds", "From request header to last response byte."
+            "turbofno_request_duration_seconds",
+            "From request header to last response byte; without rollouts.",
         )
         self.decode = self._seconds("turbofno_decode_seconds", "Body bytes to fields.")
         self.queue = self._seconds("turbofno_queue_seconds", "Waiting for the device.")
@@ -190,6 +207,22 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+
+    def serve(self, model: str, version: str) -> None:
+        """Begin the counters of a model at zero: a counter that appears with its first event hides it from rates."""
+        self.models.add((model, version))
+        for protocol in ("predict", "oip", "rollout", "vjp"):
+            self.requests.labels(model, version, protocol, 200)
+        for counter in (self.fields, self.gradients, self.rollout_steps, self.out_of_memory_splits):
+            counter.labels(model, version)
+        for reason in WARNING_REASONS:
+            self.prediction_warnings.labels(model, version, reason)
+        for reason in REFUSED_WITH_MODEL:
+            self.rejections.labels(reason, model)
+
+    def reject(self, reason: str, model: str = "") -> None:
+        """Count a request that was refused or dropped."""
+        self.rejections.labels(reason, model).inc()
 
     def note_trust(self, model: str, version: str, trust: Mapping[str, Sequence[float]]) -> None:
         """Count the signals of fields."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -58,7 +59,11 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def exposure_warnings(settings: Settings) -> list[str]:
-    """A line for each way in which whoever reaches the address is trusted more than they may deserve."""
+    """A line for each way in which whoever reaches the address or the files is trusted more than they may deserve."""
+    return [*_exposed_address(settings), *_exposed_secrets(settings)]
+
+
+def _exposed_address(settings: Settings) -> list[str]:
     if is_loopback(settings.host):
         return []
     if settings.api_keys_file is None:
@@ -72,6 +77,16 @@ def exposure_warnings(settings: Settings) -> list[str]:
             f"unless a proxy in front speaks TLS ({env_name('tls_certificate')})"
         ]
     return []
+
+
+def _exposed_secrets(settings: Settings) -> list[str]:
+    """Files of keys that every user of the machine can read."""
+    files = {"api_keys_file": settings.api_keys_file, "tls_key": settings.tls_key}
+    return [
+        f"every user of this machine can read {env_name(setting)}={path}: take that away with chmod o-r"
+        for setting, path in files.items()
+        if path is not None and path.exists() and path.stat().st_mode & stat.S_IROTH
+    ]
 
 
 def is_loopback(host: str) -> bool:
@@ -98,11 +113,6 @@ class Settings(BaseSettings):
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         default=None, description="load only these models (comma-separated names); unset loads all"
     )
-    model_control: bool = Field(
-        default_factory=lambda data: is_loopback(data.get("host", "")),
-        description="allow loading and unloading models over HTTP; "
-        "unset allows it only when the service listens on a loopback address",
-    )
     ui: bool = Field(
         default_factory=lambda data: is_loopback(data.get("host", "")),
         description="serve the web page /ui and the samplers and solvers that it uses; "
@@ -116,8 +126,23 @@ class Settings(BaseSettings):
         description="file with a line NAME KEY [fields=N] [bytes=N] for each API key and what it may have in work "
         "at once; unset lets everybody in",
     )
+    model_control: bool = Field(
+        default_factory=lambda data: data.get("api_keys_file") is not None,
+        description="allow loading and unloading models over HTTP; unset allows it only with API keys",
+    )
     public_metrics: bool = Field(
         default=False, description="with API keys: let /metrics be read without one"
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="names (comma-separated, *.example.com for all below one, * for any) by which clients and proxies "
+        "call this server, beside localhost, IP addresses, the name in host and, where it listens beyond loopback, "
+        "names that no public DNS has",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="origins (comma-separated, such as https://lab.example.com) whose web pages may call this server; "
+        "empty allows only its own page",
     )
     tls_certificate: Path | None = Field(
         default=None, description="certificate chain (PEM); set, the server speaks HTTPS only"
@@ -199,6 +224,11 @@ class Settings(BaseSettings):
         default=2048 * MIB,
         description="most memory that a batch of gradients takes for what the model's layers keep",
     )
+    max_activation_bytes: PositiveInt = Field(
+        default=8192 * MIB,
+        description="most memory that all layers of a model together write for one field on its training grid; "
+        "a model that needs more is not loaded",
+    )
     max_rollout_steps: PositiveInt = Field(
         default=10_000, description="most steps that one rollout may run"
     )
@@ -260,6 +290,33 @@ class Settings(BaseSettings):
     def _split_names(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip()) or None
+        return value
+
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(name.strip().lower() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("allowed_hosts", mode="after")
+    @classmethod
+    def _hosts_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", one):
+                raise ValueError(
+                    f"{one!r} is no host name: expected one such as fno.example.com, without scheme and port"
+                )
+        return value
+
+    @field_validator("cors_origins", mode="after")
+    @classmethod
+    def _origins_are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not re.fullmatch(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", one):
+                raise ValueError(
+                    f"{one!r} is no origin: expected scheme and host, such as https://lab.example.com, without a path"
+                )
         return value
 
     @field_validator("model_limits", mode="before")

@@ -10,8 +10,13 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from typing import Protocol
 
     from service.metrics import Metrics
+
+    class _Collectable(Protocol):
+        def collect(self) -> Iterable[Metric]: ...
+
 
 _Values = dict[tuple[str, ...], float]
 
@@ -26,6 +31,11 @@ DURATIONS = {
 """Triton's step -> our histogram. Triton's input and output steps copy tensors; ours also take a body apart and make one."""
 
 
+_FAILURES = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
+_OTHER = "OTHER"
+FAILURES = (*dict.fromkeys(_FAILURES.values()), _OTHER)
+
+
 class TritonMetrics(Collector):
     """nv_inference_*{model,version}, computed from our own metrics at each scrape.
 
@@ -38,8 +48,10 @@ class TritonMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         metrics = self._metrics
-        answered: _Values = defaultdict(float)
-        failed: _Values = defaultdict(float)
+        answered = self._zeros()
+        failed: _Values = defaultdict(
+            float, {(*key, reason): 0.0 for key in metrics.models for reason in FAILURES}
+        )
         for labels, value in _samples(metrics.requests.collect(), "_total"):
             if labels["model"]:
                 key = (labels["model"], labels["version"])
@@ -50,25 +62,32 @@ class TritonMetrics(Collector):
                     failed[*key, reason] += value
         yield _family("request_success", "Requests answered.", answered)
         yield _family("request_failure", "Requests failed.", failed, (*MODEL, "reason"))
-        fields = _by_model(metrics.fields.collect(), "_total")
+        fields = self._by_model(metrics.fields, "_total")
         yield _family("count", "Fields predicted.", fields)
-        batches = _by_model(metrics.batch_size.collect(), "_count")
+        batches = self._by_model(metrics.batch_size, "_count")
         yield _family("exec_count", "Batches run.", batches)
-        waiting = _by_model(metrics.queue_depth.collect(), "")
+        waiting = self._by_model(metrics.queue_depth, "")
         yield _family("pending_request_count", "Fields waiting.", waiting, kind="gauge")
         for step, ours in DURATIONS.items():
-            seconds = _by_model(getattr(metrics, ours).collect(), "_sum")
+            seconds = self._by_model(getattr(metrics, ours), "_sum")
             microseconds = {key: value * 1e6 for key, value in seconds.items()}
             yield _family(f"{step}_duration_us", "Microseconds in all.", microseconds)
+
+    def _by_model(self, metric: _Collectable, suffix: str) -> _Values:
+        values = self._zeros()
+        for labels, value in _samples(metric.collect(), suffix):
+            values[labels["model"], labels["version"]] += value
+        return values
+
+    def _zeros(self) -> _Values:
+        return defaultdict(float, dict.fromkeys(self._metrics.models, 0.0))
 
 
 def failure_reason(code: int) -> str | None:
     """Triton's reason for an HTTP status; None for an answer."""
     if code < 400:
         return None
-    return {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}.get(
-        code, "OTHER"
-    )
+    return _FAILURES.get(code, _OTHER)
 
 
 def _samples(families: Iterable[Metric], suffix: str) -> Iterator[tuple[Mapping[str, str], float]]:
@@ -76,13 +95,6 @@ def _samples(families: Iterable[Metric], suffix: str) -> Iterator[tuple[Mapping[
         for sample in family.samples:
             if sample.name == family.name + suffix:
                 yield sample.labels, sample.value
-
-
-def _by_model(families: Iterable[Metric], suffix: str) -> _Values:
-    values: _Values = defaultdict(float)
-    for labels, value in _samples(families, suffix):
-        values[labels["model"], labels["version"]] += value
-    return values
 
 
 def _family(

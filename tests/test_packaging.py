@@ -27,9 +27,15 @@ def test_wheel_holds_the_ops_and_the_client_only(tmp_path: Path) -> None:
     assert wheel.name == f"turbofno-{turbofno_ops.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        client = archive.read("turbofno_client.py")
+        client = {
+            Path(name).name: archive.read(name)
+            for name in names
+            if name.startswith("turbofno_client/")
+        }
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"turbofno_ops", "turbofno_client.py"}
-    assert client == (ROOT / "service" / "client.py").read_bytes()
+    assert tops == {"turbofno_ops", "turbofno_client"}
+    folder = ROOT / "service" / "client"
+    files = [*folder.glob("*.py"), folder / "py.typed"]
+    assert client == {path.name: path.read_bytes() for path in files}
     sources = {path.name for path in (ROOT / "turbofno_ops").glob("*.py")}
     assert {Path(name).name for name in names if name.startswith("turbofno_ops/")} == sources

@@ -48,9 +48,11 @@ def application(args: dict[str, Any]) -> Application:
             raise ValueError(f"{env_name(name)} has no use under Ray Serve: {instead}")
     # A model would be loaded by whichever replica got the request, and by no other.
     settings = settings.model_copy(update={"model_control": False})
-    # Who reaches Ray's proxy is not known from our own address.
+    # Who reaches Ray's proxy, and by which names, is not known from our own address.
     if "ui" not in settings.model_fields_set:
         settings = settings.model_copy(update={"ui": False})
+    if "host" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"host": "0.0.0.0"})
 
     def build() -> FastAPI:
         return replica_application(settings)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from models.importers.archive import Archive
@@ -26,7 +26,7 @@ _MAX_AXES = 16
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file. The library checks the header against the file's size."""
     try:
-        return load_file(path)
+        return load(path.read_bytes())
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ImportRefused(f"{path}: not a valid safetensors file: {error}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import mmap
 import reprlib
 import struct
 import sys
@@ -171,11 +170,12 @@ def _read_legacy(source: Path | bytes) -> Any:
             raise ImportRefused("truncated: it begins as an archive and breaks off; copy it again")
         if start[:1] != b"\x80":
             raise ImportRefused("not a file of torch.save")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
-            return _read_legacy_stream(stream)
+        # Not mapped: who shortens a mapped file ends the process with SIGBUS.
+        file.seek(0)
+        return _read_legacy_stream(io.BytesIO(file.read()))
 
 
-def _read_legacy_stream(stream: mmap.mmap | io.BytesIO) -> Any:
+def _read_legacy_stream(stream: io.BytesIO) -> Any:
     """Magic number, version, machine, the object, the storage keys: five pickles; then the storages' bytes."""
     if read_pickle(stream) != _LEGACY_MAGIC:
         raise ImportRefused("a pickle, but not a file of torch.save")
@@ -203,7 +203,7 @@ def _read_legacy_stream(stream: mmap.mmap | io.BytesIO) -> Any:
     return _settle(value)
 
 
-def _read_legacy_storage(stream: mmap.mmap | io.BytesIO, storage: _Storage) -> None:
+def _read_legacy_storage(stream: io.BytesIO, storage: _Storage) -> None:
     header = stream.read(8)
     if len(header) != 8 or struct.unpack("<q", header)[0] != storage.elements:
         raise ImportRefused("truncated file, or a storage of another length than announced")

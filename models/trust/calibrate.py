@@ -1,4 +1,8 @@
-"""Write what the zoo's signals need into its config.json: `python -m models.trust.calibrate [NAME ...]`."""
+"""Write what the zoo's signals and warnings need into its config.json: `python -m models.trust.calibrate [NAME ...]`.
+
+That is the distribution of the training inputs, the thresholds of the signals, and what the problem states of its inputs
+and its PDE. The weights stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,35 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.checkpoint import write_config
-from models.config import FeatureStatistics, InputDistribution, read_config
-from models.problems import PROBLEMS, TRAINING_SEED, problem_named
-from models.registry import CONFIG_FILE
+from models.checkpoint import LoadedModel, load_model, write_config
+from models.problems import CALIBRATION_SEED, PROBLEMS, TRAINING_SEED, problem_named
+from models.statistics import (
+    INPUT_DISTANCE,
+    RESIDUAL,
+    FeatureStatistics,
+    GridThresholds,
+    InputDistribution,
+    Thresholds,
+)
 from models.trust.features import distance, features, linear_features
+from models.trust.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+
+    from models.problems import Problem
 
 ZOO = Path(__file__).parents[1] / "zoo"
 SAMPLES = {"burgers": 4096, "darcy": 1024, "navier-stokes": 128}
 """Training samples that are made again, the first ones: what a CPU does in minutes."""
+CALIBRATION_SAMPLES = {"burgers": (4096, 4096), "darcy": (2048, 64), "navier-stokes": (128, 16)}
+"""Samples that the thresholds come from: on the training grid, and on each other grid that was evaluated."""
+EXCEEDED_BY = 0.001
+"""Share of the calibration fields whose signal is above the threshold."""
 _AT_ONCE = 64
+_RUN_AT_ONCE = 8
 _LEAST_LINEAR_DEVIATION = 0.01
 """Of the channel's deviation: where all training fields have the same mean, this much off is one deviation."""
 _LEAST_LOG_DEVIATION = 0.05
@@ -49,6 +67,62 @@ def distribution_of(fields: Tensor, std: Tensor) -> InputDistribution:
     )
 
 
+def thresholds_of(model: LoadedModel, problem: Problem) -> Thresholds:
+    """The values of both signals that 1 in 1000 fresh fields exceeds, on every grid that the model was evaluated on.
+
+    The few fields on another grid than the training grid underestimate the tail, so that no threshold is below that of
+    the training grid.
+    """
+    many, few = CALIBRATION_SAMPLES[problem.key]
+    first = _thresholds_on(model, problem, problem.grid.training[0], many)
+    others = [_thresholds_on(model, problem, points, few) for points in problem.other_grids]
+    return Thresholds(
+        exceeded_by=EXCEEDED_BY,
+        grids=(first, *(_at_least(first, other) for other in others)),
+    )
+
+
+def _thresholds_on(
+    model: LoadedModel, problem: Problem, points: int, samples: int
+) -> GridThresholds:
+    found = signals_of(model, drawn(problem, samples, seed=CALIBRATION_SEED, n=points))
+    exceeded = {
+        name: _rounded(values.quantile(1 - EXCEEDED_BY).item()) for name, values in found.items()
+    }
+    return GridThresholds(
+        grid=(points,) * len(problem.grid.training),
+        n_fields=len(found[INPUT_DISTANCE]),
+        input_distance=exceeded[INPUT_DISTANCE],
+        residual=exceeded[RESIDUAL],
+    )
+
+
+def _at_least(first: GridThresholds, other: GridThresholds) -> GridThresholds:
+    larger = {
+        name: max(getattr(first, name), getattr(other, name)) for name in (INPUT_DISTANCE, RESIDUAL)
+    }
+    return other.model_copy(update=larger)
+
+
+def drawn(problem: Problem, samples: int, *, seed: int, n: int) -> Iterator[Tensor]:
+    """Inputs from the distribution of the training data, float32 [some, 1, *grid] with n points an axis."""
+    for begin in range(0, samples, _AT_ONCE):
+        indices = range(begin, min(begin + _AT_ONCE, samples))
+        yield problem.sample(indices, seed=seed, n=n).unsqueeze(1)
+
+
+@torch.inference_mode()
+def signals_of(model: LoadedModel, batches: Iterator[Tensor]) -> dict[str, Tensor]:
+    """Signal -> float32 [fields] of the model's answers to batches [some, channels, *grid]."""
+    signals = Signals(model.config)
+    found: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for x in batch.split(_RUN_AT_ONCE):
+            for name, values in signals(x, model.module(x)).items():
+                found.setdefault(name, []).append(values)
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
 def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
@@ -62,24 +136,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.names or PROBLEMS:
         problem = problem_named(name)
         folder = arguments.zoo / problem.name
-        config = read_config(folder / CONFIG_FILE)
+        model = load_model(folder)
+        config = model.config
         if config.statistics is None:
             parser.error(f"{folder} has no statistics; train it with models.train")
-        samples = SAMPLES[problem.key]
-        fields = torch.cat(
-            [
-                problem.sample(range(begin, min(begin + _AT_ONCE, samples)), seed=TRAINING_SEED)
-                for begin in range(0, samples, _AT_ONCE)
-            ]
-        )
+        n, samples = problem.grid.training[0], SAMPLES[problem.key]
+        fields = torch.cat(list(drawn(problem, samples, seed=TRAINING_SEED, n=n)))
         std = torch.tensor([channel.std for channel in config.statistics.inputs])
-        distribution = distribution_of(fields.unsqueeze(1), std)
-        statistics = config.statistics.model_copy(update={"distribution": distribution})
-        update = {"statistics": statistics, "pde": problem.pde}
-        write_config(folder, config.model_copy(update=update))
-        sys.stdout.write(
-            f"{problem.name:18} {samples} samples, {len(fields)} fields, edge {distribution.edge:g}\n"
+        statistics = config.statistics.model_copy(
+            update={"distribution": distribution_of(fields, std)}
         )
+        update = {"statistics": statistics, "inputs": problem.inputs, "pde": problem.pde}
+        model = LoadedModel(config.model_copy(update=update), model.module)
+        thresholds = thresholds_of(model, problem)
+        calibrated = {"statistics": statistics.model_copy(update={"thresholds": thresholds})}
+        write_config(folder, model.config.model_copy(update=calibrated))
+        sys.stdout.write(f"{problem.name}: {samples} training samples\n")
+        for one in thresholds.grids:
+            sys.stdout.write(
+                f"  grid {'x'.join(map(str, one.grid))}: {one.n_fields} fields, 1 in {1 / EXCEEDED_BY:.0f} above "
+                f"{INPUT_DISTANCE} {one.input_distance:g} or {RESIDUAL} {one.residual:g}\n"
+            )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from models.config import BurgersResidual, DarcyResidual
+from models.statistics import INPUT_DISTANCE, RESIDUAL
 from models.trust import residuals
 from models.trust.features import distance, features
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from models.config import ModelConfig, Residual
 
-INPUT_DISTANCE = "input_distance"
-RESIDUAL = "residual"
 LARGEST = 1e6
 """No value is above it; it also stands for what cannot be told, NaN."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,10 @@ _MAX_ARRAYS = 64
 _MAX_NAME = 128
 
 Array = NDArray[Any]
+FieldTrust: TypeAlias = "Mapping[str, Sequence[float]]"
+"""Signal -> its value for each field."""
+FrameTrust: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"
+"""Signal -> frame by frame, its value for each field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,14 @@ class Form:
     """One array for each channel name, rather than one array with a channel axis."""
     batched: bool
     """A batch axis comes first, rather than a single field without one."""
+    channel_axis: bool = True
+    """False for one field of a one-channel model that came as its grid alone, [*grid]."""
+
+    def leading(self, batch: int, channels: int) -> tuple[int, ...]:
+        """The axes before the grid that an array of all `channels` has in this form."""
+        if self.batched:
+            return batch, channels
+        return (channels,) if self.channel_axis or channels > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +66,9 @@ class Answer:
     """Output channel name -> physical units."""
     backend: str
     precision: str
-    trust: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Signal -> its value for each field."""
+    trust: FieldTrust | FrameTrust = field(default_factory=dict)
+    trust_status: str = ""
+    """In words, why there are no signals, where a prediction could have them."""
     warnings: tuple[str, ...] = ()
     """In words, why the outputs may be worse than the model's card says."""
 
@@ -122,6 +135,7 @@ def fields_from_tensor(
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
     check_finite(fields, config.inputs)
+    check_bounds(fields, config.inputs)
     return fields
 
 
@@ -130,8 +144,9 @@ def fields_from_arrays(
 ) -> tuple[Fields, Form]:
     """Turn a request's named arrays into a batch.
 
-    Either the key "input" holds the whole tensor, [batch, C, *grid] or one field [C, *grid]; or the
-    keys are exactly the model's input channels, each [batch, *grid] or [*grid].
+    Either the key "input" holds the whole tensor, [batch, C, *grid], one field [C, *grid], or one field
+    [*grid] of a model with one channel; or the keys are exactly the model's input channels, each
+    [batch, *grid] or [*grid].
 
     Returns:
         float32 [batch, in_channels, *grid], C-contiguous, in the model's channel order, and the
@@ -144,12 +159,12 @@ def fields_from_arrays(
     n_dim = config.architecture.n_dim
     if set(arrays) == {INPUT}:
         array = arrays[INPUT]
-        batched = array.ndim != n_dim + 1
-        tensor = array if batched else array[np.newaxis]
-        if batched and array.ndim != n_dim + 2:
+        missing = n_dim + 2 - array.ndim
+        if missing not in range(3 if len(config.inputs) == 1 else 2):
             raise InvalidField(_input_rank_message(array, config))
+        tensor = array[(np.newaxis,) * missing]
         fields = fields_from_tensor(tensor, config, max_fields=max_fields)
-        return fields, Form(by_channel=False, batched=batched)
+        return fields, Form(by_channel=False, batched=not missing, channel_axis=missing < 2)
     channels = [channel.name for channel in config.inputs]
     if set(arrays) != set(channels):
         raise InvalidField(
@@ -164,11 +179,18 @@ def arrays_from_fields(
     fields: Fields, config: ModelConfig, form: Form
 ) -> dict[str, NDArray[np.float32]]:
     """Lay an answer [batch, out_channels, *grid] out in the form that the request had (views)."""
+    return laid_out(fields, config.outputs, form, whole=OUTPUT)
+
+
+def laid_out(
+    fields: Fields, channels: Sequence[Channel], form: Form, *, whole: str, prefix: str = ""
+) -> dict[str, NDArray[np.float32]]:
+    """Name and lay [batch, channels, *grid] out in this form (views): `whole`, or each channel after the prefix."""
     if form.by_channel:
-        named = {channel.name: fields[:, i] for i, channel in enumerate(config.outputs)}
-    else:
-        named = {OUTPUT: fields}
-    return named if form.batched else {name: array[0] for name, array in named.items()}
+        named = {f"{prefix}{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
+        return named if form.batched else {name: array[0] for name, array in named.items()}
+    shape = (*form.leading(len(fields), len(channels)), *fields.shape[2:])
+    return {whole: fields.reshape(shape)}
 
 
 def array_from_bytes(data: memoryview, dtype: str) -> Array:
@@ -259,6 +281,7 @@ def _stack_channels(
         for i, name in enumerate(channels):
             fields[:, i] = arrays[name]
     check_finite(fields, config.inputs)
+    check_bounds(fields, config.inputs)
     return fields, Form(by_channel=True, batched=batched)
 
 
@@ -298,16 +321,40 @@ def check_finite(
         )
 
 
+def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
+    """Check finite fields [batch, channels, *grid] against the physical bounds of their channels.
+
+    Raises InvalidField with the first place where a value cannot be.
+    """
+    for index, channel in enumerate(channels):
+        for bound, words, beyond in (
+            (channel.minimum, "at least", np.less),
+            (channel.exclusive_minimum, "above", np.less_equal),
+            (channel.maximum, "at most", np.greater),
+            (channel.exclusive_maximum, "below", np.greater_equal),
+        ):
+            if bound is None:
+                continue
+            values = fields[:, index]
+            wrong = beyond(values, bound)
+            if wrong.any():
+                where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                field, *point = (int(i) for i in where)
+                unit = "" if channel.units == "1" else f" {channel.units}"
+                raise InvalidField(
+                    f"field {field}, channel '{channel.name}', grid point {point} is {values[where]:g}{unit}, "
+                    f"expected {words} {bound:g}{unit}: no physical value lies there; check sign and units"
+                )
+
+
 def _input_rank_message(array: Array, config: ModelConfig) -> str:
     channels = config.architecture.in_channels
     axes = _grid_axes(config)
-    message = (
+    bare = f", which may also be [{axes}]" if channels == 1 else ""
+    return (
         f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {channels}, "
-        f"{axes}] or one field [{channels}, {axes}]"
+        f"{axes}] or one field [{channels}, {axes}]{bare}"
     )
-    if channels == 1 and array.ndim == config.architecture.n_dim:
-        message += f"; to send [{axes}] as it is, name it '{config.inputs[0].name}'"
-    return message
 
 
 def _rank(shape: Sequence[int]) -> str:

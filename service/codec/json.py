@@ -131,6 +131,7 @@ def encode(answer: Answer) -> bytes:
             **warned,
             "units": answer.units,
             **({"trust": answer.trust} if answer.trust else {}),
+            **({"trust_status": answer.trust_status} if answer.trust_status else {}),
             "outputs": {name: np.ascontiguousarray(a) for name, a in answer.outputs.items()},
         },
         option=orjson.OPT_SERIALIZE_NUMPY,

@@ -139,6 +139,7 @@ def encode(
     request_id: str | None = None,
     warnings: tuple[str, ...] = (),
     trust: dict[str, float] | None = None,
+    trust_status: str = "",
 ) -> InferAnswer:
     """Write the answer in the requested form: FP32 numbers in the JSON, or raw bytes after it.
 
@@ -148,6 +149,8 @@ def encode(
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
     document |= {"model_name": model, "model_version": version, "outputs": []}
     parameters: dict[str, Any] = {f"trust_{name}": value for name, value in (trust or {}).items()}
+    if trust_status:
+        parameters["trust_status"] = trust_status
     if warnings:
         parameters["warning"] = "; ".join(warnings)
     if parameters:

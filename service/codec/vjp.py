@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,15 +13,16 @@ from service.codec.fields import (
     check_dtype,
     check_finite,
     fields_from_arrays,
+    laid_out,
 )
 from service.errors import InvalidField
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from models.config import Channel, ModelConfig
+    from models.config import ModelConfig
     from service.codec.fields import Array
     from service.pipeline.engine import Fields
 
@@ -55,7 +57,7 @@ def vjp_from_arrays(
     grid = fields.shape[2:]
     leading = fields.shape[:1] if form.batched else ()
     by_channel = COTANGENT not in given
-    whole = {COTANGENT: (*leading, len(config.outputs), *grid)}
+    whole = {COTANGENT: (*form.leading(len(fields), len(config.outputs)), *grid)}
     each = {f"{dotted}{channel.name}": (*leading, *grid) for channel in config.outputs}
     expected = each if by_channel else whole
     if set(given) != set(expected):
@@ -71,17 +73,17 @@ def vjp_from_arrays(
     with np.errstate(over="ignore", invalid="ignore"):
         cotangents = np.concatenate(stacked, axis=1, dtype=np.float32)
     check_finite(cotangents, config.outputs, what="the cotangent of field", every="every value")
-    return fields, cotangents, VjpForm(form, Form(by_channel=by_channel, batched=form.batched))
+    return fields, cotangents, VjpForm(form, replace(form, by_channel=by_channel))
 
 
 def arrays_from_vjp(
     gradients: Fields, outputs: Fields | None, config: ModelConfig, form: VjpForm
 ) -> dict[str, NDArray[np.float32]]:
     """Lay the answer out as the request was: "gradient" and "output", or "gradient.NAME" and "output.NAME" (views)."""
-    named = _named(GRADIENT, gradients, config.inputs, form.input)
-    return (
-        named if outputs is None else named | _named(OUTPUT, outputs, config.outputs, form.output)
-    )
+    named = laid_out(gradients, config.inputs, form.input, whole=GRADIENT, prefix=f"{GRADIENT}.")
+    if outputs is None:
+        return named
+    return named | laid_out(outputs, config.outputs, form.output, whole=OUTPUT, prefix=f"{OUTPUT}.")
 
 
 def units_of_vjp(config: ModelConfig, *, output: bool) -> dict[str, str]:
@@ -91,15 +93,6 @@ def units_of_vjp(config: ModelConfig, *, output: bool) -> dict[str, str]:
         for one in config.inputs
     }
     return units | {f"{OUTPUT}.{one.name}": one.units for one in config.outputs if output}
-
-
-def _named(
-    name: str, fields: Fields, channels: Sequence[Channel], form: Form
-) -> dict[str, NDArray[np.float32]]:
-    named: dict[str, NDArray[np.float32]] = {name: fields}
-    if form.by_channel:
-        named = {f"{name}.{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
-    return named if form.batched else {key: array[0] for key, array in named.items()}
 
 
 def _check(array: Array, shape: tuple[int, ...], *, name: str) -> None:

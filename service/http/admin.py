@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import JSONResponse
 
-from models.config import PDE, Channel, GridSpec, Metric, Statistics
+from models.config import PDE, Channel, GridSpec, Metric
+from models.files import FileRefused, read_inside
 from models.registry import discover
 from models.sampling import SampleParameter, parameters_of
+from models.statistics import Statistics
 from service.context import context_of
 from service.errors import NotFound
 from service.http.openapi import ModelName, problem
+from service.http.trust import trust_status
 from service.pipeline.engine import status_of
 
 if TYPE_CHECKING:
-    from pathlib import Path as FilePath
-
     from models.config import ModelConfig
     from service.context import AppContext
-    from service.pipeline.engine import Engine, ModelStatus
+    from service.pipeline.engine import ModelStatus
 
 CARD_FILE = "card.md"
+_CARD_BYTES = 16 << 20
+"""Most of a card, and of each of its pictures."""
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -77,6 +83,8 @@ class ModelSummary(BaseModel):
     module."""
     execution_reason: str = ""
     """Why a GPU runs it as nothing faster."""
+    trust: str = ""
+    """The trust signals of a READY model's answers, or that it has none, and whether it was evaluated."""
 
 
 class ModelList(BaseModel):
@@ -156,8 +164,8 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
     """All models, ready or not."""
-    engine = context_of(request).engine
-    return ModelList(models=[_summary(engine, status) for status in engine.statuses()])
+    context = context_of(request)
+    return ModelList(models=[_summary(context, status) for status in context.engine.statuses()])
 
 
 @router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
@@ -177,9 +185,7 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
 )
 def model_card(request: Request, name: ModelName) -> Response:
     """The model card, as Markdown: what the model is for, how it was trained, how well it does."""
-    return FileResponse(
-        _file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8"
-    )
+    return Response(_file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8")
 
 
 @router.get(
@@ -198,24 +204,30 @@ def model_picture(
     picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
 ) -> Response:
     """A picture that the card shows; relative links in the card lead here."""
-    return FileResponse(_file_of(request, name, f"{picture}.png"), media_type="image/png")
+    return Response(_file_of(request, name, f"{picture}.png"), media_type="image/png")
 
 
-def _file_of(request: Request, name: str, file: str) -> FilePath:
+def _file_of(request: Request, name: str, file: str) -> bytes:
     context = context_of(request)
     config = context.engine.config(name)
-    for location in discover(context.settings.model_repository):
-        path = location.path / file
-        if (location.name, location.version) == (name, config.version) and path.is_file():
-            return path
+    root = context.settings.model_repository
+    for location in discover(root):
+        if (location.name, location.version) == (name, config.version):
+            try:
+                return read_inside(location.path / file, location.path, root, limit=_CARD_BYTES)
+            except (OSError, FileRefused) as error:
+                logger.info("model %s has no %s to show: %s", name, file, error)
     raise NotFound(f"model {name!r} version {config.version} has no {file}")
 
 
-def _summary(engine: Engine, status: ModelStatus) -> ModelSummary:
-    ready = status.state == "READY"
+def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
+    if status.state != "READY":
+        return ModelSummary(**asdict(status))
+    config = context.engine.config(status.name, status.version)
     return ModelSummary(
         **asdict(status),
-        description=engine.config(status.name, status.version).description if ready else "",
+        description=config.description,
+        trust=trust_status(config, judged=context.settings.trust),
     )
 
 
@@ -225,6 +237,7 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     return ModelDescription(
         **asdict(status_of(config, context.engine)),
         description=config.description,
+        trust=trust_status(config, judged=context.settings.trust),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
         grid=config.grid,

@@ -44,6 +44,10 @@ def arrival_of(target: bytes, headers: Headers, context: AppContext) -> Arrival 
     protocol = _PROTOCOLS.get((root, verb))
     if protocol is None:
         return None
+    try:
+        context.guard.check("POST", path.decode("latin-1"), headers)
+    except ServiceError:
+        return None
     # A caller without a known key is told that, and nothing of models and queues.
     caller = ANYONE if context.keys is None else context.keys.caller_of(headers)
     if caller is None:

@@ -137,7 +137,7 @@ def _content_length(request: Request) -> int | None:
 
 
 def _too_large(request: Request, what: str, limit: int, setting: str | None) -> PayloadTooLarge:
-    context_of(request).metrics.rejections.labels(reason="body_too_large").inc()
+    context_of(request).metrics.reject("body_too_large", record_of(request).model)
     remedy = (
         "send the fields as binary (Open Inference Protocol binary tensors, .npy or safetensors), "
         "which is also many times faster"

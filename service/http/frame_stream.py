@@ -17,7 +17,7 @@ from service.http.inference import unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from fastapi import Request
     from starlette.types import Receive, Scope, Send
@@ -87,7 +87,9 @@ class FrameStream(Response):
         form: Form,
         start: Event,
         headers: Mapping[str, str],
+        warnings_of: Callable[[Frame], tuple[str, ...]],
     ) -> None:
+        """`warnings_of` gives the texts of the warnings that begin with a frame."""
         # The second header keeps proxies from holding frames back.
         unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(media_type=form.media_type, headers={**headers, **unbuffered})
@@ -95,6 +97,7 @@ class FrameStream(Response):
         self._request = request
         self._frames = frames
         self._form = form
+        self._warnings_of = warnings_of
         self._start: Event = {"event": "start", **start}
         self._started = False
 
@@ -113,7 +116,8 @@ class FrameStream(Response):
             try:
                 async for frame in frames:
                     step = frame.step
-                    await self._event(send, _event_of(frame), frame.fields)
+                    event = _event_of(frame, self._warnings_of(frame))
+                    await self._event(send, event, frame.fields)
                 last: Event = {"event": "end", "step": step}
             except ServiceError as error:
                 if not (self._started or isinstance(error, BlowUp)):
@@ -134,9 +138,14 @@ class FrameStream(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-def _event_of(frame: Frame) -> Event:
+def _event_of(frame: Frame, warnings: tuple[str, ...]) -> Event:
     kind = "progress" if frame.fields is None else "frame"
-    return {"event": kind, "step": frame.step}
+    event: Event = {"event": kind, "step": frame.step}
+    if frame.trust:
+        event["trust"] = frame.trust
+    if warnings:
+        event["warnings"] = warnings
+    return event
 
 
 def _failure(error: ServiceError, step: int) -> Event:

@@ -27,20 +27,31 @@ Headers = list[tuple[bytes, bytes]]
 class Journal:
     """One for all requests of an application."""
 
-    def __init__(self, metrics: Metrics, server: str) -> None:
+    def __init__(self, metrics: Metrics, server: str, *, cors_origins: Iterable[str] = ()) -> None:
+        """Pages of `cors_origins` may read the responses to what they send."""
         self._metrics = metrics
         self._server = (b"server", server.encode("latin-1"))
+        self._origins = frozenset(origin.encode("latin-1") for origin in cors_origins)
 
-    def open(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestRecord:
+    def open(self, headers: Headers) -> RequestRecord:
         """The record of a request whose headers have come."""
         offered = next((value for name, value in headers if name == b"x-request-id"), b"")
-        return RequestRecord(accept_request_id(offered.decode("latin-1")))
+        record = RequestRecord(accept_request_id(offered.decode("latin-1")))
+        if self._origins:
+            origin = next((value for name, value in headers if name == b"origin"), b"").lower()
+            record.page_origin = origin if origin in self._origins else b""
+        return record
 
     def headers(self, record: RequestRecord) -> Headers:
         """What its response says beside the answer's own headers."""
         headers = [self._server, (b"x-request-id", record.request_id.encode("latin-1"))]
         if record.trace:
             headers.append((b"traceresponse", record.trace.encode("latin-1")))
+        if self._origins:
+            headers.append((b"vary", b"Origin"))
+        if record.page_origin:
+            headers.append((b"access-control-allow-origin", record.page_origin))
+            headers.append((b"access-control-expose-headers", b"*"))
         if steps := _steps(record):
             timing = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in steps)
             headers.append((b"server-timing", timing.encode("latin-1")))
@@ -55,7 +66,9 @@ class Journal:
         metrics.requests.labels(*model, record.protocol, status).inc()
         steps = _steps(record)
         if record.model:
-            metrics.request_duration.labels(*model).observe(seconds)
+            # A rollout lasts as long as its client reads on, which says nothing of how soon requests are answered.
+            if record.protocol != "rollout":
+                metrics.request_duration.labels(*model).observe(seconds)
             for step, taken in steps:
                 metrics.steps[step].labels(*model).observe(taken)
         level = logging.DEBUG if scope["path"] in POLLED else logging.INFO

@@ -104,7 +104,7 @@ class KeyMiddleware:
         caller = self._keys.caller_of(scope["headers"])
         if caller is None:
             given = any(name == b"authorization" for name, _ in scope["headers"])
-            self._metrics.rejections.labels(reason="unauthorized").inc()
+            self._metrics.reject("unauthorized")
             problem = ', error="invalid_token"' if given else ""
             refusal = problem_response(
                 scope["path"],

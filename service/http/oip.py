@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import WithJsonSchema
 
+from service import answer_warnings
 from service.codec import oip_binary
 from service.codec.compression import answer_coding, compress
 from service.codec.fields import fields_from_tensor
@@ -20,8 +21,9 @@ from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.oip_openapi import ERRORS, INFER_BODY, INFER_RESPONSES
 from service.http.openapi import ModelName, ModelVersion
-from service.http.output_grid import infer_onto, warn_of_grids
-from service.http.trust import largest
+from service.http.output_grid import infer_onto
+from service.http.trust import UNTOLD, largest, why_untold
+from service.http.warned import counted
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -104,11 +106,15 @@ async def infer(
         priority=call.priority,
         seconds=None if call.timeout_us is None else call.timeout_us / 1e6,
     )
-    warnings = warn_of_grids(request, config, fields.shape[2:], grid)
+    warned = answer_warnings.of_prediction(config, fields.shape[2:], grid, result.trust)
+    warnings = counted(request, config, warned)
+    untold = why_untold(config, result.trust, judged=settings.trust).get(UNTOLD, "")
     started = time.perf_counter()
     as_json = not all(output.binary for output in call.outputs)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    response = await _response(request, await offload(heavy, _encode, call, result, warnings))
+    response = await _response(
+        request, await offload(heavy, _encode, call, result, warnings, untold)
+    )
     record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(response.body))
     return response
@@ -159,7 +165,9 @@ def _decode(
     return call, fields_from_tensor(call.tensor, config, max_fields=max_fields)
 
 
-def _encode(call: InferRequest, result: PredictResult, warnings: tuple[str, ...]) -> InferAnswer:
+def _encode(
+    call: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
+) -> InferAnswer:
     return oip_binary.encode(
         result.fields,
         outputs=call.outputs,
@@ -168,6 +176,7 @@ def _encode(call: InferRequest, result: PredictResult, warnings: tuple[str, ...]
         request_id=call.id,
         warnings=warnings,
         trust=largest(result.trust),
+        trust_status=trust_status,
     )
 
 

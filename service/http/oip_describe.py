@@ -14,6 +14,7 @@ from service.http.oip_schemas import (
     ModelStatistics,
     TensorMetadata,
 )
+from service.http.trust import trust_status
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
@@ -24,7 +25,9 @@ PLATFORM = "turbofno_safetensors"
 _NONE = Duration(count=0, ns=0)
 
 
-def metadata(config: ModelConfig, versions: list[str], status: ModelStatus) -> ModelMetadata:
+def metadata(
+    config: ModelConfig, versions: list[str], status: ModelStatus, *, judged: bool
+) -> ModelMetadata:
     """One input and one output tensor, [batch, channels, *grid]; parameters say what the model runs on and in."""
     architecture = config.architecture
     grid = [-1] * architecture.n_dim
@@ -34,7 +37,7 @@ def metadata(config: ModelConfig, versions: list[str], status: ModelStatus) -> M
         platform=PLATFORM,
         inputs=[_tensor(INPUT, [-1, architecture.in_channels, *grid])],
         outputs=[_tensor(OUTPUT, [-1, architecture.out_channels, *grid])],
-        parameters=_execution(status),
+        parameters=_execution(status) | {"trust": trust_status(config, judged=judged)},
     )
 
 
@@ -49,6 +52,7 @@ def configuration(config: ModelConfig, status: ModelStatus, settings: Settings) 
         "grid_minimum": ",".join(map(str, lowest)),
         "grid_maximum": ",".join(map(str, highest)),
         "grid_training": ",".join(map(str, config.grid.training)),
+        "trust": trust_status(config, judged=settings.trust),
         **_execution(status),
     }
     return {

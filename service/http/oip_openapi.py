@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from service.http.example_fields import burgers_field
 from service.http.oip_schemas import Error
-from service.http.trust import TRUST_LARGEST
+from service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
-_EXAMPLE_DATA = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
+_EXAMPLE_DATA = burgers_field()
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": Error, "description": "The request does not follow the protocol."},
@@ -98,6 +98,7 @@ _INFER_RESPONSE = {
                     "type": "string",
                     "description": "why the answer may be worse than the model's card says",
                 },
+                "trust_status": TRUST_STATUS,
                 **{f"trust_{name}": schema for name, schema in TRUST_LARGEST.items()},
             },
         },
@@ -139,13 +140,13 @@ INFER_BODY: dict[str, Any] = {
                 "schema": _INFER_REQUEST,
                 "examples": {
                     "burgers-1d": {
-                        "summary": "one sine wave for model burgers-1d, on 32 points",
+                        "summary": "a field for model burgers-1d, on 256 points",
                         "value": {
                             "id": "42",
                             "inputs": [
                                 {
                                     "name": "input",
-                                    "shape": [1, 1, 32],
+                                    "shape": [1, 1, len(_EXAMPLE_DATA)],
                                     "datatype": "FP32",
                                     "data": _EXAMPLE_DATA,
                                 }

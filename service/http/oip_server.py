@@ -98,7 +98,8 @@ def _metadata(request: Request, model: str, version: str | None) -> ModelMetadat
     engine = context_of(request).engine
     config = engine.config(model, version)
     versions = [m.version for m in engine.statuses() if m.name == model and m.state == _READY]
-    return oip_describe.metadata(config, versions, status_of(config, engine))
+    judged = context_of(request).settings.trust
+    return oip_describe.metadata(config, versions, status_of(config, engine), judged=judged)
 
 
 @router.get("/v2/models/{model}/ready", summary="Does the model take requests?")
@@ -245,8 +246,8 @@ async def unload(request: Request, model: ModelName) -> Response:
 async def _control_parameters(request: Request) -> dict[str, Any]:
     if not context_of(request).settings.model_control:
         raise Forbidden(
-            f"loading and unloading over HTTP is switched off: start the server with "
-            f"{env_name('model_control')}=true to allow it"
+            "loading and unloading over HTTP is switched off: start the server with --model-control true "
+            f"({env_name('model_control')}=true), or with API keys ({env_name('api_keys_file')})"
         )
     context_of(request).admission.refuse_if_draining()
     parameters = (await _control_body(request)).get("parameters", {})

@@ -1,4 +1,4 @@
-"""An answer on another grid than the input's, and warnings of grids that nobody has evaluated, for both protocols."""
+"""An answer on another grid than the input's, for both protocols."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from service.codec.grids import OUTPUT_GRID, from_network, grid_warnings, to_network
+from service.codec.grids import OUTPUT_GRID, from_network, to_network
 from service.context import context_of, record_of
 from service.errors import PayloadTooLarge
 from service.http.inference import infer
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from service.codec.grids import Grid
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, PredictResult
-
-WARNING = "X-Warning"
-"""Header of an answer: its warnings, separated by semicolons."""
 
 _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""
@@ -61,22 +58,6 @@ async def infer_onto(
     )  # fmt: skip
     record.encode_seconds = time.perf_counter() - started
     return replace(result, fields=answer)
-
-
-def warn_of_grids(
-    request: Request, config: ModelConfig, input_grid: Grid, output_grid: Grid | None = None
-) -> tuple[str, ...]:
-    """What `grid_warnings` says of a request, which is counted then."""
-    warnings = grid_warnings(config, input_grid, output_grid)
-    if warnings:
-        metrics = context_of(request).metrics
-        metrics.unevaluated_grids.labels(config.name, config.version).inc()
-    return warnings
-
-
-def warning_header(warnings: tuple[str, ...]) -> dict[str, str]:
-    """The header that carries them, or none."""
-    return {WARNING: "; ".join(warnings)} if warnings else {}
 
 
 def _hold_all(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,17 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import WithJsonSchema
 
+from service import answer_warnings
 from service.codec.fields import Answer, arrays_from_fields, fields_from_arrays
 from service.codec.grids import OUTPUT_GRID, parse_output_grid
 from service.codec.negotiate import CODECS, JSON, NPZ, codec_for_answer, codec_for_body
 from service.context import context_of, record_of
 from service.errors import BadRequest
 from service.http.body import read_body
+from service.http.example_fields import burgers_field
 from service.http.inference import admit, begin
 from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
-from service.http.output_grid import WARNING, infer_onto, warn_of_grids, warning_header
-from service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, trust_headers
+from service.http.output_grid import infer_onto
+from service.http.trust import (
+    TRUST_HEADERS,
+    TRUST_SCHEMA,
+    TRUST_STATUS,
+    UNTOLD,
+    trust_headers,
+    why_untold,
+)
+from service.http.warned import WARNING, counted, warning_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,13 +44,14 @@ T = TypeVar("T")
 
 router = APIRouter(tags=["predict"])
 
-_EXAMPLE_INPUT = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
+_EXAMPLE_INPUT = burgers_field()
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARRAYS = {
     "type": "object",
     "description": (
-        "Either 'input' with shape [batch, channels, *grid] or [channels, *grid]; or every input "
-        "channel of the model by its name, with shape [*grid] or [batch, *grid]."
+        "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with "
+        "one input channel, [*grid]; or every input channel of the model by its name, with shape [*grid] "
+        "or [batch, *grid]."
     ),
     "minProperties": 1,
     "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
@@ -59,7 +69,7 @@ REQUEST_BODY: dict[str, Any] = {
             },
             "examples": {
                 "by channel": {
-                    "summary": "one sine wave for model burgers-1d, on 32 points",
+                    "summary": "a field for model burgers-1d, on 256 points",
                     "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
                 },
                 "as a tensor": {
@@ -112,6 +122,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
                         },
                         "units": {"type": "object", "additionalProperties": {"type": "string"}},
                         "trust": TRUST_SCHEMA,
+                        "trust_status": TRUST_STATUS,
                         "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
                     },
                 }
@@ -223,15 +234,19 @@ async def predict(
         request, room, fields,
         config=config, output_grid=grid, priority=priority, seconds=seconds,
     )  # fmt: skip
-    warnings = warn_of_grids(request, config, fields.shape[2:], grid)
+    warned = answer_warnings.of_prediction(config, fields.shape[2:], grid, result.trust)
+    warnings = counted(request, config, warned)
+    untold = why_untold(config, result.trust, judged=context_of(request).settings.trust)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
-    answer = await offload(heavy, _encode, result, writer, config, form, warnings)
+    status = untold.get(UNTOLD, "")
+    answer = await offload(heavy, _encode, result, writer, config, form, warnings, status)
     record.encode_seconds = (record.encode_seconds or 0.0) + time.perf_counter() - started
     room.hold_answer(len(answer))
     headers = {
         "X-Model-Version": result.version,
         **trust_headers(result.trust),
+        **untold,
         "X-Batch-Size": ", ".join(map(str, result.batch_sizes)),
         **warning_header(warnings),
     }
@@ -300,6 +315,7 @@ def _encode(
     config: ModelConfig,
     form: Form,
     warnings: tuple[str, ...],
+    trust_status: str,
 ) -> bytes:
     return codec.encode(
         Answer(
@@ -310,6 +326,7 @@ def _encode(
             backend=result.backend,
             precision=result.precision,
             trust=result.trust,
+            trust_status=trust_status,
             warnings=warnings,
         )
     )

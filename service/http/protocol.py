@@ -303,7 +303,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timers()
         if self.transport.is_closing():
             return
-        self.counts.rejections.labels(reason=reason).inc()
+        self.counts.reject(reason)
         self.counts.requests.labels(model="", version="", protocol="http", code=status).inc()
         body = orjson.dumps({"error": message, "status": status, "detail": message})
         head = (

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from service import answer_warnings
+from service.answer_warnings import FrameWarnings
 from service.codec.fields import OUTPUT, Answer
 from service.codec.negotiate import JSON, codec_for_answer, codec_for_body
 from service.context import context_of, record_of
 from service.errors import BadRequest, NotRollable, PayloadTooLarge
+from service.http.example_fields import vorticity_field
 from service.http.frame_stream import FORMS, FrameStream, form_asked_for
 from service.http.inference import admit, begin, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelVersion, problem
-from service.http.output_grid import WARNING, warn_of_grids, warning_header
 from service.http.predict import REQUEST_BODY, RESPONSES, WARNING_HEADER, Deadline, read_fields
+from service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
+from service.http.warned import WARNING, counted, warning_header
 from service.pipeline.engine import PredictRequest, RolloutRequest, status_of, unread_bytes
 from service.settings import env_name
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from models.config import ModelConfig
-    from service.codec.fields import Form
+    from service.codec.fields import Form, FrameTrust
     from service.codec.negotiate import Codec
     from service.pipeline.admission import Room
     from service.pipeline.engine import Fields, Frame, ModelStatus
@@ -37,12 +41,19 @@ router = APIRouter(tags=["rollout"])
 _JSON_FACTOR = 3
 """JSON takes about so many times the bytes of its float32."""
 _EVERY = {"all": 1, "last": 0}
+_JSON_ANSWER = RESPONSES[200]["content"][JSON.media_type]["schema"]
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
-    "headers": {WARNING: WARNING_HEADER},
+    "headers": {**TRUST_HEADERS, WARNING: WARNING_HEADER},
     "content": {
         **RESPONSES[200]["content"],
+        JSON.media_type: {
+            "schema": {
+                **_JSON_ANSWER,
+                "properties": {**_JSON_ANSWER["properties"], "trust": FRAME_TRUST_SCHEMA},
+            }
+        },
         FORMS[0].media_type: {"schema": {"type": "string", "format": "binary"}},
         FORMS[1].media_type: {"schema": {"type": "string"}},
     },
@@ -55,8 +66,6 @@ _ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     ),
 }
 
-# The coarsest grid that the zoo's autoregressive model takes.
-_ROWS = [[round(math.sin(2 * math.pi * (x + y) / 32), 1) for y in range(32)] for x in range(32)]
 _REQUEST_BODY = {
     "required": True,
     "content": {
@@ -65,8 +74,8 @@ _REQUEST_BODY = {
             **REQUEST_BODY["content"][JSON.media_type],
             "examples": {
                 "by channel": {
-                    "summary": "one wave for model navier-stokes-2d, on 32 x 32 points",
-                    "value": {"inputs": {"vorticity": _ROWS}},
+                    "summary": "a field for model navier-stokes-2d, on 64 x 64 points",
+                    "value": {"inputs": {"vorticity": vorticity_field()}},
                 }
             },
         },
@@ -167,21 +176,39 @@ async def _rollout(
         start=start,
         every=_EVERY[frames] if frames in _EVERY else int(frames),
     )
-    warnings = warn_of_grids(request, config, fields.shape[2:])
-    headers = {"X-Model-Version": config.version, **warning_header(warnings)}
+    grid = fields.shape[2:]
+    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(config, last)
+    warnings = counted(request, config, known)
+    frame_warnings = FrameWarnings(config, grid)
+
+    def warnings_of(frame: Frame) -> tuple[str, ...]:
+        return counted(request, config, frame_warnings.of(frame))
+
+    headers = {"X-Model-Version": config.version}
     if streamed is not None:
         # The body, the state on the device, and what the client has not yet taken.
         room.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, context.engine))
-        return FrameStream(request, context.engine.rollout(job), streamed, about, headers)
+        return FrameStream(
+            request,
+            context.engine.rollout(job),
+            streamed,
+            about,
+            headers | warning_header(warnings),
+            warnings_of,
+        )
     assert writer is not None
     _hold_all(request, room, job, writer)
-    stack = await unless_disconnected(request, _all(context.engine.rollout(job)))
+    stack, frames_made = await unless_disconnected(request, _all(context.engine.rollout(job)))
+    warnings = (*warnings, *(text for frame in frames_made for text in warnings_of(frame)))
+    trust = _trust_of(frames_made)
     answer = await offload(
         heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, config, form, status_of(config, context.engine),
+        _encode, stack, writer, config, form, status_of(config, context.engine), trust, warnings,
     )  # fmt: skip
     room.hold_answer(len(answer))
+    largest = {name: tuple(map(max, values)) for name, values in trust.items()}
+    headers |= trust_headers(largest) | warning_header(warnings)
     return Response(answer, media_type=writer.media_type, headers=headers)
 
 
@@ -253,16 +280,33 @@ def _hold_all(request: Request, room: Room, job: RolloutRequest, codec: Codec) -
     room.hold(2 * fields.nbytes + size)
 
 
-async def _all(frames: AsyncGenerator[Frame]) -> Fields:
-    """[frames, n, channels, *grid]."""
+async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
+    """[frames, n, channels, *grid], and the same frames without their fields."""
     async with aclosing(frames):
-        return np.stack([one.fields async for one in frames if one.fields is not None])
+        made = [one async for one in frames if one.fields is not None]
+    stack = np.stack([one.fields for one in made if one.fields is not None])
+    return stack, [replace(one, fields=None) for one in made]
+
+
+def _trust_of(frames: list[Frame]) -> FrameTrust:
+    """The signals that every frame has."""
+    return {
+        name: [frame.trust[name] for frame in frames]
+        for name in frames[0].trust
+        if all(name in frame.trust for frame in frames)
+    }
 
 
 def _encode(
-    stack: Fields, codec: Codec, config: ModelConfig, form: Form, status: ModelStatus
+    stack: Fields,
+    codec: Codec,
+    config: ModelConfig,
+    form: Form,
+    status: ModelStatus,
+    trust: FrameTrust,
+    warnings: tuple[str, ...],
 ) -> bytes:
-    frames = stack if form.batched else stack[:, 0]
+    frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
     outputs = {OUTPUT: frames}
     if form.by_channel:
         # the channels' axis, after time and, if there is one, the batch
@@ -276,5 +320,7 @@ def _encode(
             units={channel.name: channel.units for channel in config.outputs},
             backend=status.backend,
             precision=status.precision,
+            trust=trust,
+            warnings=warnings,
         )
     )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from models.statistics import INPUT_DISTANCE, RESIDUAL
+from service.settings import env_name
+
 if TYPE_CHECKING:
+    from models.config import ModelConfig
     from service.pipeline.engine import Trust
 
 _MEANINGS = {
@@ -18,7 +22,12 @@ TRUST_LARGEST: dict[str, Any] = {
     }
     for name, meaning in _MEANINGS.items()
 }
+UNTOLD = "X-Trust"
+_WHY_UNTOLD = "in words, why the answer carries no trust signals; absent if it does"
+TRUST_STATUS: dict[str, Any] = {"type": "string", "description": _WHY_UNTOLD}
 TRUST_HEADERS: dict[str, Any] = {
+    UNTOLD: {"description": _WHY_UNTOLD, "schema": {"type": "string"}}
+} | {
     f"X-Trust-{name.replace('_', '-').title()}": {
         "description": TRUST_LARGEST[name]["description"],
         "schema": {"type": "number"},
@@ -31,6 +40,49 @@ TRUST_SCHEMA: dict[str, Any] = {
     + "; ".join(f"{name}: {meaning}" for name, meaning in _MEANINGS.items()),
     "additionalProperties": {"type": "array", "items": {"type": "number"}},
 }
+FRAME_TRUST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "frame by frame, one value a field: the largest of the steps since the frame before",
+    "additionalProperties": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "number"}},
+    },
+}
+
+
+def trust_status(config: ModelConfig, *, judged: bool) -> str:
+    """The signals that answers of the model carry and whether its error was ever measured, in words.
+
+    `judged` is False where the server computes no signals.
+    """
+    signals = _signals(config)
+    if not signals:
+        status = "no trust signals"
+    elif not judged:
+        status = f"trust signals are switched off ({env_name('trust')})"
+    else:
+        status = " and ".join(signals)
+        if config.statistics is None or config.statistics.thresholds is None:
+            status += " without thresholds"
+    return status if config.evaluation else f"{status}, not evaluated"
+
+
+def why_untold(config: ModelConfig, trust: Trust, *, judged: bool) -> dict[str, str]:
+    """The header X-Trust, which says why an answer carries no signals; none if it does."""
+    if trust:
+        return {}
+    if judged and _signals(config):
+        return {UNTOLD: "trust signals could not be computed"}
+    return {UNTOLD: trust_status(config, judged=judged)}
+
+
+def _signals(config: ModelConfig) -> list[str]:
+    statistics, pde = config.statistics, config.pde
+    known = {
+        INPUT_DISTANCE: statistics is not None and statistics.distribution is not None,
+        RESIDUAL: pde is not None and pde.residual is not None,
+    }
+    return [name for name, given in known.items() if given]
 
 
 def largest(trust: Trust) -> dict[str, float]:

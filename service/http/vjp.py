@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from service import answer_warnings
 from service.codec.fields import Answer
 from service.codec.negotiate import (
     CODECS,
@@ -21,11 +21,12 @@ from service.codec.negotiate import (
 from service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from service.context import context_of, record_of
 from service.errors import BadRequest, NotAcceptable, UnsupportedMediaType
+from service.http.example_fields import burgers_field
 from service.http.inference import admit, begin, infer
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelName, ModelVersion, problem
-from service.http.output_grid import warn_of_grids, warning_header
 from service.http.predict import REQUEST_BODY, RESPONSES, Deadline, Priority, read_arrays
+from service.http.warned import counted, warning_header
 from service.pipeline.vjp import VjpShapes, join, part
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["gradients"])
 
-_WAVE = [round(math.sin(2 * math.pi * i / 32), 3) for i in range(32)]
+_FIELD = burgers_field()
+_MEAN = [1 / len(_FIELD)] * len(_FIELD)
 _REQUEST_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -69,12 +71,12 @@ _REQUEST_BODY["content"][JSON.media_type] = {
     },
     "examples": {
         "by channel": {
-            "summary": "gradient of the mean of model burgers-1d's output, at one sine wave on 32 points",
-            "value": {"inputs": {"u0": _WAVE, "cotangent.u": [1 / 32] * 32}},
+            "summary": "gradient of the mean of model burgers-1d's output, at a field on 256 points",
+            "value": {"inputs": {"u0": _FIELD, "cotangent.u": _MEAN}},
         },
         "as tensors": {
             "summary": "the same as tensors [batch, channels, x]",
-            "value": {"inputs": {"input": [[_WAVE]], "cotangent": [[[1 / 32] * 32]]}},
+            "value": {"inputs": {"input": [[_FIELD]], "cotangent": [[_MEAN]]}},
         },
     },
 }
@@ -162,7 +164,8 @@ async def _vjp(
     result = await infer(
         request, rows, config=config, priority=priority, seconds=seconds, vjp=shapes
     )
-    warnings = warn_of_grids(request, config, shapes.input[1:])
+    warned = answer_warnings.of_grids(config, shapes.input[1:])
+    warnings = counted(request, config, warned)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
     answer = await offload(

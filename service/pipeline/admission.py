@@ -121,9 +121,9 @@ class Admission:
             QueueFull: the body would find no room now, or the model's queue has none for even one more field.
         """
         limit, size = self._settings.max_body_bytes, content_length or 0
-        self.refuse_if_draining()
+        self.refuse_if_draining(model)
         if size > limit:
-            self._metrics.rejections.labels(reason="body_too_large").inc()
+            self._metrics.reject("body_too_large", model)
             raise PayloadTooLarge(
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
@@ -147,10 +147,10 @@ class Admission:
         """Refuse everything from now on; what was let in goes on."""
         self.draining = True
 
-    def refuse_if_draining(self) -> None:
+    def refuse_if_draining(self, model: str = "") -> None:
         """Raises Unavailable if the service is draining."""
         if self.draining:
-            self._metrics.rejections.labels(reason="draining").inc()
+            self._metrics.reject("draining", model)
             raise Unavailable(
                 "the service is shutting down and takes no new work; retry, another instance may answer",
                 retry_after=self._settings.drain_seconds,
@@ -179,7 +179,7 @@ class Admission:
     def refuse_if_ended(self) -> None:
         """Raises Unavailable if the drain time is over."""
         if self._ended:
-            self._metrics.rejections.labels(reason="draining").inc()
+            self._metrics.reject("draining")
             raise Unavailable(
                 "the service stopped before the whole body had come; retry, another instance may answer",
                 retry_after=1.0,
@@ -194,6 +194,7 @@ class Admission:
         if self._bytes + size > most:
             raise self._no_room(
                 "inflight_bytes",
+                model,
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
                 f"the limit is {most} ({env_name('max_inflight_bytes')}).",
             )
@@ -205,19 +206,20 @@ class Admission:
                 f"its limit is {most} ({env_name('model_limits')})."
             )
             if size > most:
-                self._metrics.rejections.labels(reason="model_bytes").inc()
+                self._metrics.reject("model_bytes", model)
                 raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise self._no_room("model_bytes", message)
+            raise self._no_room("model_bytes", model, message)
         mine = self._bytes_of["caller", caller.name]
         if caller.max_bytes and mine + size > caller.max_bytes:
             raise self._no_room(
                 "caller_bytes",
+                model,
                 f"requests of API key {caller.name!r} hold {mine} bytes and have no room for {size} more: "
                 f"its limit is {caller.max_bytes}.",
             )
 
-    def _no_room(self, reason: str, message: str) -> QueueFull:
-        self._metrics.rejections.labels(reason=reason).inc()
+    def _no_room(self, reason: str, model: str, message: str) -> QueueFull:
+        self._metrics.reject(reason, model)
         return QueueFull(
             f"{message} Retry after the time in Retry-After.", retry_after=self._slots.drain_seconds
         )

@@ -68,9 +68,10 @@ class Batcher:
     """Waiting tickets by bucket and priority.
 
     Whose turn it is: the flow (model and priority) that was given least device time, by `Shares`; in it, the bucket
-    with the oldest ticket. The batch is that bucket's tickets of that priority in order of arrival; what room is left
-    goes to the bucket's other priorities, highest first. Only tickets larger than a batch are split; the others
-    stay whole.
+    with the ticket that has waited longest. The batch is that bucket's tickets of that priority in order of arrival;
+    what room is left goes to the bucket's other priorities, highest first. Only tickets larger than a batch are
+    split; the others stay whole. One that is split goes to the end of its lane after each batch, so who comes
+    waits for one batch of each request before it, however many fields those have.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -168,7 +169,7 @@ class Batcher:
 
 
 class _Queue:
-    """One bucket: for each flow a lane of tickets by number, which is the order of arrival. No lane is empty."""
+    """One bucket: for each flow a lane of tickets in the order of their turns. No lane is empty."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self.policy_limit = limit
@@ -176,11 +177,11 @@ class _Queue:
         self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 
     def add(self, ticket: Ticket) -> None:
-        self.lanes.setdefault(ticket.flow, OrderedDict())[ticket.serial] = ticket
+        self.lanes.setdefault(ticket.flow, OrderedDict())[ticket.turn] = ticket
         self._fields += ticket.waiting
 
     def discard(self, ticket: Ticket) -> None:
-        if ticket.serial in self.lanes.get(ticket.flow, ()):
+        if ticket.turn in self.lanes.get(ticket.flow, ()):
             self._fields -= ticket.waiting
             self._remove(ticket)
 
@@ -231,12 +232,14 @@ class _Queue:
             ticket.taken += count
             self._fields -= count
             room -= count
-            if not ticket.waiting:
-                self._remove(ticket)
+            self._remove(ticket)
+            if ticket.waiting:
+                ticket.give_way()
+                self.lanes.setdefault(flow, OrderedDict())[ticket.turn] = ticket
         return room
 
     def _remove(self, ticket: Ticket) -> None:
         lane = self.lanes[ticket.flow]
-        del lane[ticket.serial]
+        del lane[ticket.turn]
         if not lane:
             del self.lanes[ticket.flow]

@@ -89,6 +89,8 @@ class Frame:
 
     step: int
     fields: Fields | None = None
+    trust: Trust = field(default_factory=dict)
+    """The largest values of the steps since the frame before, where fields are given."""
 
 
 @dataclass(frozen=True, slots=True)

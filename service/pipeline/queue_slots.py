@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
 from service.model_limits import UNLIMITED
-from service.pipeline.shares import LEVELS
+from service.pipeline.batcher import Policy
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -38,8 +38,11 @@ class QueueSlots:
         self._settings = settings
         self._metrics = metrics
         self._waiting: Counter[tuple[str, str]] = Counter()
+        self._policy = Policy.of(settings)
+        self._bytes: Counter[str] = Counter()
+        """Model -> input bytes that wait: what a field takes goes by its size."""
         self._ahead: dict[str, Counter[int]] = {}
-        """Model -> input bytes that wait at each level: what a field takes goes by its size."""
+        """Model -> those of them, at each level, that run before whoever comes: of each request one batch."""
         self._seconds_per_byte: dict[str, float] = {}
         """By model, in full batches."""
         self._running: deque[float] = deque()
@@ -64,11 +67,11 @@ class QueueSlots:
         self._check(name, version, ticket.size)
         if ticket.deadline is not None:
             self._check_deadline(ticket, ticket.deadline - ticket.arrival)
-        self._count(ticket, ticket.size)
+        self._count(ticket, was=0, now=ticket.size)
 
     def release(self, ticket: Ticket, fields: int) -> None:
-        """Count `fields` out: they have started to run or were dropped."""
-        self._count(ticket, -fields)
+        """Count `fields` out, which its ticket counts as taken already: they have started to run or were dropped."""
+        self._count(ticket, was=ticket.waiting + fields, now=ticket.waiting)
 
     def check_room(self, model: str, version: str, *, coming: int = 0) -> None:
         """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
@@ -92,13 +95,18 @@ class QueueSlots:
         if limits.fields:
             counted.append(("model", request.model))
             self._check_work(
-                f"model {request.model!r}", counted[-1], fields, limits.fields,
+                request.model, f"model {request.model!r}", counted[-1], fields, limits.fields,
                 f" ({env_name('model_limits')})",
             )  # fmt: skip
         if request.client_max_fields:
             counted.append(("caller", request.client))
             self._check_work(
-                f"API key {request.client!r}", counted[-1], fields, request.client_max_fields, ""
+                request.model,
+                f"API key {request.client!r}",
+                counted[-1],
+                fields,
+                request.client_max_fields,
+                "",
             )
         for one in counted:
             self._in_work[one] += fields
@@ -109,7 +117,13 @@ class QueueSlots:
                 self._in_work[one] -= fields
 
     def _check_work(
-        self, whose: str, counted: tuple[str, str], fields: int, most: int, setting: str
+        self,
+        model: str,
+        whose: str,
+        counted: tuple[str, str],
+        fields: int,
+        most: int,
+        setting: str,
     ) -> None:
         now = self._in_work[counted]
         if now + fields <= most:
@@ -120,9 +134,9 @@ class QueueSlots:
             f"its limit is {most}{setting}."
         )
         if fields > most:
-            self._metrics.rejections.labels(reason=reason).inc()
+            self._metrics.reject(reason, model)
             raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-        raise self._full(message, reason)
+        raise self._full(message, reason, model)
 
     def start_batch(self, model: str, size: int, now: float) -> float:
         """Note a batch of so many input bytes on its way to the device. Seconds that it should take; 0: not known yet."""
@@ -159,27 +173,36 @@ class QueueSlots:
     @property
     def drain_seconds(self) -> float:
         """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
-        return _bounded(sum(self._backlog(model, LEVELS) for model in self._ahead))
+        return _bounded(
+            sum(
+                size * self._seconds_per_byte.get(model, 0.0) for model, size in self._bytes.items()
+            )
+        )
 
     def _backlog(self, model: str, level: int) -> float:
-        """Device seconds of what waits of a model at this level or a higher one."""
-        waiting = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
-        return waiting * self._seconds_per_byte.get(model, 0.0)
+        """Device seconds of what runs before new work of a model at this level."""
+        ahead = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
+        return ahead * self._seconds_per_byte.get(model, 0.0)
 
     def _check(self, model: str, version: str, fields: int) -> None:
         settings, waiting = self._settings, self._waiting[model, version]
         if waiting + fields > settings.max_queued_fields_per_model:
             raise self._no_slot(
-                f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
+                model, f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
             )
         if self.total + fields > settings.max_queued_fields:
-            raise self._no_slot("of all models together", self.total, fields, "max_queued_fields")
+            raise self._no_slot(
+                model, "of all models together", self.total, fields, "max_queued_fields"
+            )
 
-    def _no_slot(self, whose: str, waiting: int, fields: int, setting: str) -> QueueFull:
+    def _no_slot(
+        self, model: str, whose: str, waiting: int, fields: int, setting: str
+    ) -> QueueFull:
         return self._full(
             f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
             f"the limit is {getattr(self._settings, setting)} ({env_name(setting)}).",
             "queue_full",
+            model,
         )
 
     def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
@@ -189,25 +212,31 @@ class QueueSlots:
                 f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
                 f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
                 "too_late",
+                ticket.flow.model,
                 wait * _MARGIN - allowed,
             )
 
-    def _full(self, message: str, reason: str, retry_after: float | None = None) -> QueueFull:
-        self._metrics.rejections.labels(reason=reason).inc()
+    def _full(
+        self, message: str, reason: str, model: str, retry_after: float | None = None
+    ) -> QueueFull:
+        self._metrics.reject(reason, model)
         return QueueFull(
             f"{message} Retry after the time in Retry-After.",
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
         )
 
-    def _count(self, ticket: Ticket, fields: int) -> None:
+    def _count(self, ticket: Ticket, *, was: int, now: int) -> None:
+        """Note that of a ticket's fields so many wait, where so many did."""
         model, version = ticket.runnable.name, ticket.runnable.version
-        self.total += fields
+        self.total += now - was
         key = (model, version)
         if key not in self._waiting:
             self._metrics.queue_depth.labels(*key).set_function(partial(self.waiting, *key))
-        self._waiting[key] += fields
+        self._waiting[key] += now - was
+        self._bytes[model] += (now - was) * ticket.field_bytes
+        turn = self._policy.for_model(model).limit(ticket.field_bytes, ticket.kept_bytes)
         levels = self._ahead.setdefault(model, Counter())
-        levels[ticket.flow.level] += fields * ticket.field_bytes
+        levels[ticket.flow.level] += (min(now, turn) - min(was, turn)) * ticket.field_bytes
 
 
 def _bounded(seconds: float) -> float:

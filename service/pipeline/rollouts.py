@@ -39,9 +39,7 @@ if TYPE_CHECKING:
         @property
         def version(self) -> str: ...
 
-        def advance(
-            self, states: list[State], wanted: list[list[int]], *, steps: int, limit: int
-        ) -> Turn: ...
+        def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn: ...
 
         def free_memory(self) -> None: ...
 
@@ -112,9 +110,13 @@ class _Member:
 
     def __init__(self, request: RolloutRequest) -> None:
         self.request = request
-        self.state: State = request.initial.fields
+        self.size = len(request.initial.fields)
+        self.states: list[State] = [request.initial.fields]
+        """All its fields; in several pieces where they are more than a batch."""
         self.step = request.start
         self._frames: deque[Frame] = deque()
+        self._trust: dict[str, NDArray[np.float32]] = {}
+        """Each signal's largest values, [n], since the last frame with fields."""
         self._unread = 0
         fields = request.initial.fields
         self._most_unread = unread_bytes(fields) // fields.nbytes
@@ -157,24 +159,41 @@ class _Member:
         return [one for one in range(1, steps + 1) if self.request.wants(self.step + one)]
 
     def advance(
-        self, state: State, frames: dict[int, Fields], excess: NDArray[np.float32], steps: int
+        self,
+        states: list[State],
+        frames: dict[int, Fields],
+        excess: NDArray[np.float32],
+        trust: dict[str, NDArray[np.float32]],
+        steps: int,
     ) -> None:
         """Take in what a turn gave."""
         # NaN is not at most 1 either
         fine = (excess <= 1.0).all(axis=1)
         good = steps if fine.all() else int(np.argmin(fine))
+        judged = 0
         for step, fields in frames.items():
             if step <= good:
-                self._put(Frame(self.step + step, fields))
+                self._judged(trust, judged, step)
+                judged = step
+                found = {name: tuple(values.tolist()) for name, values in self._trust.items()}
+                self._put(Frame(self.step + step, fields, found))
+                self._trust.clear()
+        self._judged(trust, judged, steps)
         if good < steps:
             self.fail(_blow_up(self.step + good + 1, excess[good]))
             return
-        self.state = state
+        self.states = states
         self.step += steps
         if steps not in frames:
             if self._frames and self._frames[-1].fields is None:
                 self._frames.pop()
             self._put(Frame(self.step))
+
+    def _judged(self, trust: dict[str, NDArray[np.float32]], begin: int, end: int) -> None:
+        """Note the signals of those steps of a turn."""
+        for name, values in trust.items():
+            largest = values[begin:end].max(axis=0, initial=0.0)
+            self._trust[name] = np.maximum(self._trust.get(name, 0.0), largest)
 
     def fail(self, error: ServiceError) -> None:
         """End it with that."""
@@ -240,7 +259,7 @@ class _Group:
             on_end()
 
     def _choose(self) -> list[_Member]:
-        """Whose turn it is: as many as fit into a batch, but one that is larger than a batch by itself."""
+        """The members of the next turn: as many as fit into a batch, or one that is larger than a batch by itself."""
         for member in [one for one in self._members if one.late]:
             self._members.remove(member)
             member.fail(
@@ -253,37 +272,54 @@ class _Group:
         chosen: list[_Member] = []
         room = self._limit
         for member in able:
-            size = len(member.state)
-            if chosen and size > room:
+            if chosen and member.size > room:
                 break
             chosen.append(member)
-            room -= size
+            room -= member.size
         return chosen
 
     async def _turn(self, chosen: list[_Member]) -> None:
         steps = min(self._steps, *(member.room for member in chosen))
-        work = partial(
-            self._model.advance,
-            [member.state for member in chosen],
-            [member.wanted(steps) for member in chosen],
-            steps=steps,
-            limit=self._limit,
-        )
+        wanted = [member.wanted(steps) for member in chosen]
         started = time.perf_counter()
+        turns: list[Turn] = []
         try:
-            turn: Turn = await self._run_on_device(work)
+            for states in self._batches(chosen):
+                if turns and chosen[0] not in self._members:
+                    # Nobody wants the rest.
+                    return
+                work = partial(self._model.advance, states, wanted, steps=steps)
+                turns.append(await self._run_on_device(work))
         except Exception as error:
             await self._failed(chosen, error)
             return
         self._learn(time.perf_counter() - started, steps)
         self._count(chosen, steps)
-        for member, state, frames, excess in zip(
-            chosen, turn.states, turn.frames, turn.excess, strict=True
-        ):
-            member.advance(state, frames, excess, steps)
+        for index, member in enumerate(chosen):
+            member.advance(
+                [turn.states[index] for turn in turns],
+                {
+                    step: _joined([turn.frames[index][step] for turn in turns])
+                    for step in wanted[index]
+                },
+                _joined([turn.excess[index] for turn in turns], axis=1),
+                _joined_signals([turn.trust[index] for turn in turns]),
+                steps,
+            )
         # To the end of the line, unless they left meanwhile.
         others = [one for one in self._members if one not in chosen]
         self._members = others + [one for one in chosen if one in self._members]
+
+    def _batches(self, chosen: list[_Member]) -> list[list[State]]:
+        """One of all that were chosen; of one that is larger than a batch several, so that others run between them."""
+        if len(chosen) > 1:
+            # Who fits into a batch is in one piece: limits are only ever lowered.
+            return [[member.states[0] for member in chosen]]
+        return [
+            [state[start : start + self._limit]]
+            for state in chosen[0].states
+            for start in range(0, len(state), self._limit)
+        ]
 
     def _learn(self, seconds: float, steps: int) -> None:
         """How many steps a turn may have; waiting for the device counts, so that under load turns are short."""
@@ -292,7 +328,7 @@ class _Group:
 
     def _count(self, chosen: list[_Member], steps: int) -> None:
         labels = (self._model.name, self._model.version)
-        fields = sum(len(member.state) for member in chosen)
+        fields = sum(member.size for member in chosen)
         self._metrics.rollout_steps.labels(*labels).inc(fields * steps)
         self._metrics.rollout_batch_size.labels(*labels).observe(fields)
 
@@ -326,6 +362,16 @@ class _Group:
             )
         for member in chosen:
             member.fail(fatal)
+
+
+def _joined(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+
+
+def _joined_signals(parts: list[dict[str, NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+    """The signals that all parts have, each [steps, n]: a part that could not be judged has none."""
+    shared = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: _joined([part[name] for part in parts], axis=1) for name in shared}
 
 
 def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:

@@ -68,6 +68,8 @@ class Scheduler:
         self._one_core = max_in_flight == 1 and cores() == 1
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._job_is_next = True
+        """Where a batch could run as well."""
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -133,7 +135,7 @@ class Scheduler:
                 await ticket.landed
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
-        """Run `work` on the device thread, between batches and ahead of the queue. Raises what it raises."""
+        """Run `work` on the device thread, in turns with the batches if there are any. Raises what it raises."""
         self._refuse_if_over()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.append((work, future))
@@ -172,12 +174,22 @@ class Scheduler:
             pass
 
     def _hand_over_next(self) -> bool:
-        """Give the worker its next job or batch. False if there is none to run now."""
+        """Give the worker its next job or batch, in turns. False if there is none to run now."""
+        for job in (self._job_is_next, not self._job_is_next):
+            if self._hand_over_job() if job else self._hand_over_batch():
+                self._job_is_next = not job
+                return True
+        return False
+
+    def _hand_over_job(self) -> bool:
         while self._jobs:
             work, future = self._jobs.popleft()
             if not future.done():
                 self._hand_over(partial(_job, work), partial(self._finish_job, future))
                 return True
+        return False
+
+    def _hand_over_batch(self) -> bool:
         now = time.monotonic()
         decision = self._batcher.next_batch(now, full_only=self._in_flight > 1)
         for ticket in decision.expired:
@@ -344,7 +356,7 @@ class Scheduler:
     def _expire(self, ticket: Ticket) -> None:
         if ticket.taken or ticket.settled:
             return
-        self._metrics.rejections.labels(reason="deadline").inc()
+        self._metrics.reject("deadline", ticket.runnable.name)
         waited = time.monotonic() - ticket.arrival
         self._fail(
             ticket,

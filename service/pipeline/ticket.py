@@ -107,6 +107,8 @@ class Ticket:
     """Where the outputs are to stand; someone else's memory once the request has its outcome."""
     vjp: VjpShapes | None = None
     serial: int = field(default_factory=lambda: next(_serial))
+    turn: int = field(init=False)
+    """Its place in its lane: by arrival, and at the end again after each batch that took a part of it."""
     taken: int = 0
     """Fields handed to the device so far."""
     done: int = 0
@@ -136,8 +138,13 @@ class Ticket:
             self.fields.dtype.str,
             self.vjp,
         )
+        self.turn = self.serial
         self.flow = Flow(self.runnable.name, level_of(self.priority))
         self.kept_bytes = 0 if self.vjp is None else self.runnable.kept_bytes(self.vjp)
+
+    def give_way(self) -> None:
+        """Go behind all that waits now: it has had its turn."""
+        self.turn = next(_serial)
 
     @property
     def size(self) -> int:

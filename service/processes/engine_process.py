@@ -219,7 +219,8 @@ class EngineServer:
                 async for frame in frames:
                     await writer.put(frame)
                     self._channel.send(
-                        Framed(message.id, frame.step, frame.fields is not None), sender
+                        Framed(message.id, frame.step, frame.fields is not None, frame.trust),
+                        sender,
                     )
         finally:
             del self._writers[key]

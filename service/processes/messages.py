@@ -67,6 +67,7 @@ class Framed(_Message, frozen=True):
     id: int
     step: int
     wanted: bool
+    trust: dict[str, tuple[float, ...]]
 
 
 class Taken(_Message, frozen=True):

@@ -92,4 +92,4 @@ class Reader:
                 fields = np.empty_like(self._ring[self._next])
                 await copy_whole(fields, self._ring[self._next])
             self._next = (self._next + 1) % len(self._ring)
-            yield Frame(framed.step, fields)
+            yield Frame(framed.step, fields, framed.trust)

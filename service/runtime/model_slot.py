@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from models.activations import activation_bytes
 from service.errors import DeviceLost, NotDifferentiable
 from service.pipeline.batch import out_of_memory, release_frames
 from service.pipeline.ticket import ModelOutput
@@ -18,9 +20,10 @@ from service.runtime.device_pipeline import unjudged
 from service.runtime.gradient import Kept
 from service.runtime.judge import Judge
 from service.runtime.rollout_turn import Excess, run_turn
+from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from models.config import ModelConfig, Precision
     from service.pipeline.batcher import Policy
@@ -32,9 +35,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WARM_UP_SECONDS = 10.0
+"""Of the device for one model, after which no larger batch is tried."""
+
 
 class ModelSlot:
-    """A model ready to run. `start`, `warm_up` and `free_memory` are for the device thread only."""
+    """A model ready to run. `start`, `free_memory` and the steps of `warm_up` are for the device thread only."""
 
     def __init__(
         self,
@@ -124,7 +130,7 @@ class ModelSlot:
         return output
 
     def advance(
-        self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int, limit: int
+        self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
         """Run rollouts on by so many steps, in one batch; see `run_turn`. On the device thread."""
         with self._pipeline.in_turn(), torch.inference_mode():
@@ -133,8 +139,8 @@ class ModelSlot:
                 states,
                 wanted,
                 steps=steps,
-                limit=limit,
                 excess=self._excess,
+                judge=self._judge or unjudged,
                 device=self._device,
             )
 
@@ -146,36 +152,62 @@ class ModelSlot:
                 slot._judge.clear()
         torch.cuda.empty_cache()
 
-    def warm_up(self, policy: Policy) -> None:
-        """Run a batch of each power of two, and the largest, of zeros on the training grid, and a gradient.
+    def warm_up(self, policy: Policy) -> Iterator[Callable[[], bool]]:
+        """The steps of warming up, for the device thread one after the other: a field of zeros on the training grid, its
+        gradient, then batches of each power of two and the largest. A step returns False if it was to be the last.
 
-        Notes what runs. No request then pays for first-time set-up. Batches too large for the memory are left out:
-        the pipeline splits those.
+        They note what runs. No request then pays for first-time set-up. Batches too large for the memory are left out,
+        since the pipeline splits those; so are batches that are left after WARM_UP_SECONDS of the device.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
-        self._forward.prepare(torch.Size(shape))
-        field = np.zeros((1, *shape), np.float32)
-        largest = policy.limit(field.nbytes)
-        for size in (*(1 << i for i in range(largest.bit_length()) if 1 << i < largest), largest):
-            try:
-                output = self.start([np.repeat(field, size, axis=0)])()
-            except Exception as error:
-                if size == 1 or not out_of_memory(error):
-                    raise
-                release_frames(error)
-                self.free_memory()
-                logger.warning(
-                    "a batch of %d does not fit into memory for model %s", size, self.name
-                )
-                break
-            self.backend, self.precision = output.backend, output.precision
-            self.execution, self.execution_reason = self._forward.ran[2:]
-            if output.release is not None:
-                output.release()
-        self._try_gradient(shape)
+        spent = 0.0
 
-    def _try_gradient(self, shape: tuple[int, ...]) -> None:
+        def timed(work: Callable[[], bool]) -> bool:
+            nonlocal spent
+            started = time.perf_counter()
+            goes_on = work()
+            spent += time.perf_counter() - started
+            return goes_on
+
+        yield partial(timed, partial(self._prepare, shape))
+        yield partial(timed, partial(self._try_batch, (1, *shape)))
+        yield partial(timed, partial(self._try_gradient, shape, policy.max_gradient_bytes))
+        size, largest = 1, policy.limit(4 * math.prod(shape))
+        while size < largest and spent < WARM_UP_SECONDS:
+            size = min(2 * size, largest)
+            yield partial(timed, partial(self._try_batch, (size, *shape)))
+
+    def _prepare(self, shape: tuple[int, ...]) -> bool:
+        self._forward.prepare(torch.Size(shape))
+        return True
+
+    def _try_batch(self, shape: tuple[int, ...]) -> bool:
+        """True if it fits. Raises what the model raises, and that not even one field fits."""
+        try:
+            output = self.start([np.zeros(shape, np.float32)])()
+        except Exception as error:
+            if shape[0] == 1 or not out_of_memory(error):
+                raise
+            release_frames(error)
+            self.free_memory()
+            logger.warning(
+                "a batch of %d does not fit into memory for model %s", shape[0], self.name
+            )
+            return False
+        self.backend, self.precision = output.backend, output.precision
+        self.execution, self.execution_reason = self._forward.ran[2:]
+        if output.release is not None:
+            output.release()
+        return True
+
+    def _try_gradient(self, shape: tuple[int, ...], most: int) -> bool:
         """Note what a gradient takes, or why there is none: predictions do not depend on it."""
+        if activation_bytes(self.config.architecture, shape[1:]) > most:
+            self._no_gradient = (
+                f"that of one field on its training grid takes more than {most} bytes "
+                f"({env_name('max_gradient_bytes')})"
+            )
+            return True
         try:
             with self._pipeline.in_turn():
                 field = torch.zeros(1, *shape, device=self._device)
@@ -189,9 +221,10 @@ class ModelSlot:
                 release_frames(error)
                 self.free_memory()
                 logger.warning("the gradient of model %s does not fit into memory now", self.name)
-                return
+                return True
             self._no_gradient = f"it failed when the model was loaded ({type(error).__name__})"
             logger.warning("model %s has no gradient", self.name, exc_info=error)
+        return True
 
     def _checked_forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self._forward(x)

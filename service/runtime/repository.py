@@ -7,9 +7,9 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
+from models.activations import activation_bytes
 from models.checkpoint import load_model
 from models.registry import discover
 from service.errors import NotFound, ServiceError, Unavailable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from models.config import ModelConfig
     from models.registry import ModelLocation
     from service.metrics import Metrics
     from service.runtime.device_pipeline import Pipeline
@@ -90,7 +91,7 @@ class Repository:
         *,
         device: torch.device,
         pipeline: Pipeline,
-        run_on_device: Callable[[Callable[[], None]], Awaitable[None]],
+        run_on_device: Callable[[Callable[[], bool]], Awaitable[bool]],
     ) -> None:
         self._settings = settings
         self._metrics = metrics
@@ -285,7 +286,10 @@ class Repository:
                 self._loader, self._read, location
             )
             policy = Policy.of(self._settings).for_model(location.name)
-            await self._run_on_device(partial(slot.warm_up, policy))
+            # One by one, so that batches of models that serve run between them.
+            for step in slot.warm_up(policy):
+                if not await self._run_on_device(step):
+                    break
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
             logger.error(
@@ -303,6 +307,7 @@ class Repository:
         seconds = time.perf_counter() - started
         if old is not None:
             self._metrics.model_loaded.remove(old.name, old.version, old.backend, old.precision)
+        self._metrics.serve(*key)
         self._metrics.model_loaded.labels(*key, slot.backend, slot.precision).set(1)
         self._metrics.model_load_seconds.labels(*key).set(seconds)
         logger.info(
@@ -313,7 +318,12 @@ class Repository:
         )  # fmt: skip
 
     def _read(self, location: ModelLocation) -> ModelSlot:
-        loaded = load_model(location.path, device=self._device)
+        loaded = load_model(
+            location.path,
+            device=self._device,
+            repository=self._settings.model_repository,
+            check=self._check_size,
+        )
         found = (loaded.config.name, loaded.config.version)
         if found != (location.name, location.version):
             raise ValueError(
@@ -339,6 +349,15 @@ class Repository:
             trust=self._settings.trust,
             others=self._serving,
         )
+
+    def _check_size(self, config: ModelConfig) -> None:
+        grid, most = config.grid.training, self._settings.max_activation_bytes
+        needed = activation_bytes(config.architecture, grid)
+        if needed > most:
+            raise ValueError(
+                f"its layers write {needed:.3g} bytes for one field on the training grid {list(grid)}, the limit is "
+                f"{most} ({env_name('max_activation_bytes')}); raise it if the model is to be trusted so far"
+            )
 
     def _serving(self) -> list[ModelSlot]:
         """The models that can serve. On any thread: the copy is made in one step."""

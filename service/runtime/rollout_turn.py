@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from service.pipeline.engine import Fields
+from service.runtime.device_pipeline import unjudged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from models.config import Statistics
+    from models.statistics import Statistics
+    from service.runtime.device_pipeline import Judgement
 
 State: TypeAlias = torch.Tensor | Fields
 """Fields of one rollout, [n, channels, *grid]: from the request at first, then as the device left them."""
@@ -31,6 +33,8 @@ class Turn:
     """Wanted step of the turn (counted from 1) -> float32 [n, channels, *grid]."""
     excess: list[NDArray[np.float32]]
     """[steps, n]; see Excess."""
+    trust: list[dict[str, NDArray[np.float32]]]
+    """Signal -> its values [steps, n]."""
 
 
 class Excess:
@@ -64,24 +68,28 @@ def run_turn(
     wanted: Sequence[Sequence[int]],
     *,
     steps: int,
-    limit: int,
     excess: Excess,
     device: torch.device,
+    judge: Judgement = unjudged,
 ) -> Turn:
     """Apply `forward` to its own output `steps` times.
 
     Args:
         states: fields of each rollout, on one grid; left unchanged.
         wanted: for each rollout the steps, counted from 1, whose fields are to come to the host.
-        limit: most fields in a call of `forward`.
+        judge: gives the signals of trust of each step.
     """
     sizes = [len(state) for state in states]
     x = torch.cat([_on_device(state, device) for state in states])
     checks: list[torch.Tensor] = []
+    judged: list[dict[str, torch.Tensor]] = []
     keys: list[tuple[int, int]] = []
     kept: list[torch.Tensor] = []
     for step in range(1, steps + 1):
-        x = _in_pieces(forward, x, limit)
+        y = forward(x)
+        # copied, since the judge overwrites them at its next call
+        judged.append({name: values.clone() for name, values in judge(x, y).items()})
+        x = y
         checks.append(excess(x))
         for index, part in enumerate(x.split(sizes)):
             if step in wanted[index]:
@@ -89,7 +97,10 @@ def run_turn(
                 kept.append(part)
     # The one trip to the host. What several rollouts share is copied: a view would hold the fields of all of them.
     alone = len(sizes) == 1
-    checked = torch.stack(checks).cpu().numpy()
+    # A batch that could not be judged has no signals.
+    signals = [name for name in judged[0] if all(name in one for one in judged)]
+    told = [checks, *([one[name] for one in judged] for name in signals)]
+    checked, *trust = torch.stack([torch.stack(one) for one in told]).cpu().numpy()
     frames: list[dict[int, Fields]] = [{} for _ in states]
     if kept:
         host = torch.cat(kept).cpu().numpy()
@@ -101,6 +112,12 @@ def run_turn(
         states=[part if alone else part.clone() for part in x.split(sizes)],
         frames=frames,
         excess=np.split(checked, rows, axis=1),
+        trust=[
+            dict(zip(signals, parts, strict=True))
+            for parts in zip(*(np.split(values, rows, axis=1) for values in trust), strict=True)
+        ]
+        if trust
+        else [{} for _ in states],
     )
 
 
@@ -108,11 +125,3 @@ def _on_device(state: State, device: torch.device) -> torch.Tensor:
     if isinstance(state, torch.Tensor):
         return state
     return torch.from_numpy(np.require(state, np.float32, ["C", "A", "W"])).to(device)
-
-
-def _in_pieces(
-    forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, limit: int
-) -> torch.Tensor:
-    if len(x) <= limit:
-        return forward(x)
-    return torch.cat([forward(piece) for piece in x.split(limit)])

@@ -55,7 +55,7 @@ class SolverProcess:
             Unavailable: the process did not start, or died.
         """
         if self._jobs > IN_LINE:
-            self._metrics.rejections.labels(reason="solver_busy").inc()
+            self._metrics.reject("solver_busy")
             raise QueueFull(
                 f"the solver is busy: one runs and {IN_LINE} wait; retry in a few seconds",
                 retry_after=self._seconds / 2,
@@ -136,7 +136,7 @@ class SolverProcess:
             # Also when the client leaves meanwhile: what the process still says would answer the next request.
             await self.close()
         if child is not None and child.returncode == -signal.SIGALRM:
-            self._metrics.rejections.labels(reason="solver_timeout").inc()
+            self._metrics.reject("solver_timeout")
             return DeadlineExceeded(
                 f"the solver did not end within {self._seconds:g} s ({env_name('solver_seconds')}): "
                 "ask for a coarser grid or fewer steps"

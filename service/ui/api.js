@@ -9,6 +9,10 @@ export function useKey(text) {
   key = text.trim();
 }
 
+export function guarded() {
+  return Boolean(key);
+}
+
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);

@@ -1,60 +1,57 @@
 // The page: which model, which input, what was answered. Everything shown comes from here.
-import { askField, askJson, useKey } from "./api.js";
+import { ask, askField, askJson, guarded, useKey } from "./api.js";
+import { markdown } from "./card.js";
 import { Chart } from "./chart.js";
 import { scaleOf, shown } from "./colour.js";
+import { asCurl, asPython } from "./commands.js";
 import { announce, byId, make } from "./dom.js";
 import { Brush } from "./drawing.js";
-import { Cursor, FieldView, inWords } from "./field.js";
 import { between, read } from "./metrics.js";
 import { readNpy } from "./npy.js";
-import { difference, planeOf, randomWaves, relativeL2, sizeOf } from "./planes.js";
-import { showRequest } from "./request.js";
-import { Rollout } from "./rollout.js";
+import { Panel } from "./panel.js";
+import { centred, difference, randomWaves, relativeL2, sizeOf } from "./planes.js";
+import { showNoRequest, showRequest } from "./request.js";
+import { KINDS, Rollout } from "./rollout.js";
 import { Sampler } from "./sampler.js";
 import { startTheme } from "./theme.js";
+import { noVerdict, showVerdict } from "./verdict.js";
 
 const LIVE_MS = 2000;
+// The same input would be refused again.
+const REFUSED = [400, 413, 422];
+const OUTPUTS = ["prediction", "truth", "error"];
 
 let model = null;
 let input = null; // { shape: [channels, ...grid], data }
 let sampled = ""; // the query that the input was drawn with, empty once it is something else
+let file = ""; // the name of the file that the input came from
+let asked = null; // what was predicted last, for commands
 let work = new AbortController();
 
-const cursor = new Cursor();
-const views = {
-  input: new FieldView("Input", cursor),
-  prediction: new FieldView("Prediction", cursor),
-  truth: new FieldView("Solver", cursor),
-  error: new FieldView("Error", cursor),
-};
-byId("fields").append(...Object.values(views).map(({ element }) => element));
-cursor.addEventListener("move", () => {
-  const text = inWords(Object.values(views), cursor);
-  byId("readout").textContent = text;
-  if (cursor.byKeyboard) announce(text);
-});
-
-const rolloutCursor = new Cursor();
-const rolloutViews = ["Rollout", "Solver", "Error"].map((title) => new FieldView(title, rolloutCursor));
-byId("rollout-fields").append(...rolloutViews.map(({ element }) => element));
-rolloutCursor.addEventListener("move", () => {
-  const text = inWords(rolloutViews, rolloutCursor);
-  rolloutViews[0].say(text);
-  if (rolloutCursor.byKeyboard) announce(text);
+const panel = new Panel(
+  byId("fields"),
+  {
+    input: { title: "Input", side: "input" },
+    prediction: { title: "Prediction", side: "output" },
+    truth: { title: "Solver", side: "output" },
+    error: { title: "Error", side: "output" },
+  },
+  (text, byKeyboard) => {
+    byId("readout").textContent = text;
+    if (byKeyboard) announce(text);
+  },
+);
+const rolloutPanel = new Panel(byId("rollout-fields"), KINDS, (text, byKeyboard) => {
+  rolloutPanel.say("rollout", text);
+  if (byKeyboard) announce(text);
 });
 
 const sampler = new Sampler(() => sourceIs("sample") && predictAnew());
-const brush = new Brush(views.input, byId("brush"), () => {
-  sampled = "";
+const brush = new Brush(byId("brush"), () => {
+  take(input);
   predictAnew();
 });
-const rollout = new Rollout({
-  view: rolloutViews[0],
-  truth: rolloutViews[1],
-  error: rolloutViews[2],
-  source: () => ({ model, input, channel: 0, solvePath }),
-  failed: complain,
-});
+const rollout = new Rollout({ panel: rolloutPanel, source: () => ({ model, input, solvePath }), failed: complain });
 
 function sourceIs(name) {
   return document.querySelector("[name=source]:checked").value === name;
@@ -64,7 +61,38 @@ function takeFrom(source) {
   document.querySelector(`[name=source][value=${source}]`).checked = true;
   for (const name of ["sample", "draw", "upload"]) byId(`${name}-panel`).hidden = source !== name;
   brush.on = source === "draw";
-  views.input.element.classList.toggle("drawable", brush.on);
+  for (const view of panel.views.input) view.element.classList.toggle("drawable", brush.on);
+}
+
+// Another input, or none; of a sample its query is known, of a file its name.
+function take(field, { query = "", name = "" } = {}) {
+  input = field;
+  sampled = query;
+  file = name;
+  allow(field || !sourceIs("upload"));
+}
+
+function allow(something) {
+  byId("predict").disabled = !something;
+  byId("play").disabled = !something;
+}
+
+// What was answered before has nothing to do with what is asked now.
+function forgetAnswer(why = "") {
+  panel.clear(OUTPUTS);
+  rollout.reset();
+  noVerdict(byId("verdict"));
+  asked = null;
+  byId("commands").hidden = true;
+  byId("command").hidden = true;
+  byId("copied").textContent = "";
+  showNoRequest(byId("request"), why || "Nothing was asked yet.");
+}
+
+function forgetInput(why) {
+  take(null);
+  panel.clear(["input"]);
+  forgetAnswer(why);
 }
 
 function complain(error) {
@@ -108,28 +136,31 @@ async function loadModel(name) {
   atEase();
   byId("model").value = name;
   work.abort();
-  work = new AbortController();
-  model = await askJson(`/v1/models/${encodeURIComponent(name)}`, { signal: work.signal });
-  input = null;
-  for (const view of Object.values(views)) view.clear();
+  const { signal } = (work = new AbortController());
+  if (model) forgetInput();
+  byId("about-title").textContent = name;
+  model = await askJson(`/v1/models/${encodeURIComponent(name)}`, { signal });
+  panel.fit(model);
+  rolloutPanel.fit(model);
   describe();
   sampler.fit(model);
-  brush.fit(model);
+  brush.fit(model, panel.views.input);
   byId("centre").hidden = brush.hard;
   byId("compare-label").hidden = !model.reference;
-  views.truth.element.hidden = views.error.element.hidden = !model.reference;
+  for (const [one, names] of [[panel, ["truth", "error"]], [rolloutPanel, ["truth", "error"]]]) {
+    for (const kind of names) one.hide(kind, !model.reference);
+  }
   byId("solve-frame").hidden = !model.reference;
-  rolloutViews.slice(1).forEach(({ element }) => (element.hidden = !model.reference));
   byId("rollout").hidden = model.time_step === null;
   const { minimum, maximum } = model.grid;
   const channels = model.input.channels.map((channel) => channel.name);
   byId("upload-hint").textContent =
     `One field of ${channels.join(", ")}, [${channels.length}, ${minimum.map((n, i) => `${n} to ${maximum[i]}`).join(", ")}], ` +
     "float32 or float64; the channels' axis may be left out if there is one.";
-  rollout.reset();
   const draw = document.querySelector("[name=source][value=draw]");
   draw.disabled = model.grid.training.length > 2;
   takeFrom("sample");
+  forgetInput();
   await predictAnew();
 }
 
@@ -144,12 +175,29 @@ function describe() {
     ["Held-out error", error && `${shown(100 * error.value)} % relative L2 (${error.name}, ${error.n_samples} samples)`],
     ["Runs on", `${model.backend}, ${model.precision}`],
   ].filter(([, text]) => text);
-  const card = make("a", { href: `..${model.card}` }, "model card");
   byId("facts").replaceChildren(
-    ...[...facts, ["More", card]].map(([name, content]) => make("div", {}, make("dt", {}, name), make("dd", {}, content))),
+    ...facts.map(([name, content]) => make("div", {}, make("dt", {}, name), make("dd", {}, content))),
   );
+  byId("card-text").replaceChildren();
+  showCard();
 }
 
+// Once it is looked at.
+async function showCard() {
+  const place = byId("card-text");
+  if (!byId("card").open || place.hasChildNodes() || !model) return;
+  const { name, card } = model;
+  place.replaceChildren(make("p", { class: "hint" }, "loading …"));
+  try {
+    const text = await (await ask(card)).text();
+    if (model.name !== name) return;
+    place.replaceChildren(...markdown(text, (picture) => `/v1/models/${encodeURIComponent(name)}/${encodeURIComponent(picture)}`));
+  } catch (error) {
+    if (model.name === name) place.replaceChildren(make("p", { class: "hint" }, error.message));
+  }
+}
+
+// Draws or keeps the input, predicts, and solves if asked to; a newer call ends an older one.
 // Draws or keeps the input, predicts, and solves if asked to; a newer call ends an older one.
 async function predictAnew() {
   work.abort();
@@ -165,42 +213,49 @@ async function predictAnew() {
     say("");
     complain(error);
   }
-  // What is read under the cursor is another value now.
-  cursor.move(cursor.at);
+  panel.read();
 }
 
 async function draw(signal) {
   say("drawing a sample …");
   const { query, seed, grid } = sampler;
-  const drawn = model.reference
-    ? (await askField(`${model.reference.sample}?${query}`, { signal })).field
-    : randomWaves(model, grid, seed);
-  signal.throwIfAborted();
-  sampled = model.reference ? query : "";
-  input = drawn;
+  try {
+    const drawn = model.reference
+      ? (await askField(`${model.reference.sample}?${query}`, { signal })).field
+      : randomWaves(model, grid, seed);
+    signal.throwIfAborted();
+    take(drawn, { query: model.reference ? query : "" });
+  } catch (error) {
+    if (!signal.aborted) forgetInput("No input could be drawn.");
+    throw error;
+  }
 }
 
-const plane = (field, side) => planeOf(field, 0, model[side].channels[0], model.grid);
-
 async function predict(signal) {
-  const shownInput = plane(input, "input");
   // What is being painted keeps its colours.
-  if (views.input.plane?.values.buffer !== shownInput.values.buffer) views.input.show(shownInput, scaleOf([shownInput.values]));
+  if (panel.fields.input !== input) panel.show("input", input);
   say("predicting …");
   const started = performance.now();
   const path = `/v1/models/${encodeURIComponent(model.name)}:predict`;
   const { field, headers } = await askField(path, { field: input, signal }).catch((error) => {
-    for (const name of ["prediction", "truth", "error"]) views[name].clear();
+    if (!signal.aborted) {
+      forgetAnswer("This request failed.");
+      if (sourceIs("upload") && REFUSED.includes(error.status)) allow(false);
+    }
     throw error;
   });
   const took = performance.now() - started;
   signal.throwIfAborted();
-  const predicted = plane(field, "output");
-  views.prediction.show(predicted, scaleOf([predicted.values]));
+  panel.show("prediction", field);
+  showVerdict(byId("verdict"), model, headers);
   showRequest(byId("request"), headers, took);
+  asked = { model: model.name, sampled, file: file || `${model.name}-input.npy`, guarded: guarded() };
+  byId("commands").hidden = false;
+  byId("command").hidden = true;
+  byId("copied").textContent = "";
   const solves = model.reference && byId("compare").checked;
-  for (const view of [views.truth, views.error]) view.clear(solves ? "solving …" : "");
-  if (solves) await compare(predicted, signal);
+  panel.clear(["truth", "error"], solves ? "solving …" : "");
+  if (solves) await compare(field, signal);
   else say(`Predicted in ${shown(took)} ms.`);
 }
 
@@ -212,58 +267,87 @@ async function compare(predicted, signal) {
   try {
     solved = await askField(path, { field: body, method: "POST", signal });
   } catch (error) {
-    for (const view of [views.truth, views.error]) view.clear("no solution");
+    if (!signal.aborted) panel.clear(["truth", "error"], "no solution");
     throw error;
   }
   signal.throwIfAborted();
-  const truth = plane(solved.field, "output");
-  const both = scaleOf([predicted.values, truth.values]);
-  const error = difference(predicted, truth);
-  const off = `relative L2 error ${shown(100 * relativeL2(predicted, truth))} %`;
-  views.prediction.show(predicted, both);
-  views.truth.show(truth, both, `in ${shown((performance.now() - started) / 1000)} s`);
-  views.error.show(error, scaleOf([error.values], "diverging"), off);
-  say(`Predicted and solved: ${off}.`);
+  const truth = solved.field;
+  const both = panel.scales("prediction", [predicted, truth]);
+  const off = relativeL2(predicted, truth).map((share) => `relative L2 error ${shown(100 * share)} %`);
+  panel.show("prediction", predicted, both);
+  panel.show("truth", truth, both, `in ${shown((performance.now() - started) / 1000)} s`);
+  panel.showDifference("error", difference(predicted, truth), off);
+  say(`Predicted and solved: ${off.join("; ")}.`);
 }
 
-async function upload(file) {
-  const field = readNpy(await file.arrayBuffer());
+// The file as the server reads it (docs/client.md), then its prediction; a newer choice ends it.
+async function upload(chosen) {
+  work.abort();
+  const { signal } = (work = new AbortController());
+  atEase();
+  forgetInput();
+  try {
+    const bytes = await chosen.arrayBuffer();
+    signal.throwIfAborted();
+    take(fieldOf(chosen.name, readNpy(bytes)), { name: chosen.name });
+  } catch (error) {
+    if (signal.aborted) return;
+    say("");
+    forgetInput("The file was not used.");
+    complain(error);
+    return;
+  }
+  await predictAnew();
+}
+
+function fieldOf(name, field) {
   const channels = model.input.channels.length;
   const rank = model.grid.training.length;
+  const given = `[${field.shape.join(", ")}]`;
   if (channels === 1 && field.shape.length === rank) field.shape = [1, ...field.shape];
   if (field.shape.length === rank + 2 && field.shape[0] === 1) field.shape = field.shape.slice(1);
   if (field.shape.length !== rank + 1 || field.shape[0] !== channels) {
     throw new Error(
-      `${file.name} has shape [${field.shape.join(", ")}], ${model.name} takes [${channels}, ${["x", "y", "z"].slice(0, rank).join(", ")}].`,
+      `${name} has shape ${given}, ${model.name} takes [${channels}, ${["x", "y", "z"].slice(0, rank).join(", ")}].`,
     );
   }
-  input = field;
-  sampled = "";
+  return field;
 }
 
 function blank() {
   const grid = model.grid.training;
-  const channels = model.input.channels.length;
-  input = { shape: [channels, ...grid], data: new Float32Array(channels * sizeOf(grid)).fill(brush.blank) };
-  sampled = "";
-  const empty = plane(input, "input");
-  const [low, high] = brush.range;
-  views.input.show(empty, { minimum: low, maximum: high, kind: "sequential" });
+  const size = sizeOf(grid);
+  const data = new Float32Array(model.input.channels.length * size);
+  brush.blanks.forEach((value, channel) => data.fill(value, channel * size, (channel + 1) * size));
+  take({ shape: [brush.blanks.length, ...grid], data });
+  const scales = brush.ranges.map((range, channel) => {
+    const known = model.statistics?.inputs[channel];
+    return scaleOf([range], known && known.minimum < 0 && known.maximum > 0 && grid.length > 1 ? "diverging" : "sequential");
+  });
+  panel.show("input", input, scales);
 }
 
 // Models trained on fields without a mean know nothing of others, and drawn ones have it.
 function centre() {
-  if (!input) return;
-  const mean = input.data.reduce((sum, value) => sum + value, 0) / input.data.length;
-  input = { shape: input.shape, data: input.data.map((value) => value - mean) };
-  sampled = "";
+  if (input) take(centred(input));
+}
+
+// Where the service is, for commands: the page lies one level below it.
+async function copy(command, words) {
+  const text = command(new URL("..", location.href).href.replace(/\/$/, ""), asked);
+  byId("command").textContent = text;
+  byId("command").hidden = false;
+  // Without TLS browsers have a clipboard on this machine only.
+  const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+  const saved = asked.sampled || file ? "" : ` Save the input first, as ${asked.file}.`;
+  byId("copied").textContent = `${copied ? `${words} copied.` : "Copy it from below."}${saved}`;
 }
 
 function startCharts() {
   const charts = [
     new Chart("Throughput", "fields or steps / s", [["throughput", ""]]),
     new Chart("Queue", "fields waiting", [["queue", ""]]),
-    new Chart("Latency", "ms", [["median", "median"], ["slow", "99 %"]]),
+    new Chart("Latency", "ms, without rollouts", [["median", "median"], ["slow", "99 %"]]),
     new Chart("Batch", "fields together, mean", [["batch", ""]]),
   ];
   byId("charts").append(...charts.map(({ element }) => element));
@@ -275,7 +359,7 @@ function startCharts() {
     }
     try {
       const now = await read();
-      if (before) for (const chart of charts) chart.add(between(before, now));
+      if (before) for (const chart of charts) chart.add(between(before, now), now.at / 1000);
       before = now;
       byId("live-state").textContent = "";
     } catch (error) {
@@ -303,17 +387,13 @@ function startControls() {
   byId("compare").addEventListener("change", () => byId("compare").checked && predictAnew());
   // So that the same file, written anew, can be chosen again.
   byId("file").addEventListener("click", () => (byId("file").value = ""));
-  byId("file").addEventListener("change", async () => {
-    const [file] = byId("file").files;
-    if (!file) return;
-    try {
-      await upload(file);
-      await predictAnew();
-    } catch (error) {
-      say("");
-      complain(error);
-    }
+  byId("file").addEventListener("change", () => {
+    const [chosen] = byId("file").files;
+    if (chosen) upload(chosen);
   });
+  byId("copy-curl").addEventListener("click", () => copy(asCurl, "The line"));
+  byId("copy-python").addEventListener("click", () => copy(asPython, "The lines"));
+  byId("card").addEventListener("toggle", showCard);
   byId("blank").addEventListener("click", () => {
     blank();
     predictAnew();
@@ -325,7 +405,15 @@ function startControls() {
   for (const radio of document.querySelectorAll("[name=source]")) {
     radio.addEventListener("change", () => {
       takeFrom(radio.value);
+      atEase();
+      allow(true);
       if (radio.value === "sample") predictAnew();
+      if (radio.value === "draw" && !input) blank();
+      if (radio.value === "upload") {
+        work.abort();
+        forgetInput();
+        say("Choose a file.");
+      }
     });
   }
 }

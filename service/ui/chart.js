@@ -2,7 +2,10 @@
 import { shown } from "./colour.js";
 import { make, makeSvg } from "./dom.js";
 
-const LENGTH = 60;
+const WINDOW = 120;
+// A longer silence between two readings is a gap in the line.
+const GAP = 5;
+const TICKS = [[0, "2 min ago"], [50, "1 min ago"], [100, "now"]];
 
 export class Chart {
   // `series`: [key, name] pairs, the first drawn boldest.
@@ -13,6 +16,7 @@ export class Chart {
     this.top = make("span", {}, "");
     const svg = makeSvg(
       "svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" },
+      makeSvg("path", { class: "tick", d: TICKS.slice(1, -1).map(([x]) => `M${x},0V100`).join("") }),
       ...this.series.map(({ path }) => path).reverse(),
     );
     this.element = make(
@@ -20,21 +24,27 @@ export class Chart {
       make("figcaption", {}, make("strong", {}, title), ` ${units}`),
       this.now,
       make("div", { class: "area", "aria-hidden": "true" }, this.top, svg),
+      make("div", { class: "times", "aria-hidden": "true" }, ...TICKS.map(([, text]) => make("span", {}, text))),
     );
   }
 
-  add(reading) {
-    for (const one of this.series) one.values = [...one.values, reading[one.key]].slice(-LENGTH);
-    const most = Math.max(...this.series.flatMap(({ values }) => values).filter((value) => value !== null), 0) || 1;
+  // `at`: when it was read, in seconds.
+  add(reading, at) {
+    for (const one of this.series) {
+      one.values = [...one.values, { at, value: reading[one.key] }].filter((known) => at - known.at <= WINDOW);
+    }
+    const known = this.series.flatMap(({ values }) => values.map(({ value }) => value));
+    const most = Math.max(...known.filter((value) => value !== null), 0) || 1;
     this.top.textContent = shown(most);
     for (const one of this.series) {
       let pen = "M";
-      const steps = one.values.map((value, i) => {
+      const steps = one.values.map(({ at: then, value }, i) => {
         if (value === null) {
           pen = "M";
           return "";
         }
-        const x = 100 - (100 * (one.values.length - 1 - i)) / (LENGTH - 1);
+        if (i && then - one.values[i - 1].at > GAP) pen = "M";
+        const x = 100 - (100 * (at - then)) / WINDOW;
         const step = `${pen}${x.toFixed(2)},${(98 - (94 * value) / most).toFixed(2)}`;
         pen = "L";
         return step;
@@ -43,7 +53,8 @@ export class Chart {
       one.path.setAttribute("d", steps.join("") + (steps.length === 1 && steps[0] ? "h.5" : ""));
     }
     this.now.textContent = this.series
-      .map(({ name, values }) => `${name}${name && " "}${values.at(-1) === null ? "–" : shown(values.at(-1))}`)
+      .map(({ name, values }) => [name, values.at(-1).value])
+      .map(([name, value]) => `${name}${name && " "}${value === null ? "–" : shown(value)}`)
       .join(", ");
   }
 }

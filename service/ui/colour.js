@@ -44,6 +44,14 @@ export function scaleOf(arrays, kind = "sequential") {
   return { minimum, maximum, kind };
 }
 
+// The scale of one channel: a map of values on both sides of zero has zero in its middle. `seen`: the channel in training.
+export function scaleFor(planes, seen) {
+  const values = planes.map((plane) => plane.values);
+  const scale = scaleOf(values);
+  const { minimum, maximum } = seen ?? scale;
+  return planes[0].grid.length > 1 && minimum < 0 && maximum > 0 ? scaleOf(values, "diverging") : scale;
+}
+
 // Paints image pixels [height][width] whose values `at(column, row)` gives; row 0 is the top.
 export function paint(canvas, width, height, scale, at) {
   canvas.width = width;

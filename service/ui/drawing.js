@@ -3,19 +3,21 @@ import { make } from "./dom.js";
 import { shown } from "./colour.js";
 
 export class Brush {
-  // `changed` is called after every stroke; painting is on while `view.element` has the class "drawable".
-  constructor(view, place, changed) {
-    this.view = view;
+  // `changed` is called after every stroke; nothing is painted while `on` is false.
+  constructor(place, changed) {
     this.place = place;
     this.changed = changed;
     this.on = false;
+  }
+
+  #attach(view, range) {
     let last = null;
     const { plot } = view;
     plot.addEventListener("pointerdown", (event) => {
       if (!this.on || !view.plane) return;
       plot.setPointerCapture(event.pointerId);
       last = view.fractionAt(event);
-      this.#paint(last, last[1]);
+      this.#paint(view, range, last, last[1]);
     });
     plot.addEventListener("pointermove", (event) => {
       if (!last) return;
@@ -23,7 +25,7 @@ export class Brush {
       const steps = Math.ceil(Math.hypot(next[0] - last[0], next[1] - last[1]) / (this.radius / 2)) || 1;
       for (let i = 1; i <= steps; i++) {
         const [x, y] = [0, 1].map((axis) => last[axis] + ((next[axis] - last[axis]) * i) / steps);
-        this.#paint([x, y], y);
+        this.#paint(view, range, [x, y], y);
       }
       last = next;
     });
@@ -36,19 +38,21 @@ export class Brush {
     plot.addEventListener("keydown", (event) => {
       if (!this.on || !view.plane || event.key !== " ") return;
       event.preventDefault();
-      this.#paint(view.cursor.at ?? [0.5, 0.5], null);
+      this.#paint(view, range, view.cursor.at ?? [0.5, 0.5], null);
       this.changed();
     });
   }
 
-  // Controls for this model: which values, how wide.
-  fit(model) {
+  // Controls for this model: which values, how wide; `views` are those of its input channels.
+  fit(model, views) {
     const two = model.reference?.parameters.filter(({ name }) => name === "low" || name === "high") ?? [];
     this.hard = two.length === 2;
-    const seen = model.statistics?.inputs[0];
-    const [low, high] = this.hard ? two.map((one) => one.default) : [seen?.minimum ?? -1, seen?.maximum ?? 1];
-    this.range = [low, high];
-    this.blank = this.hard ? low : (seen?.mean ?? 0);
+    const known = model.input.channels.map((_, channel) => model.statistics?.inputs[channel]);
+    this.ranges = known.map((seen) => (this.hard ? two.map((one) => one.default) : [seen?.minimum ?? -1, seen?.maximum ?? 1]));
+    this.blanks = known.map((seen, channel) => (this.hard ? this.ranges[channel][0] : (seen?.mean ?? 0)));
+    views.forEach((view, channel) => this.#attach(view, this.ranges[channel]));
+    const low = Math.min(...this.ranges.map(([least]) => least));
+    const high = Math.max(...this.ranges.map(([, most]) => most));
     this.value = high;
     this.radius = 0.08;
     const value = this.hard
@@ -64,12 +68,12 @@ export class Brush {
   }
 
   // A line follows the pointer's height; by keyboard it gets the value to paint.
-  #paint(at, height) {
-    const { plane } = this.view;
+  #paint(view, range, at, height) {
+    const { plane } = view;
     const { grid, values } = plane;
     let goal = this.value;
     if (grid.length === 1 && height !== null) {
-      const { minimum, maximum } = this.view.scale;
+      const { minimum, maximum } = view.scale;
       goal = minimum + (maximum - minimum) * height;
     }
     for (let i = 0; i < values.length; i++) {
@@ -78,13 +82,14 @@ export class Brush {
       const share = this.hard ? Number(distance <= 1) : Math.exp(-2 * distance * distance);
       if (share > 1e-3) values[i] += (goal - values[i]) * share;
     }
-    this.view.show(plane, this.#scale());
+    view.show(plane, this.#scale(view, range));
   }
 
   // Fixed while painting, so that colours stay and a line can be drawn beyond where it was.
-  #scale() {
-    const [low, high] = this.range;
-    const { minimum, maximum } = this.view.scale;
-    return { minimum: Math.min(low, minimum), maximum: Math.max(high, maximum), kind: "sequential" };
+  #scale(view, [low, high]) {
+    const { minimum, maximum, kind } = view.scale;
+    const reach = Math.max(-low, high, -minimum, maximum);
+    if (kind === "diverging") return { minimum: -reach, maximum: reach, kind };
+    return { minimum: Math.min(low, minimum), maximum: Math.max(high, maximum), kind };
   }
 }

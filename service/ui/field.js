@@ -16,7 +16,8 @@ export class Cursor extends EventTarget {
 }
 
 export class FieldView {
-  constructor(title, cursor) {
+  // `keep`, where there is one, saves the array that is shown; `what` it is called.
+  constructor(title, cursor, keep = null, what = "") {
     this.title = title;
     this.cursor = cursor;
     this.plane = null;
@@ -35,6 +36,9 @@ export class FieldView {
     this.scaleCanvas = make("canvas", { "aria-hidden": "true" });
     this.ticks = [0, 1, 2].map(() => make("span"));
     this.note = make("p", { class: "note" });
+    this.save = make("button", { type: "button", class: "save", hidden: true, "aria-label": `Save ${what} as .npy` }, "Save");
+    this.save.addEventListener("click", keep ?? (() => {}));
+    this.kept = Boolean(keep);
     this.element = make(
       "figure", { class: "field", "data-kind": "empty" },
       make("figcaption", {}, make("strong", {}, title), " ", this.label),
@@ -45,7 +49,7 @@ export class FieldView {
         make("div", { class: "bar", "aria-hidden": "true" }, this.scaleCanvas, make("div", { class: "ticks" }, ...this.ticks)),
         make("div", { class: "axis x", "aria-hidden": "true" }, ...this.#axis(0)),
       ),
-      this.note,
+      make("div", { class: "under" }, this.note, this.save),
     );
     this.plot.addEventListener("pointermove", (event) => this.cursor.move(this.fractionAt(event)));
     this.plot.addEventListener("pointerleave", () => this.cursor.move(null));
@@ -65,7 +69,7 @@ export class FieldView {
     this.scale = scale;
     const flat = plane.grid.length === 1;
     this.element.dataset.kind = flat ? "flat" : "map";
-    this.label.textContent = `${plane.name}, ${inUnits(plane.units)}`;
+    this.label.textContent = `${plane.name}, ${inUnits(plane.units)}${plane.cut ? ", its middle plane" : ""}`;
     if (flat) this.#drawLine();
     else this.#drawMap();
     const range = scale.maximum - scale.minimum;
@@ -75,6 +79,7 @@ export class FieldView {
     paint(this.scaleCanvas, 1, 256, scale, (_, row) => scale.minimum + (range * (255 - row)) / 255);
     this.ends.forEach((end, axis) => (end.textContent = shown(plane.extent[axis] ?? 0)));
     this.say(note);
+    this.save.hidden = !this.kept;
     const size = plane.grid.join(" by ");
     this.plot.setAttribute("aria-roledescription", flat ? "line plot" : "heat map");
     this.plot.setAttribute(
@@ -88,6 +93,7 @@ export class FieldView {
   clear(why = "") {
     this.plane = null;
     this.element.dataset.kind = "empty";
+    this.save.hidden = true;
     this.label.textContent = "";
     this.plot.setAttribute("aria-label", `${this.title}: nothing yet`);
     this.say(why);

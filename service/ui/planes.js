@@ -4,12 +4,13 @@ export function sizeOf(shape) {
   return shape.reduce((a, b) => a * b, 1);
 }
 
-// { name, units, grid, values, place, extent }: of three dimensions the middle plane.
+// { name, units, grid, values, place, extent, cut }: of three dimensions the middle plane.
 export function planeOf({ shape, data }, channel, about, gridAbout) {
   let grid = shape.slice(1);
+  const cut = grid.length === 3;
   const size = sizeOf(grid);
   let values = data.subarray(channel * size, (channel + 1) * size);
-  if (grid.length === 3) {
+  if (cut) {
     const [nx, ny, nz] = grid;
     const middle = nz >> 1;
     values = Float32Array.from({ length: nx * ny }, (_, i) => values[i * nz + middle]);
@@ -18,20 +19,36 @@ export function planeOf({ shape, data }, channel, about, gridAbout) {
   const nodes = gridAbout.boundary === "nodes";
   // In the units of the domain, of point `index` on an axis.
   const place = (axis, index) => (index * gridAbout.extent[axis]) / (grid[axis] - (nodes ? 1 : 0));
-  return { name: about.name, units: about.units, grid, values, place, extent: gridAbout.extent };
+  return { name: about.name, units: about.units, grid, values, place, extent: gridAbout.extent, cut };
 }
 
+// Of two fields { shape, data }.
 export function difference(a, b) {
-  return { ...a, values: a.values.map((value, i) => value - b.values[i]) };
+  return { shape: a.shape, data: a.data.map((value, i) => value - b.data[i]) };
 }
 
+// The relative L2 error of each channel.
 export function relativeL2(a, b) {
-  let [above, below] = [0, 0];
-  a.values.forEach((value, i) => {
-    above += (value - b.values[i]) ** 2;
-    below += b.values[i] ** 2;
+  const size = sizeOf(a.shape.slice(1));
+  return Array.from({ length: a.shape[0] }, (_, channel) => {
+    let [above, below] = [0, 0];
+    for (let i = channel * size; i < (channel + 1) * size; i++) {
+      above += (a.data[i] - b.data[i]) ** 2;
+      below += b.data[i] ** 2;
+    }
+    return Math.sqrt(above / below);
   });
-  return Math.sqrt(above / below);
+}
+
+// Each channel without its mean.
+export function centred({ shape, data }) {
+  const size = sizeOf(shape.slice(1));
+  const flat = Float32Array.from(data);
+  for (let start = 0; start < data.length; start += size) {
+    const mean = data.subarray(start, start + size).reduce((sum, value) => sum + value, 0) / size;
+    for (let i = start; i < start + size; i++) flat[i] -= mean;
+  }
+  return { shape, data: flat };
 }
 
 export function inUnits(units) {

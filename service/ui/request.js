@@ -35,6 +35,11 @@ export function showRequest(place, headers, totalMs) {
   place.replaceChildren(make("div", {}, bar, latency), facts(headers));
 }
 
+// After a failure: what stood there was of another request.
+export function showNoRequest(place, why) {
+  place.replaceChildren(make("p", { class: "hint" }, why));
+}
+
 function facts(headers) {
   const rows = [
     ["Fields in its batch", headers.get("X-Batch-Size") ?? "not told"],
@@ -52,6 +57,5 @@ function facts(headers) {
       make("tr", {}, make("th", { scope: "row" }, name, make("span", { class: "hint" }, meaning)), make("td", {}, value)),
     );
   }
-  const warning = headers.get("X-Warning");
-  return make("div", {}, table, ...(warning ? [make("p", { class: "warning", role: "note" }, `Warning: ${warning}`)] : []));
+  return make("div", {}, table);
 }

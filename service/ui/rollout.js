@@ -1,16 +1,24 @@
 // A rollout played while it streams: start, pause, scrub, stop, and the solver at any of its steps.
 import { askField, askStream } from "./api.js";
-import { scaleOf, shown } from "./colour.js";
+import { shown } from "./colour.js";
 import { announce, byId } from "./dom.js";
 import { MEDIA_TYPE, events } from "./frames.js";
-import { difference, planeOf, relativeL2 } from "./planes.js";
+import { difference, relativeL2 } from "./planes.js";
+import { save } from "./save.js";
+import { noVerdict, showVerdict, warningsOf } from "./verdict.js";
 
 const FRAME_MS = 70;
 
+export const KINDS = {
+  rollout: { title: "Rollout", side: "output" },
+  truth: { title: "Solver", side: "output" },
+  error: { title: "Error", side: "output" },
+};
+
 export class Rollout {
-  // `source()`: { model, input, channel, solvePath(steps) }; `failed(error)` tells what went wrong.
-  constructor({ view, truth, error, source, failed }) {
-    Object.assign(this, { view, truth, error, source, failed });
+  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps) }; `failed(error)` tells what went wrong.
+  constructor({ panel, source, failed }) {
+    Object.assign(this, { panel, source, failed });
     this.play = byId("play");
     this.scrub = byId("scrub");
     byId("rollout-form").addEventListener("submit", (event) => {
@@ -25,6 +33,7 @@ export class Rollout {
       this.#show(Number(this.scrub.value));
     });
     byId("solve-frame").addEventListener("click", () => this.#solve());
+    byId("save-frames").addEventListener("click", () => this.#save());
     this.reset();
   }
 
@@ -35,12 +44,15 @@ export class Rollout {
     this.frames = [];
     this.at = -1;
     this.about = null;
+    this.scales = null;
     this.pause();
     this.play.textContent = "Play";
-    this.scrub.disabled = byId("solve-frame").disabled = true;
+    this.play.disabled = !this.source().input;
+    this.#enable(false);
     byId("stop").disabled = true;
     this.#say("");
-    for (const view of [this.view, this.truth, this.error]) view.clear();
+    noVerdict(byId("rollout-verdict"));
+    this.panel.clear();
   }
 
   async start() {
@@ -54,11 +66,15 @@ export class Rollout {
     try {
       const path = `/v1/models/${encodeURIComponent(model.name)}:rollout?steps=${steps}`;
       const response = await askStream(path, input, MEDIA_TYPE, stream.signal);
+      const warnings = warningsOf(response.headers);
       for await (const event of events(response, () => this.gate)) {
         if (stream.signal.aborted) return;
         last = event;
         if (event.event === "start") this.about = event;
         if (event.event === "frame") this.#add(event);
+        if (event.event !== "frame") continue;
+        warnings.push(...(event.warnings ?? []));
+        showVerdict(byId("rollout-verdict"), model, response.headers, warnings, Boolean(event.trust));
       }
       if (last?.event === "failed") this.failed(new Error(`The rollout ended at step ${last.step}: ${last.detail}`));
       else if (last?.event !== "end") this.failed(new Error("The stream was cut off before the rollout's end."));
@@ -106,22 +122,27 @@ export class Rollout {
   }
 
   #add({ step, data }) {
-    const { model, channel } = this.source();
-    const shape = this.about.shape.slice(1);
-    const plane = planeOf({ shape, data }, channel, model.output.channels[channel], model.grid);
+    const field = { shape: this.about.shape.slice(1), data };
     // Colours stay what they are unless a frame leaves them.
-    this.scale = scaleOf([plane.values, ...(this.frames.length ? [[this.scale.minimum, this.scale.maximum]] : [])]);
-    this.frames.push({ step, plane });
+    this.scales = this.panel.scales("rollout", [field]).map((scale, channel) => {
+      const before = this.scales?.[channel] ?? scale;
+      return { ...scale, minimum: Math.min(before.minimum, scale.minimum), maximum: Math.max(before.maximum, scale.maximum) };
+    });
+    this.frames.push({ step, field });
     this.scrub.max = this.frames.length - 1;
-    this.scrub.disabled = byId("solve-frame").disabled = false;
+    this.#enable(true);
+  }
+
+  #enable(some) {
+    this.scrub.disabled = byId("solve-frame").disabled = byId("save-frames").disabled = !some;
   }
 
   #show(index, remark = "") {
     const frame = this.frames[index];
     if (!frame) return;
-    if (index !== this.at) [this.truth, this.error].forEach((view) => view.clear());
+    if (index !== this.at) this.panel.clear(["truth", "error"]);
     this.at = index;
-    this.view.show(frame.plane, this.scale);
+    this.panel.show("rollout", frame.field, this.scales);
     this.scrub.value = index;
     const time = shown(frame.step * this.about.time_step);
     this.scrub.setAttribute("aria-valuetext", `step ${frame.step}`);
@@ -132,23 +153,30 @@ export class Rollout {
 
   async #solve() {
     this.pause();
-    const { plane, step } = this.frames[this.at];
-    const { model, channel, solvePath, input } = this.source();
-    this.truth.clear("solving …");
+    const { field, step } = this.frames[this.at];
+    const { solvePath, input } = this.source();
+    this.panel.clear(["truth", "error"], "solving …");
     try {
       const { path, body } = solvePath(step, input);
-      const { field } = await askField(path, { field: body, method: "POST" });
-      if (this.frames[this.at]?.plane !== plane) return;
-      const truth = planeOf(field, channel, model.output.channels[channel], model.grid);
-      const error = difference(plane, truth);
-      this.truth.show(truth, this.scale);
-      const off = `relative L2 error ${shown(100 * relativeL2(plane, truth))} %`;
-      this.error.show(error, scaleOf([error.values], "diverging"), off);
-      announce(`Step ${step}: ${off}`);
+      const { field: truth } = await askField(path, { field: body, method: "POST" });
+      if (this.frames[this.at]?.field !== field) return;
+      this.panel.show("truth", truth, this.scales);
+      const off = relativeL2(field, truth).map((share) => `relative L2 error ${shown(100 * share)} %`);
+      this.panel.showDifference("error", difference(field, truth), off);
+      announce(`Step ${step}: ${off.join("; ")}`);
     } catch (error) {
-      this.truth.clear("no solution");
+      this.panel.clear(["truth", "error"], "no solution");
       this.failed(error);
     }
+  }
+
+  // [frames, channels, *grid]
+  #save() {
+    const { shape } = this.frames[0].field;
+    const data = new Float32Array(this.frames.length * this.frames[0].field.data.length);
+    this.frames.forEach(({ field }, i) => data.set(field.data, i * field.data.length));
+    const steps = `${this.frames[0].step}-${this.frames.at(-1).step}`;
+    save({ shape: [this.frames.length, ...shape], data }, `${this.source().model.name}-steps-${steps}.npy`);
   }
 
   #say(text) {

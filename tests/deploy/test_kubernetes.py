@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from service.app import create_app
+from service.http.guard import Guard
 from service.settings import ENV_PREFIX, Settings
 from tests.e2e.server_process import ROOT
 from tests.service.http.fake_engine import FakeEngine
@@ -119,6 +120,18 @@ def test_probes_ask_for_routes_that_exist(folder: str) -> None:
 def test_variables_are_settings(folder: str) -> None:
     for variable in container(folder).get("env", ()):
         assert variable["name"].removeprefix(ENV_PREFIX).lower() in Settings.model_fields
+
+
+@pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
+def test_the_names_that_clients_of_a_cluster_use_are_known(folder: str) -> None:
+    env = {one["name"]: one["value"] for one in container(folder)["env"]}
+    # The image listens on all addresses.
+    guard = Guard(Settings(host="0.0.0.0", allowed_hosts=env["TURBOFNO_ALLOWED_HOSTS"]))
+    for host in (
+        "10.42.0.7:8080", "[fd00::7]:8080", "turbofno", "turbofno.turbofno", "turbofno.turbofno.svc:80",
+        "turbofno.turbofno.svc.cluster.local",
+    ):  # fmt: skip
+        guard.check("GET", "/metrics", [(b"host", host.encode())])
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)

@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 def head_of(call: Call, **headers: str) -> bytes:
     """The request's header; keyword x_deadline_ms="5" becomes X-Deadline-Ms."""
     sent = {
-        "Host": "x",
+        "Host": "localhost",
         "Connection": "close",
         "Content-Length": str(len(call.body)),
         **call.headers,

@@ -146,11 +146,12 @@ def test_client_warns_and_refuses(server: ServerProcess) -> None:
         with pytest.warns(PredictionWarning, match="input grid 40"):
             client.predict(BURGERS.name, fields)
         prediction = client.predict_detailed(BURGERS.name, fields, output_grid=(9000,))
-        assert [text.split(" is ")[0] for text in prediction.warnings] == [
+        assert [text.split(" is ")[0] for text in prediction.warnings if "grid" in text] == [
             "the input grid 40",
             "the output grid 9000",
         ]
-        assert client.predict_detailed(BURGERS.name, np.zeros((1, 1, 1024), "f4")).warnings == ()
+        usual = BURGERS.sample(range(1), seed=HELD_OUT_SEED).numpy()[:, None]
+        assert client.predict_detailed(BURGERS.name, usual).warnings == ()
         with pytest.raises(BadInput, match="axis 0 has 31 points"):
             client.predict(BURGERS.name, fields, output_grid=(31,))
 

@@ -45,7 +45,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(
     server: ServerProcess, path: str
 ) -> None:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-npy\r\n"
         f"{LENGTH}: 100\r\nContent-Length: {10**12}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=10.0) as connection:
@@ -62,7 +62,7 @@ def test_clients_that_leave_in_the_middle_of_a_body_do_no_harm(
 ) -> None:
     call = infer_call("tiny-1d", FIELD, name="cut off")
     head = (
-        f"POST {call.path} HTTP/1.1\r\nHost: x\r\n{LENGTH}: {call.headers[LENGTH]}\r\n"
+        f"POST {call.path} HTTP/1.1\r\nHost: localhost\r\n{LENGTH}: {call.headers[LENGTH]}\r\n"
         f"Content-Length: {len(call.body)}\r\n\r\n"
     )
     before = server.footprint().files

@@ -54,6 +54,7 @@ Forward.__call__ = faulty
 true_time, looks = time.time, itertools.count()
 time.time = lambda: true_time() + (-1) ** next(looks) * 1e6
 """
+CONTROL = ("--model-control", "true")
 EXPECTED = {
     RAISES: (500, "failed on this request alone"),
     NAN: (422, "gave NaN or infinity for field 1 of 2"),
@@ -76,7 +77,7 @@ def model(folder: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def faulty(folder: Path) -> Iterator[ServerProcess]:
-    options = ("--log-level", "warning", "--drain-seconds", "2")
+    options = (*CONTROL, "--log-level", "warning", "--drain-seconds", "2")
     with ServerProcess(folder / "repository", folder / "log.txt", *options, fault=FAULTS) as server:
         yield server
         assert server.stop() == 0, server.tail()
@@ -222,7 +223,9 @@ def test_a_full_disk_under_the_log_fails_nothing(
         assert (await send(server.port, control("load"))).status == 200
         assert (await send(server.port, control("load", "nothing"))).status == 404
 
-    with ServerProcess(folder / "repository", folder / "full.txt", *options, fault=full) as server:
+    with ServerProcess(
+        folder / "repository", folder / "full.txt", *CONTROL, *options, fault=full
+    ) as server:
         got = asyncio.run(under_load(server.port, model, reload))
         assert server.stop() == 0
     assert len(got) > 10

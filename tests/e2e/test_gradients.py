@@ -16,11 +16,8 @@ from models.checkpoint import load_model
 from service.client import AsyncClient, BadInput, Client
 from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ROOT
-from tests.e2e.test_documented_calls import paste
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from models.fno import FNO
     from tests.e2e.server_process import ServerProcess
 
@@ -124,27 +121,17 @@ def documented(monkeypatch: pytest.MonkeyPatch, server: ServerProcess) -> dict[s
 
 
 def test_the_documented_optimisation_finds_its_target(documented: dict[str, Any]) -> None:
-    value, _ = documented["loss"](np.zeros((1, 256)))
+    value, _ = documented["loss"](np.zeros((1, 1024)))
     assert documented["found"].fun < 1e-3 * value
-    assert documented["gradient"].shape == (1, 256)
+    assert documented["gradient"].shape == (1, 1024)
 
 
 def test_the_documented_torch_step_has_the_gradient_of_the_module(
-    documented: dict[str, Any], server: ServerProcess
+    documented: dict[str, Any],
 ) -> None:
     module = load_model(ZOO / "burgers-1d").module.double()
-    x = torch.tensor(smooth(2, 1, 64), dtype=torch.float32, requires_grad=True)
-    with Client(server.url) as client:
-        y = documented["Served"].apply(x, client, "burgers-1d")
-        y.square().sum().backward()
+    x = documented["x"]
     twin = x.detach().double().requires_grad_()
-    module(twin).square().sum().backward()
-    assert x.grad is not None
+    module(twin[None]).square().sum().backward()
     assert twin.grad is not None
     assert float((x.grad - twin.grad).norm() / twin.grad.norm()) < 1e-4
-
-
-def test_the_documented_curl_works_when_pasted(server: ServerProcess, tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```sh\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
-    printed = paste(block.replace("http://127.0.0.1:8080", server.url), tmp_path)
-    assert '"gradient.u0"' in printed

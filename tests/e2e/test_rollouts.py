@@ -130,7 +130,7 @@ def test_energy_beyond_the_stated_range_names_the_first_such_step(tmp_path: Path
     async def main() -> None:
         async with serving(tmp_path) as (_, app):
             transport = httpx.ASGITransport(app)
-            async with AsyncClient("http://test", transport=transport) as client:
+            async with AsyncClient("http://localhost", transport=transport) as client:
                 steps = []
                 with pytest.raises(BlowUp) as caught:  # noqa: PT012 - the frames before count
                     async for frame in client.rollout("tiny-flow", fields, 12):

@@ -175,7 +175,7 @@ def _bad_predictions() -> list[Call]:
     return [
         array("grid too small", FIELD[..., :4], "4 points, allowed are 8 to 64"),
         array("grid too large", np.zeros((1, 1, 65), "f4"), "65 points, allowed are 8 to 64"),
-        array("rank too low", FIELD[0, 0], "rank 1"),
+        array("rank too low", FIELD[0, 0, 0], "rank 0"),
         array("rank too high", FIELD[None], "rank 4"),
         array("two channels", np.concatenate([FIELD, FIELD], 1), "2 channels"),
         array("no field", FIELD[:0], "at least one field"),

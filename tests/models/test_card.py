@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from models.card import write_card
-from models.config import ChannelStatistics, Metric, ModelConfig, Parameter, Statistics, Training
+from models.config import Metric, ModelConfig, Parameter, Training
 from models.evaluate import Example
 from models.problems import BURGERS, DARCY, NAVIER_STOKES, Problem
+from models.statistics import ChannelStatistics, Statistics
 
 MOMENTS = ChannelStatistics(mean=0.25, std=1.5, minimum=-3.0, maximum=4.0)
 

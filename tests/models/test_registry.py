@@ -39,6 +39,21 @@ def test_a_folder_whose_name_is_no_text_is_passed_over_and_said(
     assert caplog.text.count("not UTF-8") == 2
 
 
+def test_a_version_that_is_a_link_out_of_the_repository_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    for folder in (elsewhere, root / "flow" / "1", root / "blobs"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    (root / "flow" / "2").symlink_to(elsewhere)
+    (root / "flow" / "3").symlink_to(root / "blobs")
+    (root / "linked").symlink_to(elsewhere)
+    found = [(model.name, model.version) for model in discover(root)]
+    assert found == [("blobs", "1"), ("flow", "1"), ("flow", "3"), ("linked", "1")]
+    assert "leads out" in caplog.text
+
+
 def test_discover_refuses_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="nowhere"):
         discover(tmp_path / "nowhere")

@@ -74,7 +74,9 @@ def _own_server(repository: Path) -> Iterator[str]:
     from tests.service.tiny import save_tiny
 
     save_tiny(repository, "tiny-2d", n_dim=2)
-    settings = Settings(model_repository=repository, device="cpu", torch_threads=1)
+    settings = Settings(
+        model_repository=repository, device="cpu", torch_threads=1, model_control=True
+    )
     app = create_app(settings)
     config = uvicorn.Config(
         app,

@@ -52,6 +52,7 @@ class _Server(BaseHTTPRequestHandler):
         summary = {"name": config.name, "version": "1", "state": "READY", "reason": ""}
         summary |= {"backend": "cuda", "precision": "fp32", "execution": "graph"}
         summary |= {"execution_reason": "a norm"}
+        summary |= {"trust": "no trust signals, not evaluated"}
         if self.path == "/v1/models":
             broken = {"name": "b", "version": "12", "state": "UNAVAILABLE", "reason": "no weights"}
             broken |= {"backend": "", "precision": "", "execution": "", "execution_reason": ""}
@@ -106,6 +107,20 @@ def test_predict_local_writes_the_answer_of_the_checkpoint(
     np.testing.assert_allclose(np.load(out), truth, rtol=1e-6, atol=1e-6)
 
 
+def test_predict_local_follows_links_within_the_repository_and_no_others(
+    repository: Path, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
+    weights = repository / "tiny-1d" / "model.safetensors"
+    blob = weights.rename(repository / "blob")
+    weights.symlink_to(blob)
+    assert cli.main(arguments) == 0
+    weights.unlink()
+    weights.symlink_to(blob.rename(tmp_path / "elsewhere"))
+    assert cli.main(arguments) == 1
+    assert "leads out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("grid", ["", "12x12", "a,b", "8,"])
 def test_predict_output_grid_that_is_no_grid_is_wrong_usage(
     field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], grid: str
@@ -126,10 +141,10 @@ def test_predict_through_a_server_writes_the_answer(url: str, field: Path, tmp_p
 
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("n_dim", [1, 2])
-@pytest.mark.parametrize("batched", [False, True])
-def test_predict_plot_draws_a_picture(tmp_path: Path, n_dim: int, batched: bool) -> None:
+@pytest.mark.parametrize("leading", [(), (1,), (1, 1)])
+def test_predict_plot_draws_a_picture(tmp_path: Path, n_dim: int, leading: tuple[int, ...]) -> None:
     field, picture = tmp_path / "in.npy", tmp_path / "picture.png"
-    array = np.random.default_rng(0).normal(size=(1,) * batched + (1,) + (16,) * n_dim)
+    array = np.random.default_rng(0).normal(size=leading + (16,) * n_dim)
     np.save(field, array)
     arguments = ["predict", f"tiny-{n_dim}d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
     assert cli.main([*arguments, "--plot", str(picture)]) == 0
@@ -255,10 +270,20 @@ def test_predict_to_a_folder_that_is_not_there_fails_in_one_line(
 def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "--url", url]) == 0
     head, row, broken = capsys.readouterr().out.splitlines()
-    columns = ["NAME", "VERSION", "STATE", "BACKEND", "PRECISION", "EXECUTION", "DESCRIPTION"]
+    columns = [
+        "NAME",
+        "VERSION",
+        "STATE",
+        "BACKEND",
+        "PRECISION",
+        "EXECUTION",
+        "TRUST",
+        "DESCRIPTION",
+    ]
     assert head.split() == columns
     runs = ["tiny-1d", "1", "READY", "cuda", "fp32", "graph"]
-    assert row.split(maxsplit=6) == [*runs, f"{tiny_config().description} (a norm)"]
+    untold = "no trust signals, not evaluated"
+    assert row.split(maxsplit=6) == [*runs, f"{untold}  {tiny_config().description} (a norm)"]
     assert broken.split(maxsplit=6) == ["b", "12", "UNAVAILABLE", "-", "-", "-", "no weights"]
     assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
 
@@ -410,3 +435,21 @@ def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> No
         cli.main([command, "--help"])
     assert caught.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_predict_prints_a_line_for_each_warning_and_refuses_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", str(ROOT / "models" / "zoo"))
+    path, out = tmp_path / "in.npy", tmp_path / "out.npy"
+    wave = np.sin(4 * np.pi * np.arange(1024) / 1024, dtype=np.float32)
+    np.save(path, wave[None])
+    assert cli.main(["predict", "burgers-1d", str(path), "-o", str(out), "--local"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" is above ")[0].rpartition(" ")[0] for line in lines[:-1]] == [
+        "turbofno: warning: input_distance",
+        "turbofno: warning: residual",
+    ]
+    np.save(path, np.zeros((1, 85, 85), np.float32))
+    assert cli.main(["predict", "darcy-2d", str(path), "-o", str(out), "--local"]) == 1
+    assert "channel 'a', grid point [0, 0] is 0, expected above 0" in capsys.readouterr().err

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service import client as client_module
+import service.client
 from service.client import (
     AsyncClient,
     BadInput,
@@ -54,8 +57,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Waits the client would have made; the clock moves on by them at once."""
     waited: list[float] = []
     real = time.monotonic
-    monkeypatch.setattr(client_module.time, "sleep", waited.append)
-    monkeypatch.setattr(client_module.time, "monotonic", lambda: real() + sum(waited))
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + sum(waited))
     return waited
 
 
@@ -158,6 +161,41 @@ def test_warnings_are_issued_by_predict_and_told_by_predict_detailed() -> None:
     with pytest.warns(PredictionWarning) as caught:
         asyncio.run(ask())
     assert len(caught) == 2
+
+
+def test_warnings_of_a_rollout_are_issued_with_its_frames() -> None:
+    def record(event: dict[str, object], payload: bytes = b"") -> bytes:
+        text = json.dumps(event).encode()
+        return struct.pack("<II", len(text), len(payload)) + text + payload
+
+    off = {"trust": {"residual": [0.1, 48.6]}, "warnings": ["the residual", "the horizon"]}
+    frames = [
+        record({"event": "start", "shape": [1, 1, 12]}),
+        record({"event": "frame", "step": 1}, FIELD.tobytes()),
+        record({"event": "frame", "step": 2, **off}, FIELD.tobytes()),
+        record({"event": "end", "step": 2}),
+    ]
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        kind = {"Content-Type": "application/vnd.turbofno.frames", "X-Warning": "the grid"}
+        return httpx.Response(200, stream=httpx.ByteStream(b"".join(frames)), headers=kind)
+
+    with client_for(handler) as client, pytest.warns(PredictionWarning) as caught:
+        first, second = client.rollout("m", FIELD, 2)
+    expected = ["the grid", "the residual", "the horizon"]
+    assert [str(one.message) for one in caught] == expected
+    assert {one.filename for one in caught} == {__file__}
+    assert (first.trust, first.warnings) == ({}, ())
+    assert (second.trust, second.warnings) == ({"residual": 48.6}, tuple(off["warnings"]))
+
+    async def ask() -> list[tuple[str, ...]]:
+        transport = httpx.MockTransport(handler)
+        async with AsyncClient("http://test", transport=transport) as client:
+            return [frame.warnings async for frame in client.rollout("m", FIELD, 2)]
+
+    with pytest.warns(PredictionWarning) as caught:
+        assert asyncio.run(ask()) == [(), second.warnings]
+    assert [str(one.message) for one in caught] == expected
 
 
 def test_malformed_server_timing_is_ignored() -> None:
@@ -408,12 +446,12 @@ def test_async_client_answers_as_the_sync_client_does() -> None:
     asyncio.run(main())
 
 
-def test_module_works_alone_without_the_rest_of_the_checkout(tmp_path: Path) -> None:
-    source = Path(client_module.__file__).read_text()
-    (tmp_path / "turbofno_client.py").write_text(source)
+def test_the_folder_works_alone_without_the_rest_of_the_checkout(tmp_path: Path) -> None:
+    folder = Path(service.client.__file__).parent
+    shutil.copytree(folder, tmp_path / "turbofno_client")
     program = (
         "import sys, turbofno_client as c;"
         "c.Client().close();"
-        "assert not {'service', 'models', 'torch', 'fastapi'} & set(sys.modules)"
+        "assert not {'service', 'models', 'torch', 'jax', 'fastapi'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=30)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import pytest
 
-from service.client import Client, TurboFNOError
+from service.client import Client, ConnectionFailed, TurboFNOError
 from service.http.tls import tls_options
 from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
 from tests.service.tiny import save_tiny
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [
@@ -80,17 +83,13 @@ def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_p
             httpx.get(f"{server.url}/healthz", verify=True)
         with pytest.raises(httpx.TransportError):
             httpx.get(server.url.replace("https", "http"))
-        transport = httpx.HTTPTransport(verify=known)
         with (
-            Client(server.url, transport=transport) as client,
+            Client(server.url, verify=known) as client,
             pytest.raises(TurboFNOError, match="Authorization") as refused,
         ):
             client.models()
         assert refused.value.status == 401
-        headers = {"Authorization": f"Bearer {KEY}"}
-        with Client(
-            server.url, transport=httpx.HTTPTransport(verify=known), headers=headers, retries=0
-        ) as client:
+        with Client(server.url, verify=known, api_key=KEY, retries=0) as client:
             assert client.predict("tiny-1d", FIELD).shape == (1, 2, 16)
             with pytest.raises(TurboFNOError, match="API key 'alice'") as over:
                 client.predict("tiny-1d", np.repeat(FIELD, 5, axis=0))
@@ -101,6 +100,47 @@ def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_p
     assert "alice" in log
     assert KEY not in log
     assert "Traceback" not in log
+
+
+class _Empty(BaseHTTPRequestHandler):
+    """A server without models."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"models": []}')
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def self_signed(certificates: Path) -> Iterator[str]:
+    """URL of a server whose certificate only our own authority vouches for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Empty)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_client_checks_certificates_as_it_is_told(self_signed: str, certificates: Path) -> None:
+    for verify in (str(certificates / "authority.pem"), trusting(certificates), False):
+        with Client(self_signed, verify=verify) as client:
+            assert client.models() == []
+    for stranger in (True, str(certificates / "stranger.pem")):
+        with (
+            Client(self_signed, verify=stranger, retries=0) as client,
+            pytest.raises(ConnectionFailed, match="certificate verify failed"),
+        ):
+            client.models()
+    with pytest.raises(OSError, match="No such file"):
+        Client(self_signed, verify=str(certificates / "absent.pem"))
 
 
 @pytest.mark.parametrize(

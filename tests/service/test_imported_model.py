@@ -30,7 +30,7 @@ def imported(tmp_path: Path, *options: str) -> tuple[TheirFNO, Path]:
 
 async def answers(repository: Path, bodies: list[bytes]) -> list[httpx.Response]:
     app = create_app(Settings(model_repository=repository, device="cpu", torch_threads=1))
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost")
     async with app.router.lifespan_context(app), client:
         async with asyncio.timeout(60):
             while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
@@ -111,7 +111,9 @@ def test_service_loads_neither_foreign_files_nor_changed_weights(tmp_path: Path)
 
     async def states() -> list[dict[str, str]]:
         app = create_app(Settings(model_repository=repository, device="cpu", torch_threads=1))
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://localhost"
+        )
         async with app.router.lifespan_context(app), client, asyncio.timeout(60):
             while True:
                 listing = (await client.get("/v1/models")).json()["models"]

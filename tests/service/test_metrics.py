@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from prometheus_client import generate_latest
 
-from service.metrics import Metrics
+from service import metrics as metrics_module
+from service.http.guard import REASONS as GUARD_REASONS
+from service.metrics import REFUSED_WITH_MODEL, REFUSED_WITHOUT_MODEL, Metrics
+from service.triton_metrics import DURATIONS, TritonMetrics
 
 NAMES = {
     "turbofno_requests": ("model", "version", "protocol", "code"),
@@ -27,8 +33,8 @@ NAMES = {
     "turbofno_queue_depth": ("model", "version"),
     "turbofno_inflight_bytes": (),
     "turbofno_shared_memory_bytes": (),
-    "turbofno_unevaluated_grid_requests": ("model", "version"),
-    "turbofno_rejections": ("reason",),
+    "turbofno_prediction_warnings": ("model", "version", "reason"),
+    "turbofno_rejections": ("reason", "model"),
     "turbofno_backend_batches": ("model", "backend", "precision"),
     "turbofno_out_of_memory_splits": ("model", "version"),
     "turbofno_lowered_batch_limit": ("model", "version"),
@@ -106,3 +112,40 @@ def test_a_removed_child_is_not_remembered() -> None:
     assert not gauge.collect()[0].samples
     gauge.labels("a", "1").set(4)
     assert [sample.value for sample in gauge.collect()[0].samples] == [4]
+
+
+def test_counters_of_a_model_exist_before_anything_happens() -> None:
+    metrics = Metrics()
+    read = metrics.registry.get_sample_value
+    assert read("turbofno_rejections_total", {"reason": "unauthorized", "model": ""}) == 0
+    metrics.registry.register(TritonMetrics(metrics))
+    metrics.serve("m", "1")
+    labels = {"model": "m", "version": "1"}
+    for reason in ("grid", "horizon", "input_distance", "residual"):
+        assert read("turbofno_prediction_warnings_total", {**labels, "reason": reason}) == 0
+    assert read("turbofno_rejections_total", {"reason": "queue_full", "model": "m"}) == 0
+    for name in ("fields", "gradients", "rollout_steps", "out_of_memory_splits"):
+        assert read(f"turbofno_{name}_total", labels) == 0
+    answered = {**labels, "protocol": "oip", "code": "200"}
+    assert read("turbofno_requests_total", answered) == 0
+    for name in ("request_success", "count", "exec_count", "pending_request_count"):
+        assert read(f"nv_inference_{name}", labels) == 0
+    for step in DURATIONS:
+        assert read(f"nv_inference_{step}_duration_us", labels) == 0
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert read("nv_inference_request_failure", {**labels, "reason": reason}) == 0
+    metrics.reject("queue_full", "m")
+    metrics.requests.labels("m", "1", "oip", 429).inc()
+    assert read("turbofno_rejections_total", {"reason": "queue_full", "model": "m"}) == 1
+    assert read("nv_inference_request_failure", {**labels, "reason": "REJECTED"}) == 1
+
+
+def test_every_reason_to_refuse_is_counted_from_zero() -> None:
+    """Each that the source names stands in the list of those with a model, or without."""
+    named = set(GUARD_REASONS.values())
+    for file in Path(metrics_module.__file__).parent.rglob("*.py"):
+        text = file.read_text()
+        named |= set(re.findall(r"\.reject\(\s*\"(\w+)\"", text))
+        named |= set(re.findall(r"_(?:no_room|refuse)\(\s*(?:\d+,\s*)?\"(\w+)\"", text))
+    known = {*REFUSED_WITH_MODEL, *REFUSED_WITHOUT_MODEL}
+    assert {"unauthorized", "body_too_large", "caller_bytes", "no_http"} <= named <= known

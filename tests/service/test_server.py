@@ -104,7 +104,7 @@ def read_response(connection: socket.socket) -> tuple[int, bytes]:
 
 def predict_head(length: int) -> bytes:
     return (
-        "POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
@@ -164,7 +164,7 @@ def test_the_end_waits_for_nobody_who_does_not_read(repository: Path) -> None:
         with socket.socket() as unread:
             unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             unread.connect(("127.0.0.1", server.port))
-            unread.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 600)
+            unread.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 600)
             time.sleep(2)
             server.process.terminate()
             time.sleep(1)
@@ -214,7 +214,7 @@ def large_request(n_fields: int) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.zeros((n_fields, 1, 512, 512), np.float32))
     head = (
-        "POST /v1/models/large:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
+        "POST /v1/models/large:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-npy\r\n"
         f"Content-Length: {buffer.tell()}\r\n\r\n"
     )
     return head.encode() + buffer.getvalue()
@@ -345,7 +345,7 @@ def test_endless_header_is_refused(strict: Server) -> None:
 def test_endless_trailer_is_refused(strict: Server) -> None:
     with strict.connect() as connection:
         connection.sendall(
-            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\n"
+            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
         )
         for _ in range(12):
@@ -359,7 +359,7 @@ def test_endless_trailer_is_refused(strict: Server) -> None:
 def test_body_in_many_small_chunks_is_no_long_header(strict: Server) -> None:
     with strict.connect() as connection:
         connection.sendall(
-            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\n"
+            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         for byte in BODY.ljust(400):
@@ -373,7 +373,7 @@ def test_no_http_is_a_bad_request(strict: Server) -> None:
         connection.sendall(b"\x16\x03\x01\r\n\r\n")
         assert read_response(connection)[0] == 400
     text = strict.get("/metrics").text
-    assert 'turbofno_rejections_total{reason="no_http"}' in text
+    assert 'turbofno_rejections_total{model="",reason="no_http"}' in text
     assert 'turbofno_requests_total{code="400",model="",protocol="http",version=""}' in text
 
 
@@ -383,7 +383,7 @@ def test_body_over_the_limit_is_answered_before_it_is_sent(strict: Server) -> No
         status, body = read_response(connection)
         assert status == 413
         assert "TURBOFNO_MAX_JSON_BYTES" in error_of(body)
-        connection.sendall(b"x" * 501 + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"x" * 501 + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_response(connection)[0] == 200, "the connection goes on after the refused body"
 
 
@@ -407,7 +407,7 @@ def test_connection_over_the_limit_is_refused(strict: Server) -> None:
 def test_pipelined_requests_are_answered_in_order(strict: Server) -> None:
     with strict.connect() as connection:
         connection.sendall(
-            predict_head(len(BODY)) + BODY + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+            predict_head(len(BODY)) + BODY + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         )
         data = b""
         while data.count(b"HTTP/1.1") < 2 or not data.endswith(b'{"live":true}'):

@@ -34,13 +34,37 @@ def test_models_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> N
     assert Settings().models is None
 
 
+def test_model_control_is_off_unless_it_or_keys_are_asked_for(tmp_path: Path) -> None:
+    assert not Settings().model_control
+    assert not Settings(host="0.0.0.0").model_control
+    assert Settings(model_control=True).model_control
+    assert Settings(api_keys_file=tmp_path / "keys").model_control
+    assert not Settings(api_keys_file=tmp_path / "keys", model_control=False).model_control
+
+
+def test_hosts_and_origins_are_comma_separated_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURBOFNO_ALLOWED_HOSTS", "FNO.example.com, *.lab.example.com")
+    monkeypatch.setenv("TURBOFNO_CORS_ORIGINS", "https://Lab.example.com,http://[::1]:3000")
+    settings = Settings()
+    assert settings.allowed_hosts == ("fno.example.com", "*.lab.example.com")
+    assert settings.cors_origins == ("https://lab.example.com", "http://[::1]:3000")
+
+
 @pytest.mark.parametrize(
-    ("host", "allowed"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)],
+    "values",
+    [
+        {"allowed_hosts": "http://fno.example.com"},
+        {"allowed_hosts": "fno.example.com:80"},
+        {"allowed_hosts": "fno.*.com"},
+        {"cors_origins": "*"},
+        {"cors_origins": "lab.example.com"},
+        {"cors_origins": "https://lab.example.com/"},
+        {"cors_origins": "null"},
+    ],
 )
-def test_model_control_is_on_only_for_loopback_unless_set(host: str, allowed: bool) -> None:
-    assert Settings(host=host).model_control is allowed
-    assert Settings(host=host, model_control=not allowed).model_control is not allowed
+def test_what_is_no_host_or_origin_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="expected"):
+        Settings(**values)
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -120,3 +144,17 @@ def test_processes_that_do_not_fit_together_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         Settings(**given)
+
+
+@pytest.mark.parametrize("setting", ["api_keys_file", "tls_key"])
+def test_a_file_of_keys_that_everybody_can_read_is_warned_of(tmp_path: Path, setting: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("me 0123456789abcdef\n")
+    given = {setting: file, "tls_certificate": file}
+    for mode in (0o600, 0o640):
+        file.chmod(mode)
+        assert exposure_warnings(Settings(**given)) == []
+    file.chmod(0o604)
+    (line,) = exposure_warnings(Settings(**given))
+    assert f"{env_name(setting)}={file}" in line
+    assert "chmod o-r" in line

@@ -1,10 +1,11 @@
-"""Signals in answers: every form and protocol, several batches and processes, metrics, the client, and the switch."""
+"""Signals in answers and the warnings they turn into: forms and protocols, batches and processes, metrics, the client."""
 
 from __future__ import annotations
 
 import io
 import re
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -14,7 +15,8 @@ import torch
 
 from models.checkpoint import load_model
 from models.trust.signals import Signals
-from service.client import Client
+from service import cli
+from service.client import Client, PredictionWarning
 from tests.e2e.server_process import ServerProcess
 from tests.service.processes.running import running
 from tests.service.tiny import save_judged, save_tiny
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 PATH = "/v1/models/tiny-judged:predict"
 NPY = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
 NAMES = ["input_distance", "residual"]
+LIMIT = 1.5
+"""The input_distance above which tiny-warned warns: noise ten times as large is far above, none is far below."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     save_judged(root)
     save_tiny(root)
+    save_judged(root, "tiny-warned", limits=(LIMIT, 1e5), steps=4)
     return root
 
 
@@ -99,7 +104,7 @@ def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path:
         assert gradient.status_code == 200
         assert "trust" not in gradient.json()
         unknown = client.post("/v1/models/tiny-1d:predict", content=npy(inputs), headers=NPY)
-        assert not [name for name in unknown.headers if name.startswith("x-trust")]
+        assert not [name for name in unknown.headers if name.startswith("x-trust-")]
         metrics = client.get("/metrics").text
     for metric in ("turbofno_input_distance", "turbofno_residual"):
         count = rf'^{metric}_count{{model="tiny-judged",version="1"}} 15\.0$'
@@ -127,3 +132,126 @@ def test_signals_cross_processes_and_reach_the_client(repository: Path) -> None:
     assert prediction.trust == pytest.approx(largest, rel=1e-3)
     for name in NAMES:
         assert as_json.json()["trust"][name] == pytest.approx(want[name], rel=1e-3)
+
+
+def good_and_bad() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Fields [1, 1, 32] as in training, and ten times as large."""
+    good = np.random.default_rng(0).normal(size=(1, 1, 32)).astype(np.float32)
+    return good, 10 * good
+
+
+def counts(metrics: str, model: str) -> dict[str, float]:
+    """Reason -> answers that warned."""
+    pattern = (
+        rf'^turbofno_prediction_warnings_total{{model="{model}",reason="(\w+)",version="1"}} (\S+)$'
+    )
+    return {reason: float(n) for reason, n in re.findall(pattern, metrics, re.MULTILINE)}
+
+
+def test_a_signal_above_its_threshold_warns_in_every_form_and_is_counted(
+    repository: Path, tmp_path: Path
+) -> None:
+    good, bad = good_and_bad()
+    path = "/v1/models/tiny-warned:predict"
+    both = np.concatenate([good, bad, good])
+    with serving(repository, tmp_path / "log", "--max-batch-size", "2") as client:
+        zeros = dict.fromkeys(("grid", "horizon", *NAMES), 0.0)
+        assert counts(client.get("/metrics").text, "tiny-warned") == zeros
+        quiet = client.post(path, json={"inputs": {"input": good.tolist()}})
+        assert "warnings" not in quiet.json()
+        assert "x-warning" not in quiet.headers
+        told = client.post(path, json={"inputs": {"input": both.tolist()}})
+        (text,) = told.json()["warnings"]
+        assert text == told.headers["x-warning"]
+        assert re.match(
+            r"input_distance \S+ of field 1 is above 1.5, which 1 in 1000 fields ", text
+        )
+        binary = client.post(path, content=npy(bad), headers=NPY)
+        assert "input_distance" in binary.headers["x-warning"]
+        tensor = {"name": "input", "datatype": "FP32", "shape": [1, 1, 32]}
+        v2 = client.post(
+            "/v2/models/tiny-warned/infer",
+            json={"inputs": [{**tensor, "data": bad.ravel().tolist()}]},
+        )
+        assert "input_distance" in v2.json()["parameters"]["warning"]
+        assert counts(client.get("/metrics").text, "tiny-warned") == zeros | {"input_distance": 3.0}
+
+
+def test_a_model_without_signals_says_so_wherever_others_show_theirs(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = "no trust signals, not evaluated"
+    with serving(repository, tmp_path / "log") as client:
+        answer = client.post("/v1/models/tiny-1d:predict", json={"inputs": {"u0": [0.0, 1.0] * 8}})
+        assert answer.headers["x-trust"] == answer.json()["trust_status"] == none
+        judged = client.post(PATH, json={"inputs": {"input": fields(1).tolist()}})
+        assert "x-trust" not in judged.headers
+        assert "trust_status" not in judged.json()
+        tensor = {"name": "input", "datatype": "FP32", "shape": [1, 1, 16], "data": [0.0] * 16}
+        v2 = client.post("/v2/models/tiny-1d/infer", json={"inputs": [tensor]}).json()
+        assert v2["parameters"]["trust_status"] == none
+        described = {one["name"]: one["trust"] for one in client.get("/v1/models").json()["models"]}
+        assert described == {
+            "tiny-1d": none,
+            "tiny-judged": "input_distance and residual without thresholds, not evaluated",
+            "tiny-warned": "input_distance and residual",
+        }
+        for name, status in described.items():
+            assert client.get(f"/v1/models/{name}").json()["trust"] == status
+            assert client.get(f"/v2/models/{name}").json()["parameters"]["trust"] == status
+            facts = client.get(f"/v2/models/{name}/config").json()["parameters"]
+            assert facts["trust"]["string_value"] == status
+        assert cli.main(["models", "--url", str(client.base_url)]) == 0
+    table = capsys.readouterr().out
+    assert all(status in table for status in described.values())
+
+
+def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
+    repository: Path, tmp_path: Path
+) -> None:
+    good, bad = good_and_bad()
+    with serving(repository, tmp_path / "log") as client, Client(str(client.base_url)) as user:
+        check_rollout(user, good, bad)
+        whole = client.post(
+            "/v1/models/tiny-warned:rollout?steps=6&frames=3",
+            json={"inputs": {"input": np.concatenate([good, bad]).tolist()}},
+        )
+        assert np.shape(whole.json()["trust"]["input_distance"]) == (2, 2)
+        horizon, distance = whole.json()["warnings"]
+        assert "step 6, model tiny-warned was evaluated to step 4" in horizon
+        assert re.match(r"step 3: input_distance \S+ of field .*is above 1.5", distance)
+        assert whole.headers["x-warning"] == f"{horizon}; {distance}"
+        assert float(whole.headers["x-trust-input-distance"]) > LIMIT
+        found = counts(client.get("/metrics").text, "tiny-warned")
+        assert found["input_distance"] == 2.0
+        assert found["horizon"] == 3.0
+
+
+def check_rollout(user: Client, good: NDArray[np.float32], bad: NDArray[np.float32]) -> None:
+    both = np.concatenate([good, bad])
+    with pytest.warns(PredictionWarning) as caught:
+        frames = list(user.rollout("tiny-warned", both, 6))
+    horizon, distance = (str(one.message) for one in caught)
+    assert "step 6, model tiny-warned was evaluated to step 4: its error beyond" in horizon
+    assert re.match(r"step 1: input_distance \S+ of field 1 .*is above 1.5", distance)
+    assert [set(frame.trust) for frame in frames] == [set(NAMES)] * 6
+    assert frames[0].trust["input_distance"] > LIMIT
+    assert [len(frame.warnings) for frame in frames] == [1, 0, 0, 0, 0, 0]
+    # a part of it, resumed, ends as late
+    with pytest.warns(PredictionWarning, match="evaluated to step 4"):
+        list(user.rollout("tiny-warned", good, 6, start=5))
+
+
+def test_warnings_cross_processes(repository: Path) -> None:
+    good, bad = good_and_bad()
+    with running(repository) as service:
+        service.until_ready()
+        with Client(service.url) as client:
+            check_rollout(client, good, bad)
+            with pytest.warns(PredictionWarning, match="input_distance") as caught:
+                client.predict("tiny-warned", bad)
+            assert caught[0].filename == __file__
+        total = partial(service.total, "turbofno_prediction_warnings_total", model="tiny-warned")
+        assert total(reason="input_distance") == 2
+        assert total(reason="horizon") == 2
+        assert total(reason="residual") == 0

@@ -11,13 +11,13 @@ from models.config import (
     PDE,
     BurgersResidual,
     Channel,
-    ChannelStatistics,
     FNOArchitecture,
     GridSpec,
+    Metric,
     ModelConfig,
-    Statistics,
 )
 from models.fno import FNO
+from models.statistics import ChannelStatistics, GridThresholds, Statistics, Thresholds
 from models.trust.calibrate import distribution_of
 
 if TYPE_CHECKING:
@@ -57,9 +57,26 @@ def save_tiny(
     return module
 
 
-def save_judged(root: Path, name: str = "tiny-judged") -> ModelConfig:
-    """Write root/name: one channel in and out, as if trained on white noise of deviation 1 to solve Burgers' equation."""
-    config = rollable_config().model_copy(update={"name": name, "time_step": None})
+def save_judged(
+    root: Path,
+    name: str = "tiny-judged",
+    *,
+    limits: tuple[float, float] | None = None,
+    steps: int | None = None,
+) -> ModelConfig:
+    """Write root/name: one channel in and out, as if trained on white noise of deviation 1 to solve Burgers' equation.
+
+    `limits` are the thresholds of input_distance and residual on 32 points; with `steps` the model is autoregressive and
+    was evaluated for so many on 16 and 32 points.
+    """
+    config = rollable_config().model_copy(
+        update={"name": name, "time_step": None if steps is None else 0.1}
+    )
+    if steps is not None:
+        evaluation = tuple(
+            Metric(name="rollout", value=0.1, n_samples=1, grid=(n,), steps=steps) for n in (16, 32)
+        )
+        config = config.model_copy(update={"evaluation": evaluation})
     channel = ChannelStatistics(mean=0.0, std=1.0, minimum=-5.0, maximum=5.0)
     known = distribution_of(torch.randn(400, 1, *config.grid.training), torch.ones(1))
     pde = PDE(
@@ -69,8 +86,16 @@ def save_judged(root: Path, name: str = "tiny-judged") -> ModelConfig:
         input_distribution="white noise",
         residual=BurgersResidual(nu=0.1, time=0.1),
     )
+    thresholds = None
+    if limits is not None:
+        here = GridThresholds(grid=(32,), n_fields=1, input_distance=limits[0], residual=limits[1])
+        thresholds = Thresholds(exceeded_by=0.001, grids=(here,))
     statistics = Statistics(
-        n_samples=400, inputs=(channel,), outputs=(channel,), distribution=known
+        n_samples=400,
+        inputs=(channel,),
+        outputs=(channel,),
+        distribution=known,
+        thresholds=thresholds,
     )
     config = config.model_copy(update={"statistics": statistics, "pde": pde})
     return save_model(root / name, config, FNO(config.architecture).eval())

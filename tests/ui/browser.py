@@ -26,15 +26,15 @@ SECONDS = 15.0
 
 
 @contextmanager
-def chromium(url: str) -> Iterator[BrowserContext]:
-    """A browser with a new empty profile, whose pages are at `url`."""
+def chromium(url: str, *options: str) -> Iterator[BrowserContext]:
+    """A browser with a new empty profile, whose pages are at `url`; `options` are its own."""
     with tempfile.TemporaryDirectory() as profile, sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile,
             executable_path=CHROMIUM,
             headless=True,
             base_url=url,
-            args=_OPTIONS,
+            args=[*_OPTIONS, *options],
             viewport={"width": 1280, "height": 900},
         )
         context.set_default_timeout(SECONDS * 1e3)

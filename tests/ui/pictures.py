@@ -15,6 +15,8 @@ from tests.ui.browser import chromium, figure, open_at, wait_for
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+WIDTH = 1400
+
 
 def main(folder: Path) -> None:
     """Write ui.png and ui-rollout.png."""
@@ -22,6 +24,7 @@ def main(folder: Path) -> None:
         log = Path(scratch) / "log"
         with ServerProcess(ROOT / "models" / "zoo", log) as server, chromium(server.url) as browser:
             page = browser.new_page()
+            page.set_viewport_size({"width": WIDTH, "height": 900})
             open_at(page, "darcy-2d")
             _load(page, server)
             figure(page, "Prediction").locator(".plot").hover()
@@ -58,7 +61,7 @@ def _save(page: Page, file: Path, first: str, last: str) -> None:
     scrolled = page.evaluate("() => scrollY")
     start = max(0.0, top["y"] + scrolled - 12)
     height = end["y"] + end["height"] + scrolled + 28 - start
-    clip = {"x": 0.0, "y": start, "width": 1280.0, "height": height}
+    clip = {"x": 0.0, "y": start, "width": float(WIDTH), "height": height}
     page.screenshot(path=file, full_page=True, clip=clip)
 
 

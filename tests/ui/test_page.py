@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from playwright.sync_api import Page, Request, Route
+    from playwright.sync_api import Page, Request
 
     from tests.e2e.server_process import ServerProcess
 
@@ -235,11 +235,11 @@ def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
     page.get_by_label("Draw").check()
     page.locator("h1").click()
     names = []
-    for _ in range(16):
+    for _ in range(20):
         page.keyboard.press("Tab")
         names.append(page.evaluate(NAME_OF_FOCUS).strip().partition(":")[0])
     assert names == [
-        *("Model", "API key", "Use", "Theme", "model card", "Draw"),
+        *("Model", "API key", "Use", "Theme", "Model card", "Draw"),
         *(
             "Value to paint",
             "Width of the brush",
@@ -248,7 +248,8 @@ def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
             "Predict",
             "Solve too",
         ),
-        *("Input", "Prediction", "Solver", "Error"),
+        *("Input", "Save input as .npy", "Prediction", "Save prediction as .npy"),
+        *("Solver", "Save solver as .npy", "Error", "Save error as .npy"),
     ]
     plot = figure(page, "Input").locator(".plot")
     plot.focus()
@@ -334,17 +335,3 @@ def test_reads_and_writes_npy_like_numpy(page: Page, tmp_path: Path) -> None:
         values = [float(one.replace("Infinity", "inf")) for one in data]
         np.testing.assert_array_equal(np.float32(values).reshape(shape), expected)
         np.testing.assert_array_equal(_array(bytes(written)), expected)
-
-
-def test_warnings_and_how_far_to_trust_an_answer_are_shown(page: Page) -> None:
-    told = {"X-Trust-Input-Distance": "2.5", "X-Warning": "grid [40] was not evaluated"}
-
-    def answer(route: Route) -> None:
-        response = route.fetch()
-        route.fulfill(response=response, headers={**response.headers, **told})
-
-    page.route(re.compile(":predict"), answer)
-    open_at(page, "tiny-1d")
-    text = page.locator("#request").inner_text()
-    assert re.search(r"Distance of the input\s.*above, unusual\s+2\.5", text, re.DOTALL)
-    assert "Warning: grid [40] was not evaluated" in text

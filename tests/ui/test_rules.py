@@ -46,8 +46,15 @@ def test_axe_finds_nothing_in_light_or_dark_with_or_without_an_error(
     open_at(page, "navier-stokes-2d")
     page.get_by_role("button", name="Play").click()
     wait_for(page.locator("#rollout-state"), "^Step")
+    page.get_by_text("Model card").click()
+    expect(page.locator("#card-text table").first).to_be_visible()
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.locator("#command")).to_be_visible()
     assert violations(page) == []
+    page.locator("#grid").select_option("32,32")
+    expect(page.locator("#verdict .bad")).to_be_visible()
     page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
     page.get_by_label("Upload").check()
     (tmp_path / "bad.npy").write_bytes(b"nothing")
     page.get_by_label("File (.npy)").set_input_files(tmp_path / "bad.npy")

@@ -6,15 +6,9 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
-from models.config import (
-    PDE,
-    BurgersResidual,
-    FeatureStatistics,
-    InputDistribution,
-    ModelConfig,
-    read_config,
-)
+from models.config import PDE, BurgersResidual, ModelConfig, read_config
 from models.problems import BURGERS, HELD_OUT_SEED
+from models.statistics import FeatureStatistics, InputDistribution
 from models.trust.calibrate import ZOO
 from models.trust.signals import Signals
 from tests.service.tiny import tiny_config

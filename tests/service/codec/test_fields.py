@@ -146,9 +146,23 @@ def test_arrays_wrong_names_or_ranks_say_what_is_expected(
     assert words in caught.value.message
 
 
-def test_arrays_bare_grid_under_input_suggests_the_channel(one_d: ModelConfig) -> None:
-    with pytest.raises(InvalidField, match="name it 'u0'"):
-        fields_from_arrays({"input": np.zeros(8, "f4")}, one_d, max_fields=1)
+def test_a_bare_grid_is_one_field_of_a_one_channel_model(one_d: ModelConfig) -> None:
+    bare = RNG.normal(size=8).astype("f4")
+    fields, form = fields_from_arrays({"input": bare}, one_d, max_fields=1)
+    np.testing.assert_array_equal(fields, bare[np.newaxis, np.newaxis])
+    np.testing.assert_array_equal(arrays_from_fields(fields, one_d, form)["output"], bare)
+
+
+def test_a_bare_grid_keeps_the_channels_of_an_answer_with_several(two_d: ModelConfig) -> None:
+    answer = RNG.normal(size=(1, 3, 8, 6)).astype("f4")
+    form = Form(by_channel=False, batched=False, channel_axis=False)
+    (found,) = arrays_from_fields(answer, two_d, form).values()
+    np.testing.assert_array_equal(found, answer[0])
+
+
+def test_an_input_of_no_rank_names_all_that_a_one_channel_model_takes(one_d: ModelConfig) -> None:
+    with pytest.raises(InvalidField, match=r"\[1, x\], which may also be \[x\]"):
+        fields_from_arrays({"input": np.zeros((), "f4")}, one_d, max_fields=1)
 
 
 def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) -> None:
@@ -164,3 +178,33 @@ def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) ->
 def test_names_beyond_any_model_are_refused(names: list[str]) -> None:
     with pytest.raises(BadRequest):
         check_names(names)
+
+
+@pytest.mark.parametrize(
+    ("bound", "bad", "words"),
+    [
+        ({"exclusive_minimum": 0.0}, 0.0, "expected above 0 m2"),
+        ({"minimum": 0.0}, -1e-6, "expected at least 0 m2"),
+        ({"exclusive_maximum": 2.0}, 2.0, "expected below 2 m2"),
+        ({"maximum": 2.0}, 2.5, "expected at most 2 m2"),
+    ],
+)
+def test_a_value_that_no_such_channel_can_have_is_located(
+    two_d: ModelConfig, bound: dict[str, float], bad: float, words: str
+) -> None:
+    first, second = two_d.inputs
+    bounded = second.model_copy(update={"units": "m2", **bound})
+    config = two_d.model_copy(update={"inputs": (first, bounded)})
+    good = RNG.uniform(0.5, 1.5, size=(2, 2, 8, 6)).astype("f4")
+    # the first channel has no bounds
+    good[:, 0] = bad
+    fields_from_tensor(good, config, max_fields=4)
+    wrong = good.copy()
+    wrong[1, 1, 3, 4] = bad
+    by_channel = {channel.name: wrong[:, i] for i, channel in enumerate(config.inputs)}
+    for arrays in ({"input": wrong}, by_channel):
+        with pytest.raises(InvalidField) as caught:
+            fields_from_arrays(arrays, config, max_fields=4)
+        message = caught.value.message
+        assert message.startswith(f"field 1, channel '{bounded.name}', grid point [3, 4] is ")
+        assert words in message

@@ -56,6 +56,20 @@ def test_every_layout_is_read_and_answered_in_kind(
     }
 
 
+def test_a_bare_grid_has_a_bare_gradient_and_one_channel_a_bare_cotangent() -> None:
+    config = rollable_config()
+    x, v = RNG.standard_normal((2, 16)).astype("f4")
+    given = {"input": x, "cotangent": v}
+    fields, cotangent, form = vjp_from_arrays(given, config, max_fields=1)
+    np.testing.assert_array_equal((fields, cotangent), (x[None, None], v[None, None]))
+    answer = arrays_from_vjp(fields, cotangent, config, form)
+    np.testing.assert_array_equal(answer["gradient"], x)
+    np.testing.assert_array_equal(answer["output"], v)
+    # Of two output channels both are given.
+    given = {"input": X[0, 0], "cotangent": V[0]}
+    assert vjp_from_arrays(given, CONFIG, max_fields=1)[1].shape == (1, 2, 9, 11)
+
+
 def test_channels_of_one_name_on_both_sides_are_told_apart() -> None:
     config = rollable_config()
     x, v = X[:, 0, 0], V[:, 0, 0]

@@ -26,5 +26,5 @@ async def serving(root: Path, **settings: Any) -> AsyncIterator[tuple[httpx.Asyn
         engine = app.state.context.engine
         await until(lambda: all(one.state != "LOADING" for one in engine.statuses()), 30)
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client, app

@@ -31,5 +31,5 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Fak
     """A client of the application, and its engine."""
     app, engine = application(**settings)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client, engine

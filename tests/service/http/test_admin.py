@@ -112,6 +112,26 @@ def test_card_and_its_picture_are_served_and_nothing_else(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_a_card_that_is_a_link_out_of_the_folder_is_not_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        repository = tmp_path / "models"
+        save_tiny(repository)
+        for name, text in (("secret.md", "secret"), ("models/shared.md", "shared")):
+            (tmp_path / name).write_text(text)
+        card = repository / "tiny-1d" / "card.md"
+        async with serving(repository) as (client, _):
+            card.symlink_to(tmp_path / "secret.md")
+            answer = await client.get("/v1/models/tiny-1d/card")
+            assert answer.status_code == 404
+            assert "secret" not in answer.text
+            card.unlink()
+            # As volumes of a container platform are laid out.
+            card.symlink_to("../shared.md")
+            assert (await client.get("/v1/models/tiny-1d/card")).text == "shared"
+
+    asyncio.run(main())
+
+
 def test_model_without_card_says_so(tmp_path: Path) -> None:
     save_tiny(tmp_path)
 

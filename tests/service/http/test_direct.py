@@ -51,7 +51,12 @@ def npy(array: Any) -> bytes:
 
 
 def raw_request(path: str = INFER_RAW, body: bytes = FIELD.tobytes(), *lines: str) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: x", "Inference-Header-Content-Length: 0", *lines]
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Inference-Header-Content-Length: 0",
+        *lines,
+    ]
     if not any(line.lower().startswith(("content-length", "transfer")) for line in lines):
         head.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*head, "", ""]).encode() + body
@@ -177,7 +182,7 @@ async def test_a_plain_prediction_does_not_reach_the_application(
 @in_loop
 async def test_a_connection_carries_one_after_another_and_those_that_come_at_once() -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
-        health = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         fields = [FIELD + k for k in range(4)]
         for field in fields:
             writer.write(raw_request(body=field.tobytes()))

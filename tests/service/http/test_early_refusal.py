@@ -67,6 +67,7 @@ class Service:
 
     def empty(self) -> None:
         for ticket in self._queued:
+            ticket.taken = ticket.size
             self._slots.release(ticket, ticket.size)
         self._queued.clear()
 
@@ -95,7 +96,7 @@ class Client:
     def request(path: str = INFER, *, chunked: bool = False, **headers: str) -> bytes:
         length = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(BODY))}
         raw = {"Inference-Header-Content-Length": "0"} if path.startswith("/v2") else {}
-        sent = {"Host": "x", **raw, **length}
+        sent = {"Host": "localhost", **raw, **length}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
@@ -179,7 +180,7 @@ async def test_the_rest_of_a_body_that_was_refused_is_passed_over() -> None:
     async with serving() as service:
         service.fill(ROOM)
         client = await service.connect()
-        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 64\r\n\r\n"
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 64\r\n\r\n"
         client.writer.write(head.encode() + b"P" * 10)
         assert (await client.reply())[0] == 429, "before the body has come"
         client.writer.write(b"P" * 30)
@@ -264,7 +265,7 @@ async def test_seats_are_left_by_bodies_that_dawdle_and_by_all_that_were_answere
         service.fill(ROOM - 1)
         dawdler = await service.connect()
         dawdler.writer.write(
-            f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 64\r\n\r\nPPP".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 64\r\n\r\nPPP".encode()
         )
         await asyncio.sleep(0.05)
         client = await service.connect()

@@ -102,7 +102,7 @@ def test_refused_keys_are_counted(key_file: Path) -> None:
             return (await client.get("/metrics", headers=bearer(BOB))).text
 
     text = asyncio.run(main())
-    assert 'turbofno_rejections_total{reason="unauthorized"} 1.0' in text
+    assert 'turbofno_rejections_total{model="",reason="unauthorized"} 1.0' in text
     assert 'code="401"' in text
 
 

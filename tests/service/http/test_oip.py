@@ -20,6 +20,7 @@ from tests.service.http.serving import serving
 FIELDS = np.random.default_rng(0).normal(size=(2, 1, 16)).astype("<f4")
 PATH = "/v2/models/tiny-1d/infer"
 HEADER = "Inference-Header-Content-Length"
+CONTROL = {"model_control": True}
 
 
 def call(method: str, path: str, *, settings: dict[str, Any] | None = None, **what: Any) -> Any:
@@ -197,6 +198,7 @@ def test_metadata_describes_one_tensor_each_way() -> None:
                 "precision": "fp32",
                 "asked_precision": "bf16",
                 "execution": "graph",
+                "trust": "no trust signals, not evaluated",
             },
         }
     response, _ = call("GET", "/v2/models/tiny-1d")
@@ -287,7 +289,7 @@ def test_repository_index_bad_body_is_refused(content: bytes) -> None:
 def test_load_and_unload_reach_the_engine_with_an_empty_answer() -> None:
     for action, content in (("load", b""), ("load", b"{}"), ("unload", b"")):
         path = f"/v2/repository/models/tiny-1d/{action}"
-        response, engine = call("POST", path, content=content)
+        response, engine = call("POST", path, settings=CONTROL, content=content)
         assert (response.status_code, response.content) == (200, b"")
         assert (engine.loaded or engine.unloaded) == ["tiny-1d"]
 
@@ -295,13 +297,12 @@ def test_load_and_unload_reach_the_engine_with_an_empty_answer() -> None:
 @pytest.mark.parametrize("action", ["load", "unload"])
 def test_load_refusals(action: str) -> None:
     path = f"/v2/repository/models/{{}}/{action}"
-    off = {"model_control": False}
     for what, settings, status in (
-        ({"url": "tiny-1d"}, off, 403),
-        ({"url": "nope"}, None, 404),
-        ({"url": "tiny-1d", "json": {"parameters": {"config": "{}"}}}, None, 400),
-        ({"url": "tiny-1d", "json": {"parameters": 3}}, None, 400),
-        ({"url": "tiny-1d", "content": b"{"}, None, 400),
+        ({"url": "tiny-1d"}, None, 403),
+        ({"url": "nope"}, CONTROL, 404),
+        ({"url": "tiny-1d", "json": {"parameters": {"config": "{}"}}}, CONTROL, 400),
+        ({"url": "tiny-1d", "json": {"parameters": 3}}, CONTROL, 400),
+        ({"url": "tiny-1d", "content": b"{"}, CONTROL, 400),
     ):
         more = {key: value for key, value in what.items() if key != "url"}
         response, engine = call("POST", path.format(what["url"]), settings=settings, **more)

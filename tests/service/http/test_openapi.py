@@ -57,7 +57,7 @@ def test_get_of_a_prediction_says_what_is_allowed() -> None:
 
 def test_control_routes_answer_when_the_service_is_full() -> None:
     async def main() -> None:
-        async with serving() as (client, engine):
+        async with serving(model_control=True) as (client, engine):
             context = client._transport.app.state.context  # type: ignore[attr-defined]
             with context.admission.admit(None, model="tiny-1d", version="1") as room:
                 room.hold_answer(context.settings.max_inflight_bytes)

@@ -168,7 +168,9 @@ def test_predict_an_answer_that_never_fits_is_refused_and_one_that_does_not_now_
 
 
 def requests_counted(metrics: str) -> float:
-    lines = [line for line in metrics.splitlines() if line.startswith("turbofno_unevaluated_grid")]
+    lines = [
+        line for line in metrics.splitlines() if line.startswith("turbofno_prediction_warnings")
+    ]
     return sum(float(line.split()[-1]) for line in lines if "_total" in line)
 
 

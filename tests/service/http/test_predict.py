@@ -355,19 +355,3 @@ def test_predict_long_body_is_decoded_and_encoded_off_the_event_loop(
     # The answer of a single field in an archive is short, whatever the request could have held.
     expected = [thread, "MainThread" if media_type == NPZ else thread]
     assert [name.partition("_")[0] for name in threads] == expected
-
-
-def test_openapi_examples_are_answered_when_pasted() -> None:
-    from service.http.oip_openapi import INFER_BODY
-    from service.http.predict import REQUEST_BODY
-
-    async def run() -> None:
-        async with serving() as (client, _):
-            for example in REQUEST_BODY["content"][JSON]["examples"].values():
-                response = await client.post(PATH, json=example["value"])
-                assert response.status_code == 200, response.text
-            (example,) = INFER_BODY["requestBody"]["content"][JSON]["examples"].values()
-            response = await client.post("/v2/models/tiny-1d/infer", json=example["value"])
-            assert response.status_code == 200, response.text
-
-    asyncio.run(run())

@@ -41,7 +41,7 @@ def with_app(
 
     async def main() -> None:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=90) as client:  # fmt: skip
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=90) as client:  # fmt: skip
             try:
                 await work(client, app)
             finally:

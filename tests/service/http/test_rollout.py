@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Fak
     engine = FakeEngine(rollable_config(), tiny_config())
     app = create_app(Settings(**settings), engine=engine)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client, engine
 
 
@@ -98,6 +99,8 @@ def test_whole_answers_in_every_form() -> None:
     told = post(body=single, sent="application/json").json()
     np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, 1, 0])
     assert told["units"] == {"w": "1/s"}
+    bare = np.load(io.BytesIO(post(body=npy(FIELDS[1, 0])).content))
+    np.testing.assert_array_equal(bare, expected[:, 1, 0])
     several = json.dumps({"inputs": {"w": FIELDS[:, 0].tolist()}}).encode()
     told = post(body=several, sent="application/json").json()
     np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, :, 0])
@@ -300,3 +303,18 @@ def test_the_client_puts_frames_together_and_says_how_a_stream_ended() -> None:
     frames, error = collect(post(accept=FRAMES).content[:-20])
     assert isinstance(error, ConnectionFailed)
     assert len(frames) == 3
+
+
+def test_rollouts_are_counted_but_are_no_request_latency() -> None:
+    async def run() -> str:
+        async with serving() as (client, _):
+            for path, query in ((PATH, "?steps=3"), (PATH.replace(":rollout", ":predict"), "")):
+                answer = await client.post(
+                    path + query, content=npy(FIELDS), headers={"Content-Type": NPY}
+                )
+                assert answer.status_code == 200
+            return (await client.get("/metrics")).text
+
+    text = asyncio.run(run())
+    assert re.search(r'turbofno_requests_total\{[^}]*protocol="rollout"[^}]*\} 1\.0', text)
+    assert re.findall(r"turbofno_request_duration_seconds_count\{.*\} (.*)", text) == ["1.0"]

@@ -99,7 +99,9 @@ def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_mo
         assert inflight(metrics) == 250
     assert inflight(metrics) == 0
     assert (
-        metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": "inflight_bytes"})
+        metrics.registry.get_sample_value(
+            "turbofno_rejections_total", {"reason": "inflight_bytes", "model": "m"}
+        )
         == 1
     )
 
@@ -119,6 +121,7 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
     slots.take(queued)
     with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS"), admit(admission, 1):
         pass
+    queued.taken = 1
     slots.release(queued, 1)
     with admit(admission, 1):
         pass
@@ -159,7 +162,8 @@ def test_retry_after_follows_the_drain_rate() -> None:
 def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
     _, slots, metrics = make()
     slots.note_batch("m", room=1000, seconds=1.0)
-    slots.take(ticket(40))
+    for _ in range(4):
+        slots.take(ticket(10))
     slots.take(ticket(1, deadline=4.5))
     with pytest.raises(QueueFull, match="TURBOFNO_REQUEST_DEADLINE_SECONDS") as caught:
         slots.take(ticket(1, deadline=1.1))
@@ -167,17 +171,36 @@ def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -
     slots.take(ticket(1, deadline=0.1, priority=1))
     slots.take(ticket(1, "other", deadline=0.1))
     read = metrics.registry.get_sample_value
-    assert read("turbofno_rejections_total", {"reason": "too_late"}) == 1
+    assert read("turbofno_rejections_total", {"reason": "too_late", "model": "m"}) == 1
 
 
 def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority() -> None:
     _, slots, _ = make()
-    for model, fields, priority in (("a", 10, 5), ("a", 20, 6), ("b", 40, 5), ("c", 5, 5)):
+    for model, fields, priority in (
+        ("a", 10, 5), ("a", 10, 6), ("a", 10, 6), ("b", 40, 5), ("b", 40, 5), ("b", 40, 5), ("c", 5, 5),
+    ):  # fmt: skip
         slots.note_batch(model, room=1000, seconds=1.0)
         slots.take(ticket(fields, model, priority=priority))
     assert slots.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
     assert slots.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
     assert slots.wait_seconds("new", 10, 0.0) == 0.0
+
+
+def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
+    _, slots, _ = make(max_batch_size=10)
+    slots.note_batch("m", room=1000, seconds=1.0)
+    large = ticket(400)
+    slots.take(large)
+    slots.take(ticket(5))
+    assert slots.wait_seconds("m", 5, 0.0) == pytest.approx(1.5)
+    assert slots.drain_seconds == pytest.approx(40.5)
+    large.taken = 393
+    slots.release(large, 393)
+    assert slots.wait_seconds("m", 5, 0.0) == pytest.approx(1.2)
+    large.taken = 400
+    slots.release(large, 7)
+    assert slots.wait_seconds("m", 5, 0.0) == pytest.approx(0.5)
+    assert slots.drain_seconds == 1.0
 
 
 def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
@@ -255,7 +278,7 @@ def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> No
         pass
     with slots.in_work(work_for("m", 8)):
         pass
-    reasons = {"reason": "model_fields"}
+    reasons = {"reason": "model_fields", "model": "m"}
     assert metrics.registry.get_sample_value("turbofno_rejections_total", reasons) == 2
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +88,9 @@ def test_every_batch_keeps_the_limits_and_every_ticket_is_accounted_for(
         assert len({part.ticket.bucket for part in batch}) == 1
         for part in batch:
             ran.setdefault(part.ticket.serial, []).append((part.start, part.stop))
-            order.setdefault((part.ticket.bucket, part.ticket.flow), []).append(part.ticket.serial)
+            if part.start == 0:
+                served = order.setdefault((part.ticket.bucket, part.ticket.flow), [])
+                served.append(part.ticket.serial)
     for serials in order.values():
         assert serials == sorted(serials), "arrival order inside a bucket, at equal priority"
     for one in given_tickets:
@@ -108,7 +111,7 @@ def test_every_batch_keeps_the_limits_and_every_ticket_is_accounted_for(
             assert one.size > limit or len(parts) == 1, "only what exceeds a batch is split"
 
 
-def test_oversized_ticket_fills_the_room_beside_others() -> None:
+def test_oversized_ticket_takes_turns_with_others_and_fills_the_room_beside_them() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
     small, large, last = ticket(3), ticket(20), ticket(2)
     for one in (small, large, last):
@@ -116,10 +119,30 @@ def test_oversized_ticket_fills_the_room_beside_others() -> None:
     batches, _ = run_dry(batcher, 0.0)
     assert [[(p.ticket, p.start, p.stop) for p in b] for b in batches] == [
         [(small, 0, 3), (large, 0, 5)],
-        [(large, 5, 13)],
-        [(large, 13, 20)],
-        [(last, 0, 2)],
+        [(last, 0, 2), (large, 5, 11)],
+        [(large, 11, 19)],
+        [(large, 19, 20)],
     ]
+
+
+@pytest.mark.parametrize("grid", [4, 8])
+def test_who_comes_waits_one_turn_of_each_request_however_large_they_are(grid: int) -> None:
+    batcher = Batcher(Policy(max_fields=16, max_bytes=10**9))
+    larges = [ticket(4000) for _ in range(3)]
+    for one in larges:
+        batcher.add(one)
+    ran: Counter[int] = Counter()
+    for _ in range(50):
+        single, turns = ticket(grid=grid), 0
+        batcher.add(single)
+        while single.waiting:
+            batch = batcher.next_batch(0.0).batch
+            batcher.note_ran(batch, 0.1)
+            ran.update({part.ticket.serial: part.stop - part.start for part in batch})
+            turns += 1
+        assert turns <= len(larges) + 1
+    least, *_, most = sorted(ran[one.serial] for one in larges)
+    assert most - least <= 16
 
 
 def test_higher_priority_goes_first_in_another_bucket_and_in_the_same() -> None:

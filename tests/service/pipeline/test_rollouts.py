@@ -36,9 +36,7 @@ class Counter:
         self.most = most
         self.freed = 0
 
-    def advance(
-        self, states: list[State], wanted: list[list[int]], *, steps: int, limit: int
-    ) -> Turn:
+    def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
         def forward(x: torch.Tensor) -> torch.Tensor:
             if len(x) > self.most:
                 raise torch.OutOfMemoryError("out of memory")
@@ -48,8 +46,9 @@ class Counter:
 
         self.turns.append((sum(map(len, states)), steps))
         return run_turn(
-            forward, states, wanted, steps=steps, limit=limit, excess=Excess(None, CPU), device=CPU
-        )
+            forward, states, wanted, steps=steps, excess=Excess(None, CPU), device=CPU,
+            judge=lambda _, y: {"residual": 100 - y.amax((1, 2))},
+        )  # fmt: skip
 
     def free_memory(self) -> None:
         self.freed += 1
@@ -100,6 +99,27 @@ def test_frames_are_those_asked_for(options: Any, expected: list[int]) -> None:
     assert steps_and_values(frames) == [(step, step - start) for step in expected]
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, [99, 98, 97, 96, 95, 94, 93]), (3, [99, 96, 93]), (0, [99])],
+)
+def test_a_frame_carries_the_largest_signals_since_the_frame_before(
+    every: int, expected: list[float]
+) -> None:
+    async def main() -> None:
+        some, model = rollouts(limit=8), Counter()
+        alone, shared, more_than_a_batch = await asyncio.gather(
+            collect(some.run(model, job(0, 7, every=every))),
+            collect(some.run(model, job(50, 7, every=every, n=2))),
+            collect(some.run(model, job(20, 7, every=every, n=20))),
+        )
+        for frames, start, n in ((alone, 0, 1), (shared, 50, 2), (more_than_a_batch, 20, 20)):
+            found = [frame.trust["residual"] for frame in frames]
+            assert found == [(value - start,) * n for value in expected]
+
+    asyncio.run(main())
+
+
 def test_rollouts_of_different_length_share_batches_join_and_leave() -> None:
     async def main() -> None:
         some, model = rollouts(), Counter()
@@ -127,7 +147,40 @@ def test_more_than_a_batch_take_turns() -> None:
         for i, frames in enumerate(all_frames):
             base = 90 if i == 3 else 10 * i
             assert steps_and_values(frames) == [(s, base + s) for s in range(1, 7)]
-        assert {fields for fields, _ in model.turns} == {3, 9}
+        assert {fields for fields, _ in model.turns} == {3, 4, 1}, "none is more than a batch"
+
+    asyncio.run(main())
+
+
+def test_a_rollout_of_more_than_a_batch_keeps_its_fields_apart() -> None:
+    async def main() -> None:
+        some, model = rollouts(limit=4), Counter()
+        request = job(0, 6, n=9, every=2)
+        request.initial.fields[:] = np.arange(9)[:, None, None]
+        frames = await collect(some.run(model, request))
+        assert [one.step for one in frames] == [2, 4, 6]
+        for one in frames:
+            assert one.fields is not None
+            assert (one.fields == request.initial.fields + one.step).all()
+        # The ninth field is in the last of its pieces.
+        request = job(0, 6, n=9)
+        request.initial.fields[8] = 998
+        with pytest.raises(BlowUp, match=r"field 8 .* step 3"):
+            await collect(some.run(model, request))
+
+    asyncio.run(main())
+
+
+def test_a_rollout_that_is_left_runs_no_more_pieces() -> None:
+    async def main() -> None:
+        some, model = rollouts(limit=1), Counter()
+        frames = some.run(model, job(0, 6, n=4000))
+        first = asyncio.create_task(anext(frames))
+        await until(lambda: len(model.turns) > 2)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await until(lambda: not some._groups)
+        assert len(model.turns) < 10
 
     asyncio.run(main())
 

@@ -32,6 +32,9 @@ BAD, NAN, HUGE, HUGE_TENSOR = 666.0, 777.0, 888.0, 999.0
 """First values that make the model raise, answer NaN, or run out of memory (in numpy, in torch)."""
 
 
+LARGE = tuple(float(value % 500) for value in range(4000))
+
+
 class Doubler:
     """output = 2 * input. A gate lets a test hold the device; `sizes` are the batches that ran."""
 
@@ -103,7 +106,9 @@ class Bench:
 
     def rejections(self, reason: str) -> float:
         return (
-            self.metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": reason})
+            self.metrics.registry.get_sample_value(
+                "turbofno_rejections_total", {"reason": reason, "model": self.model.name}
+            )
             or 0.0
         )
 
@@ -181,6 +186,57 @@ async def test_oversized_request_is_split_and_rejoined(bench: Bench) -> None:
     np.testing.assert_array_equal(result.fields, fields(*values) * 2)
     assert result.batch_sizes == (4, 4, 3)
     assert bench.model.sizes == [4, 4, 3]
+
+
+@on_bench()
+async def test_single_fields_take_turns_with_a_request_of_thousands(bench: Bench) -> None:
+    held = await bench.hold()
+    large = bench.submit(*LARGE)
+    await asyncio.sleep(0)
+    for number in range(3):
+        # The device is held: what it has ran before this request came.
+        before = len(bench.model.sizes)
+        single = bench.submit(float(number), deadline=time.monotonic() + 30)
+        await asyncio.sleep(0)
+        bench.model.gate.set()
+        await single
+        assert len(bench.model.sizes) - before <= 4
+    assert not large.done()
+    assert (await large).fields.tolist() == (2 * fields(*LARGE)).tolist()
+    await held
+
+
+@on_bench()
+async def test_a_request_of_thousands_is_no_reason_to_refuse_a_short_deadline(bench: Bench) -> None:
+    held = await bench.hold()
+    # A second a batch: the large one has four minutes of them.
+    batch = bench.settings.max_batch_size * fields(0.0).nbytes
+    bench.slots.note_batch("doubler", room=batch, seconds=1.0)
+    large = bench.submit(*LARGE)
+    await asyncio.sleep(0)
+    single = bench.submit(1.0, deadline=time.monotonic() + 20)
+    await asyncio.sleep(0)
+    bench.model.gate.set()
+    assert (await single).fields[0, 0, 0] == 2
+    assert bench.slots.drain_seconds == 60
+    await asyncio.gather(held, large)
+
+
+@on_bench()
+async def test_rollouts_that_go_on_and_on_take_turns_with_predictions(bench: Bench) -> None:
+    jobs: list[int] = []
+
+    async def keep_busy() -> None:
+        while len(jobs) < 2000:
+            await bench.scheduler.run_on_device(lambda: jobs.append(1))
+
+    # Of two, one always waits already when the other's turn ends.
+    busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        await bench.submit(float(number))
+    assert len(jobs) < 30
+    await asyncio.gather(*busy)
 
 
 @on_bench()

@@ -127,6 +127,7 @@ def everything_is_given_back(service: Service) -> None:
 def running(repository: Path, **settings: object) -> Iterator[Service]:
     environment = {**os.environ, "TURBOFNO_PORT": "0", "TURBOFNO_FRONTENDS": "2"}
     environment |= {"TURBOFNO_DEVICES": "cpu", "TURBOFNO_TORCH_THREADS": "1"}
+    environment |= {"TURBOFNO_MODEL_CONTROL": "true"}
     environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
     process = subprocess.Popen(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
 HEAD = (
-    "POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    "POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     f"Content-Length: {len(BODY)}\r\n\r\n"
 ).encode()
 

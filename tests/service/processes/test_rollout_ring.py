@@ -50,7 +50,7 @@ def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> No
                 fields = np.full((2, 5), step, np.float32) if step % 4 else None
                 await writer.put(Frame(step, fields))
                 written.append(step)
-                reader.arrived(Framed(0, step, fields is not None))
+                reader.arrived(Framed(0, step, fields is not None, {}))
             reader.ended()
 
         writing = asyncio.create_task(write())

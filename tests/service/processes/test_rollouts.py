@@ -165,7 +165,7 @@ def test_who_leaves_ends_the_rollout_and_gives_its_slots_back(service: Service) 
     for accept in ("application/vnd.turbofno.frames", "application/x-npy"):
         with service.connect() as connection:
             head = (
-                f"POST {PATH}?steps={ENDLESS}&frames=last HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n"
+                f"POST {PATH}?steps={ENDLESS}&frames=last HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
                 f"Content-Type: application/x-npy\r\nContent-Length: {len(body)}\r\n\r\n"
             )
             connection.sendall(head.encode() + body)

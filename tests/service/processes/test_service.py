@@ -264,7 +264,7 @@ def test_answers_on_other_grids_are_right_and_warned_of(
     service: Service, modules: dict[str, FNO]
 ) -> None:
     fields, grid = random_fields("tiny-2d"), (random.randint(8, 64), random.randint(8, 64))
-    before = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    before = service.total("turbofno_prediction_warnings_total", model="tiny-2d", reason="grid")
     with service.client() as client:
         answer = client.post(
             f"/v1/models/tiny-2d:predict?output_grid={grid[0]},{grid[1]}",
@@ -275,7 +275,7 @@ def test_answers_on_other_grids_are_right_and_warned_of(
     assert is_right(np.load(io.BytesIO(answer.content)), at_points(inside, grid, "periodic"))
     off = (*fields.shape[2:], *grid) != (16, 16, 16, 16)
     assert ("X-Warning" in answer.headers) == off
-    after = service.total("turbofno_unevaluated_grid_requests_total", model="tiny-2d")
+    after = service.total("turbofno_prediction_warnings_total", model="tiny-2d", reason="grid")
     assert after - before == off
 
 
@@ -294,6 +294,21 @@ def test_front_ends_agree_on_models_and_counters(service: Service) -> None:
     assert service.post("/v2/repository/models/nothing/load").status_code == 404
     until(lambda: len(answers("/v1/models")) == 1, 2)
     assert [model["state"] for model in service.get("/v1/models").json()["models"]] == ["READY"] * 2
+
+
+def test_every_front_end_refuses_foreign_hosts_and_pages(service: Service) -> None:
+    unload = "/v2/repository/models/tiny-2d/unload"
+    headers = (
+        ({"Host": "attacker.example"}, 421),
+        ({"Origin": "http://attacker.example", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    )
+    for _ in range(20):
+        # On a connection of its own each, so that the kernel spreads them over the front ends.
+        for sent, status in headers:
+            answer = httpx.post(service.url + unload, headers=sent, content=b"{}", verify=False)
+            assert answer.status_code == status
+    assert service.get("/v2/models/tiny-2d/ready").status_code == 200
 
 
 def test_reloads_under_load_fail_nothing(service: Service, modules: dict[str, FNO]) -> None:
@@ -356,7 +371,7 @@ def test_hung_front_end_is_replaced(service: Service, modules: dict[str, FNO]) -
 
 def npy_request(body: bytes) -> bytes:
     head = (
-        "POST /v1/models/tiny-2d:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
+        "POST /v1/models/tiny-2d:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-npy\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

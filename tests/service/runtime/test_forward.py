@@ -226,7 +226,8 @@ def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
         asked="bf16",
         others=lambda: [*others],
     )
-    slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20))
+    for step in slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20)):
+        step()
     return slot
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import resource
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.ticket import ModelOutput
+from service.runtime import model_slot
 from service.runtime.forward import Forward
 from service.runtime.model_slot import ModelSlot
 from service.settings import Settings
@@ -84,24 +88,96 @@ def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Fields in each batch that runs from now on."""
+    sizes: list[int] = []
+    start = ModelSlot.start
+
+    def noting(
+        slot: ModelSlot, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+    ) -> Callable[[], ModelOutput]:
+        sizes.append(sum(map(len, parts)))
+        return start(slot, parts, answers)
+
+    monkeypatch.setattr(ModelSlot, "start", noting)
+    return sizes
+
+
 def test_warm_up_runs_no_batch_larger_than_requests_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny(tmp_path)
-    sizes: list[int] = []
-    start = ModelSlot.start
-
-    def noting(slot: ModelSlot, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
-        sizes.append(sum(map(len, parts)))
-        return start(slot, parts)
-
-    monkeypatch.setattr(ModelSlot, "start", noting)
+    sizes = batch_sizes(monkeypatch)
 
     async def main() -> None:
         async with running(tmp_path, max_batch_size=16, max_batch_bytes=random_fields(3).nbytes):
             assert sizes == [1, 2, 3]
 
     asyncio.run(main())
+
+
+def test_warm_up_ends_when_it_has_had_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+    monkeypatch.setattr(model_slot, "WARM_UP_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with running(tmp_path, max_batch_size=8) as (engine, _):
+            (status,) = engine.statuses()
+            assert (status.state, status.backend) == ("READY", "gemm")
+            assert (await engine.predict(request(random_fields(8)))).batch_sizes == (8,)
+
+    sizes = batch_sizes(monkeypatch)
+    asyncio.run(main())
+    assert sizes == [1, 8]
+
+
+def test_warm_up_of_a_model_lets_batches_of_another_run_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+
+    async def main() -> None:
+        async with running(tmp_path, max_batch_size=64) as (engine, _):
+            save_tiny(tmp_path, "other")
+            sizes = batch_sizes(monkeypatch)
+            loading = asyncio.create_task(engine.load("other"))
+
+            async def predict() -> None:
+                while not loading.done():
+                    await engine.predict(request(random_fields(5)))
+
+            await asyncio.gather(loading, predict(), predict())
+            # One of ours between any two of the other's.
+            warming = [index for index, size in enumerate(sizes) if size & (size - 1) == 0]
+            assert [sizes[index] for index in warming] == [1, 2, 4, 8, 16, 32, 64]
+            assert all(later - earlier > 1 for earlier, later in pairwise(warming))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("grid", [10**9, 10**12])
+def test_a_training_grid_that_no_memory_holds_is_refused_before_anything_is_allocated(
+    tmp_path: Path, grid: int
+) -> None:
+    save_tiny(tmp_path)
+    file = tmp_path / "tiny-1d" / "config.json"
+    config = json.loads(file.read_text())
+    config["grid"] |= {"training": [grid], "maximum": [grid]}
+    file.write_text(json.dumps(config))
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            (status,) = engine.statuses()
+            assert status.state == "UNAVAILABLE"
+            assert f"training grid [{grid}]" in status.reason
+            assert "TURBOFNO_MAX_ACTIVATION_BYTES" in status.reason
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    asyncio.run(main())
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 1 << 20, "KiB"
 
 
 def test_answer_does_not_depend_on_batch_mates(tmp_path: Path) -> None:

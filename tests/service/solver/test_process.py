@@ -38,7 +38,7 @@ def test_what_takes_too_long_is_cancelled_or_cannot_be_solved_leaves_it_well(
     metrics = Metrics()
 
     def rejected(reason: str) -> float:
-        return metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": reason}) or 0.0  # fmt: skip
+        return metrics.registry.get_sample_value("turbofno_rejections_total", {"reason": reason, "model": ""}) or 0.0  # fmt: skip
 
     async def main() -> None:
         solver = SolverProcess(metrics, seconds=0.5)

@@ -1,0 +1,155 @@
+"""Share of good and bad fields that warn: `python -m models.trust.alarms [NAME ...]` prints the tables of docs/trust.md.
+
+Good are held-out fields of the training distribution. Bad are the fields of the record of models.trust.evaluation whose
+error is over three times the card's, and fields that nobody should send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.checkpoint import load_model
+from models.problems import HELD_OUT_SEED, PROBLEMS, problem_named
+from models.train import positive
+from models.trust.calibrate import ZOO, drawn, signals_of
+from models.trust.cases import noise_like
+from models.trust.evaluation import BAD, RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from models.checkpoint import LoadedModel
+    from models.problems import Problem
+
+_TRAJECTORIES = 100
+"""Samples of the autoregressive problem, whose frames are spread over their whole time."""
+_GROSS_FIELDS = 16
+
+
+def _sine(fields: Tensor, waves: int) -> Tensor:
+    points = fields.shape[-1]
+    wave = torch.sin(2 * math.pi * waves * torch.arange(points) / points)
+    return wave.expand_as(fields).clone()
+
+
+GROSS: dict[str, Callable[[Tensor], Tensor]] = {
+    "10 times as large": lambda fields: 10 * fields,
+    "1000 times as large (another unit)": lambda fields: 1000 * fields,
+    "with as much white noise": lambda fields: fields + noise_like(fields, 1.0),
+    "white noise alone": lambda fields: noise_like(fields, 1.0),
+    "1 everywhere": torch.ones_like,
+    "0 everywhere": torch.zeros_like,
+    "sin(4 pi x)": lambda fields: _sine(fields, 2),
+    "sin(6 pi x)": lambda fields: _sine(fields, 3),
+}
+
+
+def limits_of(model: LoadedModel) -> dict[str, float]:
+    """Signal -> threshold on the training grid."""
+    statistics = model.config.statistics
+    assert statistics is not None
+    assert statistics.thresholds is not None
+    return statistics.thresholds.on(model.config.grid.training)
+
+
+def held_out(problem: Problem, count: int) -> Iterator[Tensor]:
+    """`count` fields, [some, 1, *grid]."""
+    n = problem.grid.training[0]
+    if problem.time_step is None:
+        yield from drawn(problem, count, seed=HELD_OUT_SEED, n=n)
+        return
+    fields = torch.cat(list(drawn(problem, _TRAJECTORIES, seed=HELD_OUT_SEED, n=n)))
+    yield fields[:: max(1, len(fields) // count)][:count]
+
+
+def good_row(model: LoadedModel, problem: Problem, count: int) -> str:
+    """Share of held-out fields that warn, by either signal and by any."""
+    limits = limits_of(model)
+    found = signals_of(model, held_out(problem, count))
+    above = {name: found[name] > limit for name, limit in limits.items()}
+    either = torch.stack(list(above.values())).any(0)
+    shares = (f"{100 * warned.float().mean():.1f} %" for warned in (*above.values(), either))
+    values = (f"{limit:.3g}" for limit in limits.values())
+    return f"| {problem.name} | {len(either)} | {' | '.join((*values, *shares))} |"
+
+
+def recorded_rows(model: LoadedModel, folder: Path) -> Iterator[str]:
+    """Case by case out of distribution: how many of its fields are bad, and how many of those, and of the others, warn."""
+    statistics = model.config.statistics
+    assert statistics is not None
+    assert statistics.thresholds is not None
+    bound = BAD * model.config.evaluation[0].value
+    for line in (folder / RECORD).read_text().splitlines()[1:]:
+        case = json.loads(line)
+        limits = statistics.thresholds.on(tuple(case["grid"]))
+        signals = [
+            (torch.tensor(case["values"][name]), limit)
+            for name, limit in limits.items()
+            if name in case["values"]
+        ]
+        warned = torch.stack([values > limit for values, limit in signals]).any(0)
+        bad = torch.tensor(case["values"]["error"]) > bound
+        error = 100 * torch.tensor(case["values"]["error"]).median()
+        yield (
+            f"| {model.config.name} | {case['case']} | {error:.2g} % | {_of(warned & bad, bad)} | "
+            f"{_of(warned & ~bad, ~bad)} |"
+        )
+
+
+def gross_rows(model: LoadedModel, problem: Problem) -> Iterator[str]:
+    """Warnings of answers to fields that nobody should send."""
+    limits = limits_of(model)
+    fields = next(held_out(problem, _GROSS_FIELDS))
+    bounds = [channel.exclusive_minimum for channel in problem.inputs]
+    for name, change in GROSS.items():
+        changed = change(fields)
+        low = bounds[0] is not None and bool((changed <= bounds[0]).any())
+        if low:
+            yield f"| {problem.name} | {name} | refused | refused |"
+            continue
+        found = signals_of(model, iter([changed]))
+        shares = (_of(found[signal] > limit, None) for signal, limit in limits.items())
+        yield f"| {problem.name} | {name} | {' | '.join(shares)} |"
+
+
+def _of(part: Tensor, whole: Tensor | None) -> str:
+    total = len(part) if whole is None else int(whole.sum())
+    return f"{int(part.sum())} of {total}" if total else "-"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m models.trust.alarms", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
+    parser.add_argument("--n", type=positive, default=1000, help="held-out fields of each model")
+    parser.add_argument("--zoo", type=Path, default=ZOO, help="folder of checkpoints")
+    arguments = parser.parse_args(argv)
+    problems = [problem_named(name) for name in arguments.names or PROBLEMS]
+    models = [load_model(arguments.zoo / problem.name) for problem in problems]
+    pairs = list(zip(models, problems, strict=True))
+    tables = {
+        "| model | held-out fields | `input_distance` warns above | `residual` warns above | did by distance | by "
+        "residual | by either |": [good_row(model, one, arguments.n) for model, one in pairs],
+        "| model | fields | median error | warned, of the bad | warned, of the others |": [
+            row for model, one in pairs for row in recorded_rows(model, arguments.zoo / one.name)
+        ],
+        "| model | fields | by distance | by residual |": [
+            row for model, one in pairs for row in gross_rows(model, one)
+        ],
+    }
+    for head, rows in tables.items():
+        rule = "|" + "---|" * (head.count("|") - 1)
+        sys.stdout.write("\n".join((head, rule, *rows)) + "\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Reasons why an answer may be worse than its model's card says: its grids, its trust signals, the length of its rollout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from models.statistics import INPUT_DISTANCE, RESIDUAL
+from service.codec.grids import grid_warnings
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from service.codec.grids import Grid
+    from service.pipeline.engine import Frame, Trust
+
+GRID, HORIZON = "grid", "horizon"
+REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON)
+"""Labels of the metric of warnings."""
+
+_MEANING = {
+    INPUT_DISTANCE: "model {model} was not trained on such inputs",
+    RESIDUAL: "the answer misses the PDE by about that relative error",
+}
+
+
+class AnswerWarning(NamedTuple):
+    """One warning; the text holds no semicolon, which separates texts in the header."""
+
+    reason: str
+    text: str
+
+
+def of_prediction(
+    config: ModelConfig, input_grid: Grid, output_grid: Grid | None, trust: Trust
+) -> tuple[AnswerWarning, ...]:
+    """The warnings of an answer to fields on `input_grid`; `output_grid` is None if none was asked for.
+
+    What a coarse input does not say of its field shows in the signals also where the model runs on its training grid.
+    """
+    return of_grids(config, input_grid, output_grid) + of_trust(config, input_grid, trust)
+
+
+def of_grids(
+    config: ModelConfig, input_grid: Grid, output_grid: Grid | None = None
+) -> tuple[AnswerWarning, ...]:
+    """The grids on which the model's error was not measured."""
+    return tuple(
+        AnswerWarning(GRID, text) for text in grid_warnings(config, input_grid, output_grid)
+    )
+
+
+def of_trust(config: ModelConfig, grid: Grid, trust: Trust) -> tuple[AnswerWarning, ...]:
+    """The signals that are above the model's thresholds for the grid of the input; none without thresholds."""
+    if config.statistics is None or config.statistics.thresholds is None:
+        return ()
+    known = config.statistics.thresholds
+    found = []
+    for signal, limit in known.on(grid).items():
+        values = trust.get(signal, ())
+        above = sum(value > limit for value in values)
+        if above:
+            worst = max(values)
+            where = "" if len(values) == 1 else f" of field {values.index(worst)}"
+            others = "" if above == 1 else f" ({above} of {len(values)} fields are above the limit)"
+            meaning = _MEANING[signal].format(model=config.name)
+            text = (
+                f"{signal} {worst:.3g}{where} is above {limit:.3g}{others}, which 1 in "
+                f"{1 / known.exceeded_by:.0f} fields like the training data exceeds: {meaning}"
+            )
+            found.append(AnswerWarning(signal, text))
+    return tuple(found)
+
+
+def of_horizon(config: ModelConfig, last: int) -> tuple[AnswerWarning, ...]:
+    """A rollout to step `last` that is longer than those on which the model was evaluated."""
+    most = config.evaluated_steps
+    if not most or last <= most:
+        return ()
+    text = (
+        f"the rollout goes to step {last}, model {config.name} was evaluated to step {most}: its error beyond is "
+        "not known"
+    )
+    return (AnswerWarning(HORIZON, text),)
+
+
+class FrameWarnings:
+    """The warnings of a rollout's frames, each reason once: with the first frame that it holds for."""
+
+    def __init__(self, config: ModelConfig, grid: Grid) -> None:
+        self._config = config
+        self._grid = grid
+        self._told: set[str] = set()
+
+    def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:
+        """The warnings that begin with this frame."""
+        new = [
+            AnswerWarning(reason, f"step {frame.step}: {text}")
+            for reason, text in of_trust(self._config, self._grid, frame.trust)
+            if reason not in self._told
+        ]
+        self._told.update(one.reason for one in new)
+        return tuple(new)

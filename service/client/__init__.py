@@ -1,0 +1,43 @@
+"""Client of a turbofno server: arrays in, numpy arrays out, over one binary HTTP call.
+
+Stands alone (httpx and numpy only), because it is shipped as the package `turbofno_client`.
+
+    with Client("http://127.0.0.1:8080") as client:
+        solution = client.predict("burgers-1d", initial_state)
+"""
+
+from ._answers import Frame, Gradient, Prediction
+from ._autograd import jax_function, torch_function
+from ._clients import AsyncClient, Client
+from ._errors import (
+    BadInput,
+    BlowUp,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFound,
+    Overloaded,
+    PredictionWarning,
+    ServerError,
+    TurboFNOError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "BadInput",
+    "BlowUp",
+    "Client",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "Frame",
+    "Gradient",
+    "NotFound",
+    "Overloaded",
+    "Prediction",
+    "PredictionWarning",
+    "ServerError",
+    "TurboFNOError",
+    "jax_function",
+    "torch_function",
+]

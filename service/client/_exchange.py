@@ -1,0 +1,83 @@
+"""One request as steps: sent, tried again while the server says "later" and time is left."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import httpx
+
+from ._errors import DeadlineExceeded, error_of
+
+T = TypeVar("T")
+Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
+Steps: TypeAlias = Generator[httpx.Request | float, Outcome, T]
+"""Yields a request to send, whose outcome it is then sent, or the seconds to wait; returns a T."""
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+_CONNECT_SECONDS = 5.0
+
+
+class Exchange:
+    """Requests to one server; `timeout` and `retries` are those that the clients document."""
+
+    def __init__(
+        self, http: httpx.Client | httpx.AsyncClient, *, timeout: float, retries: int
+    ) -> None:
+        self._http = http
+        self._timeout = timeout
+        self._retries = retries
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        deadline: float | None = None,
+        content: bytes | None = None,
+        params: Mapping[str, float | str] | None = None,
+    ) -> Steps[httpx.Response]:
+        """The answer with status 200. Raises TurboFNOError for any other end."""
+        allowed = self._timeout if deadline is None else min(deadline, self._timeout)
+        give_up = time.monotonic() + allowed
+        pause = _FIRST_PAUSE
+        tries_left = self._retries
+        while True:
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
+                raise DeadlineExceeded(f"no answer within {allowed:g} s")
+            limit = {} if deadline is None else {"X-Deadline-Ms": f"{remaining * 1e3:.6g}"}
+            outcome = yield self._request(
+                method,
+                path,
+                seconds=remaining,
+                content=content,
+                headers={**headers, **limit},
+                params=params or None,
+            )
+            if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+                return outcome
+            error = error_of(outcome, allowed)
+            # Where the server did no work: it said "later", or there was no connection at all. And where a proxy
+            # says, in words of its own, that it lost the server at work: no call does harm the second time.
+            later = error.status in (429, 503) or isinstance(outcome, httpx.ConnectError)
+            lost = error.status in (500, 502) and not _from_service(outcome)
+            wait = (error.retry_after or 0.0) + pause * random.uniform(0.5, 1.0)
+            if not (later or lost) or not tries_left or time.monotonic() + wait >= give_up:
+                raise error
+            yield wait
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            tries_left -= 1
+
+    def _request(self, method: str, path: str, *, seconds: float, **what: Any) -> httpx.Request:
+        limits = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+        return self._http.build_request(method, path, timeout=limits, **what)
+
+
+def _from_service(outcome: Outcome) -> bool:
+    """True if the service itself answered: its errors are JSON, those of proxies in front of it are not."""
+    return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")

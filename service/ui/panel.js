@@ -1,0 +1,90 @@
+// The pictures of one group, one for each channel of each of its fields, under one cursor, and what can be saved of them.
+import { scaleFor, scaleOf } from "./colour.js";
+import { Cursor, FieldView, inWords } from "./field.js";
+import { save } from "./save.js";
+import { planeOf } from "./planes.js";
+
+export class Panel {
+  // `kinds`: name -> { title, side }, side "input" or "output"; `moved(text, byKeyboard)` tells what is under the cursor.
+  constructor(place, kinds, moved) {
+    Object.assign(this, { place, kinds, moved });
+    this.views = {};
+    this.fields = {};
+  }
+
+  // New pictures, for this model's channels: its inputs, then for each output its fields side by side.
+  fit(model) {
+    this.model = model;
+    this.cursor = new Cursor();
+    this.fields = {};
+    const rows = new Map([["input", []]]);
+    for (const [name, { title, side }] of Object.entries(this.kinds)) {
+      const { channels } = model[side];
+      this.views[name] = channels.map((about, channel) => {
+        const full = channels.length > 1 ? `${title} ${about.name}` : title;
+        const keep = channel ? null : () => save(this.fields[name], `${model.name}-${title.toLowerCase()}.npy`);
+        const view = new FieldView(full, this.cursor, keep, title.toLowerCase());
+        const row = side === "input" ? "input" : channel;
+        rows.set(row, [...(rows.get(row) ?? []), view]);
+        return view;
+      });
+    }
+    // One input stands before the fields of the first output, more of them in a row of their own. An output with the
+    // solver's fields beside it begins a row.
+    const inputs = rows.get("input").length;
+    rows.forEach((views, row) => {
+      const begins = row === 0 ? inputs > 1 : row !== "input" && model.reference;
+      views[0]?.element.classList.toggle("first", Boolean(begins));
+    });
+    this.order = [...rows.values()].flat();
+    this.place.replaceChildren(...this.order.map(({ element }) => element));
+    this.cursor.addEventListener("move", () => this.moved(inWords(this.order, this.cursor), this.cursor.byKeyboard));
+  }
+
+  planes(name, field) {
+    const { channels } = this.model[this.kinds[name].side];
+    return channels.map((about, channel) => planeOf(field, channel, about, this.model.grid));
+  }
+
+  // The scale of each channel, from all these fields of a kind together.
+  scales(name, fields) {
+    const { side } = this.kinds[name];
+    const planes = fields.map((field) => this.planes(name, field));
+    return this.views[name].map((_, channel) =>
+      scaleFor(planes.map((one) => one[channel]), this.model.statistics?.[`${side}s`][channel]),
+    );
+  }
+
+  show(name, field, scales = this.scales(name, [field]), note = "") {
+    this.fields[name] = field;
+    this.planes(name, field).forEach((plane, channel) => this.views[name][channel].show(plane, scales[channel], note));
+  }
+
+  // A difference: each channel with zero in the middle of its colours.
+  showDifference(name, field, notes) {
+    this.fields[name] = field;
+    this.planes(name, field).forEach((plane, channel) =>
+      this.views[name][channel].show(plane, scaleOf([plane.values], "diverging"), notes[channel]),
+    );
+  }
+
+  clear(names = Object.keys(this.kinds), why = "") {
+    for (const name of names) {
+      delete this.fields[name];
+      for (const view of this.views[name] ?? []) view.clear(why);
+    }
+  }
+
+  hide(name, hidden) {
+    for (const { element } of this.views[name]) element.hidden = hidden;
+  }
+
+  say(name, text) {
+    this.views[name][0].say(text);
+  }
+
+  // Reads the cursor's values anew: they are others now.
+  read() {
+    this.cursor.move(this.cursor.at);
+  }
+}

@@ -1,0 +1,30 @@
+// How far an answer can be trusted, in one line above it: red where the service warns of it.
+import { make } from "./dom.js";
+
+// The warnings of an answer, from its header.
+export function warningsOf(headers) {
+  return (headers.get("X-Warning") ?? "").split("; ").filter(Boolean);
+}
+
+export function judgedBy(headers) {
+  return ["X-Trust-Input-Distance", "X-Trust-Residual"].some((name) => headers.has(name));
+}
+
+export function showVerdict(place, model, headers, warnings = warningsOf(headers), judged = judgedBy(headers)) {
+  const untold = headers.get("X-Trust") ?? (judged ? "" : withoutSignals(model));
+  place.hidden = false;
+  place.replaceChildren(
+    ...warnings.map((text) => make("p", {}, make("strong", { class: "badge bad" }, "Warning"), ` ${text}`)),
+    ...(untold ? [make("p", {}, make("strong", { class: "badge" }, "Not judged"), ` ${untold}`)] : []),
+    ...(warnings.length || untold ? [] : [make("p", { class: "hint" }, "No warnings.")]),
+  );
+}
+
+export function noVerdict(place) {
+  place.hidden = true;
+  place.replaceChildren();
+}
+
+function withoutSignals(model) {
+  return model.evaluation.length ? "no trust signals" : "no trust signals, not evaluated";
+}

@@ -1,0 +1,94 @@
+"""Above which values the trust signals warn: on which grid, how seldom for good fields, and for what README once asked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from models.checkpoint import load_model
+from models.config import ModelConfig, read_config
+from models.problems import HELD_OUT_SEED, problem_named
+from models.statistics import GridThresholds, Thresholds
+from models.trust.calibrate import ZOO, drawn, signals_of
+from tests.service.tiny import tiny_config
+
+NAMES = ["burgers-1d", "darcy-2d", "navier-stokes-2d"]
+
+
+def thresholds(*rows: tuple[int, float | None, float | None]) -> Thresholds:
+    grids = [
+        GridThresholds(grid=(points,), n_fields=1, input_distance=distance, residual=residual)
+        for points, distance, residual in rows
+    ]
+    return Thresholds(exceeded_by=0.001, grids=tuple(grids))
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [(8, 0.3), (16, 0.3), (20, 0.3), (64, 0.1), (100, 0.2), (256, 0.2), (999, 0.2)],
+)
+def test_between_two_grids_the_larger_threshold_counts(points: int, expected: float) -> None:
+    known = thresholds((64, 1.0, 0.1), (16, 1.0, 0.3), (256, 1.0, 0.2))
+    assert known.on((points,)) == {"input_distance": 1.0, "residual": expected}
+
+
+def test_a_signal_without_a_threshold_never_warns() -> None:
+    assert thresholds((16, 1.0, None)).on((16,)) == {"input_distance": 1.0}
+    assert thresholds((16, None, 0.1), (32, 2.0, 0.1)).on((24,)) == {
+        "input_distance": 2.0,
+        "residual": 0.1,
+    }
+
+
+def test_a_threshold_on_a_grid_of_other_axes_is_refused() -> None:
+    given = tiny_config(n_dim=2).model_dump()
+    channel = {"mean": 0.0, "std": 1.0, "minimum": -1.0, "maximum": 1.0}
+    given["statistics"] = {
+        "n_samples": 1,
+        "inputs": [channel],
+        "outputs": [channel] * 2,
+        "thresholds": thresholds((16, 1.0, 0.1)).model_dump(),
+    }
+    with pytest.raises(ValidationError, match=r"grid \[16\], the architecture has 2 axes"):
+        ModelConfig.model_validate(given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_zoo_states_thresholds_on_every_grid_that_it_was_evaluated_on(name: str) -> None:
+    config = read_config(ZOO / name / "config.json")
+    assert config.statistics is not None
+    known = config.statistics.thresholds
+    assert known is not None
+    assert known.exceeded_by == 0.001
+    assert {one.grid for one in known.grids} == {one.grid for one in config.evaluation}
+    least = known.on(config.grid.training)
+    for one in known.grids:
+        assert set(known.on(one.grid)) == {"input_distance", "residual"}
+        assert one.input_distance >= least["input_distance"]
+        assert one.residual >= least["residual"]
+
+
+@pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d"])
+def test_held_out_fields_of_the_zoo_seldom_warn(name: str) -> None:
+    model, problem = load_model(ZOO / name), problem_named(name)
+    assert model.config.statistics is not None
+    assert model.config.statistics.thresholds is not None
+    found = signals_of(model, drawn(problem, 64, seed=HELD_OUT_SEED, n=problem.grid.training[0]))
+    for signal, limit in model.config.statistics.thresholds.on(problem.grid.training).items():
+        # that two of 64 do by chance, at one in 1000, is one run in 500 if they were drawn anew
+        assert (found[signal] > limit).sum() <= 1, (signal, limit)
+
+
+@pytest.mark.parametrize("waves", [2, 3])
+def test_a_sine_without_the_longest_wave_is_above_a_threshold(waves: int) -> None:
+    model = load_model(ZOO / "burgers-1d")
+    assert model.config.statistics is not None
+    assert model.config.statistics.thresholds is not None
+    limits = model.config.statistics.thresholds.on((1024,))
+    field = torch.sin(2 * math.pi * waves * torch.arange(1024) / 1024)
+    found = signals_of(model, iter([field[None, None]]))
+    assert found["residual"] > 1000 * limits["residual"]
+    assert found["input_distance"] > limits["input_distance"]

@@ -1,0 +1,153 @@
+"""Requests and answers of the client: tensors of other libraries, named arrays, and every call's request."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from service.client import BadInput, Client, ServerError
+
+NPY, NPZ = "application/x-npy", "application/x-npz"
+RNG = np.random.default_rng()
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+class Recorder:
+    """A server that keeps what it was sent and gives the same answer each time."""
+
+    def __init__(self, content: bytes, **headers: str) -> None:
+        self.requests: list[httpx.Request] = []
+        self._answer = (content, headers)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        content, headers = self._answer
+        return httpx.Response(200, content=content, headers=headers)
+
+    def client(self) -> Client:
+        return Client("http://test", transport=httpx.MockTransport(self))
+
+    @property
+    def sent(self) -> Any:
+        return np.load(io.BytesIO(self.requests[-1].content), allow_pickle=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.requires_grad_(),
+        lambda x: x.bfloat16(),
+        lambda x: x.bfloat16().requires_grad_(),
+        lambda x: x.double().t().contiguous().t(),
+        lambda x: torch.nn.Parameter(x),
+        lambda x: (4 * x).int(),
+    ],
+)
+def test_tensors_are_taken_as_they_are(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = change(torch.randn(3, 5))
+    server = Recorder(npy(np.zeros((3, 5), "f4")))
+    with server.client() as client:
+        client.predict("m", tensor)
+    np.testing.assert_array_equal(server.sent, tensor.detach().float().numpy())
+    assert server.sent.dtype == np.dtype("<f4")
+
+
+@pytest.mark.parametrize(
+    "fields", [torch.ones(2, dtype=torch.complex64), [[1.0, 2.0], [3.0]], np.array(["a"])]
+)
+def test_what_is_no_array_of_real_numbers_is_refused(fields: Any) -> None:
+    with Recorder(b"").client() as client:
+        with pytest.raises(BadInput, match="real numbers"):
+            client.predict("m", fields)
+        with pytest.raises(BadInput, match="'u0' must be an array of real numbers"):
+            client.predict("m", {"u0": fields})
+        with pytest.raises(BadInput, match="there are no fields"):
+            client.predict("m", {})
+
+
+def test_named_inputs_go_and_come_by_name() -> None:
+    answer = {"p": RNG.random((2, 4), "f4"), "q": RNG.random((2, 4), "f4")}
+    server = Recorder(npz(**answer))
+    # Names that are keywords of numpy's own functions too.
+    given = {"file": RNG.random((2, 4)), "b": torch.ones(2, 4, dtype=torch.bfloat16)}
+    with server.client() as client:
+        found = client.predict("m", given, output_grid=[4])
+    (request,) = server.requests
+    assert request.headers["content-type"] == request.headers["accept"] == NPZ
+    assert set(server.sent) == set(given)
+    np.testing.assert_array_equal(server.sent["file"], given["file"].astype("f4"))
+    assert set(found) == set(answer)
+    for name, array in answer.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_named_inputs_of_a_gradient() -> None:
+    arrays = {"gradient.a": np.ones(4, "f4"), "gradient.b": np.zeros(4, "f4")}
+    server = Recorder(npz(**arrays, **{"output.u": np.full(4, 2, "f4")}))
+    given = {"a": np.ones(4), "b": np.ones(4)}
+    with server.client() as client:
+        found = client.vjp_detailed("m", given, {"u": np.ones(4)}, output=True)
+        assert set(server.sent) == {"a", "b", "cotangent.u"}
+        assert set(found.gradient) == {"a", "b"}
+        np.testing.assert_array_equal(found.output["u"], np.full(4, 2))
+        assert set(client.vjp("m", given, np.ones((1, 4)))) == {"a", "b"}
+        assert set(server.sent) == {"a", "b", "cotangent"}
+        with pytest.raises(ServerError, match=r"not an \.npz archive of gradient"):
+            client.vjp("m", np.ones(4), np.ones(4))
+
+
+def test_a_sample_and_its_solution_are_asked_for_by_seed() -> None:
+    server = Recorder(npy(np.ones((1, 4), "f4")))
+    with server.client() as client:
+        client.sample("darcy 2d")
+        client.sample("m", 7, grid=85, parameters={"tau": 3.5})
+        client.solve("m", seed=7, grid=85, parameters={"tau": 3.5}, steps=2)
+    default, drawn, solved = server.requests
+    assert (default.method, default.url.raw_path) == ("GET", b"/v1/models/darcy%202d/sample?seed=0")
+    assert dict(drawn.url.params) == {"seed": "7", "grid": "85", "tau": "3.5"}
+    assert (solved.method, solved.url.path) == ("POST", "/v1/models/m:solve")
+    assert dict(solved.url.params) == {"seed": "7", "grid": "85", "tau": "3.5", "steps": "2"}
+    assert solved.content == b""
+    assert "content-type" not in solved.headers
+
+
+def test_a_field_is_solved_as_it_is() -> None:
+    field = RNG.random((5, 5), "f4")
+    server = Recorder(npy(field))
+    with server.client() as client:
+        np.testing.assert_array_equal(client.solve("m", field), field)
+    np.testing.assert_array_equal(server.sent, field)
+    assert server.requests[0].url.query == b""
+
+
+@pytest.mark.parametrize("given", [{}, {"fields": [1.0], "seed": 3}])
+def test_solve_takes_either_a_field_or_a_seed(given: dict[str, Any]) -> None:
+    with (
+        Recorder(b"").client() as client,
+        pytest.raises(BadInput, match="either a field or the seed"),
+    ):
+        client.solve("m", **given)
+
+
+def test_a_card_is_text() -> None:
+    server = Recorder("# Darcy, ∇".encode(), **{"content-type": "text/markdown; charset=utf-8"})
+    with server.client() as client:
+        assert client.card("m") == "# Darcy, ∇"
+    assert server.requests[0].url.path == "/v1/models/m/card"

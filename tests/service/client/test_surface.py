@@ -1,0 +1,117 @@
+"""The public surface of the client: names, version, signatures and docstrings, the same on both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import httpx
+import pytest
+
+import service.client
+import turbofno_ops
+from service.client import AsyncClient, Client
+
+BOTH = ("predict", "predict_detailed", "vjp", "vjp_detailed", "rollout", "sample", "solve")
+BOTH += ("models", "model", "card", "ready", "wait_ready", "close")
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "predict": ("m", [1.0]),
+    "predict_detailed": ("m", [1.0]),
+    "vjp": ("m", [1.0], [1.0]),
+    "vjp_detailed": ("m", [1.0], [1.0]),
+    "rollout": ("m", [1.0], 3),
+    "sample": ("m",),
+    "solve": ("m",),
+    "model": ("m",),
+    "card": ("m",),
+}
+
+
+def refuse(request: httpx.Request) -> httpx.Response:
+    raise AssertionError(f"sent {request}")
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {name: one for name, one in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+def test_all_names_are_there_and_nothing_else_is_public() -> None:
+    assert len(set(service.client.__all__)) == len(service.client.__all__)
+    shown = {
+        name
+        for name, one in vars(service.client).items()
+        if not name.startswith("_") and not inspect.ismodule(one)
+    }
+    assert shown == set(service.client.__all__)
+
+
+def test_the_version_is_that_of_the_wheel() -> None:
+    assert service.client.__version__ == turbofno_ops.__version__
+
+
+def test_both_clients_have_the_same_methods_but_objective() -> None:
+    assert set(public(AsyncClient)) == set(BOTH)
+    assert set(public(Client)) == {*BOTH, "objective"}
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_every_method_has_a_docstring_and_its_own_keywords(kind: type) -> None:
+    for name, method in public(kind).items():
+        assert inspect.getdoc(method), name
+        parameters = inspect.signature(method).parameters.values()
+        assert not [one for one in parameters if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    told = inspect.signature(public(kind)["predict"])
+    keywords = [one.name for one in told.parameters.values() if one.kind == one.KEYWORD_ONLY]
+    assert keywords == ["version", "deadline", "priority", "output_grid"]
+    assert told.return_annotation == "Fields | Named"
+    assert "[channels, *grid]" in (inspect.getdoc(public(kind)["predict"]) or "")
+
+
+def test_async_methods_are_seen_as_such() -> None:
+    for name, method in public(AsyncClient).items():
+        assert inspect.iscoroutinefunction(method) == (name != "rollout"), name
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_misspelt_keyword_is_a_type_error_before_anything_is_sent(name: str) -> None:
+    with Client("http://test", transport=httpx.MockTransport(refuse)) as client:
+        method = getattr(client, name)
+        with pytest.raises(TypeError, match="outputgrid"):
+            method(*ARGUMENTS[name], outputgrid=(4,))
+
+    async def ask() -> None:
+        async with AsyncClient("http://test", transport=httpx.MockTransport(refuse)) as client:
+            call = getattr(client, name)
+            with pytest.raises(TypeError, match="outputgrid"):
+                await call(*ARGUMENTS[name], outputgrid=(4,))
+
+    asyncio.run(ask())
+
+
+def test_a_misspelt_keyword_of_the_clients_themselves_is_a_type_error() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match="apikey"):
+            kind(apikey="k")  # type: ignore[call-arg]
+        assert {"api_key", "verify"} <= set(inspect.signature(kind).parameters)
+
+
+def test_an_api_key_is_sent_with_every_request() -> None:
+    seen: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return httpx.Response(200, json={"models": []})
+
+    for key in ("secret", None):
+        transport = httpx.MockTransport(handler)
+        with Client("http://test", api_key=key, transport=transport) as client:
+            client.models()
+            client.ready()
+    assert seen == ["Bearer secret"] * 2 + [None] * 2
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://host", ""])
+def test_a_url_without_http_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"must begin with http://"):
+        Client(url)

@@ -1,0 +1,59 @@
+"""The ways in: what `/` says to browsers and programs, and documentation without anything from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from service.version import VERSION
+from tests.service.http.serving import serving
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with serving(**settings) as (client, _):
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("page", "where"), [(True, "ui/"), (False, "docs")])
+def test_a_browser_is_led_to_the_page_or_the_documentation(page: bool, where: str) -> None:
+    answer = get("/", BROWSER, ui=page)
+    assert (answer.status_code, answer.headers["location"]) == (307, where)
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_a_program_is_told_what_there_is(page: bool) -> None:
+    told = get("/", ui=page).json()
+    assert (told["name"], told["version"]) == ("turbofno", VERSION)
+    assert told["models"] == "/v1/models"
+    assert ("page" in told) == page
+    for path in (told["models"], told["documentation"], told["openapi"], *filter(None, [told.get("page")])):  # fmt: skip
+        assert get(path, ui=page).status_code == 200, path
+
+
+def test_the_root_needs_no_key(tmp_path: Any) -> None:
+    (tmp_path / "keys").write_text("alice alice-0123456789abcdef\n")
+    assert get("/", api_keys_file=tmp_path / "keys", ui=True).status_code == 200
+    assert get("/v1/models", api_keys_file=tmp_path / "keys").status_code == 401
+
+
+def test_the_documentation_loads_its_own_files_and_no_others() -> None:
+    answer = get("/docs")
+    assert "//" not in re.sub(r"<!doctype.*?>", "", answer.text)
+    files = re.findall(r'(?:src|href)="(docs/[^"]+)"', answer.text)
+    assert len(files) == 3
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self';" in policy
+    for file in files:
+        found = get(f"/{file}")
+        assert found.status_code == 200, file
+        assert found.headers["content-type"].startswith(("text/javascript", "text/css"))
+    assert get("/docs/other.js").status_code == 404

@@ -1,0 +1,231 @@
+"""Requests of web pages of other origins are refused, on every way on which a request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.http import protocol
+from tests.service.http.live import listening
+from tests.service.http.serving import serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.service.http.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.timeout(30)
+
+PREDICT, UNLOAD = "/v1/models/tiny-1d:predict", "/v2/repository/models/tiny-1d/unload"
+INFER = "/v2/models/tiny-1d/infer?shape=1,1,16"
+BODY = {"inputs": {"u0": [0.5] * 16}}
+RAW = np.zeros(16, np.float32).tobytes()
+RAW_HEADERS = {"Inference-Header-Content-Length": "0"}
+ORIGIN = "https://lab.example.com"
+
+
+def ask(
+    method: str = "POST",
+    path: str = UNLOAD,
+    *,
+    settings: dict[str, Any] | None = None,
+    **what: Any,
+) -> tuple[httpx.Response, FakeEngine]:
+    async def main() -> tuple[httpx.Response, FakeEngine]:
+        async with serving(**{"model_control": True, **(settings or {})}) as (client, engine):
+            return await client.request(method, path, **what), engine
+
+    return asyncio.run(main())
+
+
+def status_for(called: str, **settings: Any) -> int:
+    response, _ = ask("GET", "/v1/models", headers={"Host": called}, settings=settings)
+    return response.status_code
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "LOCALHOST:8080", "localhost.:1", "127.0.0.1", "127.0.0.1:8080", "10.1.2.3:80", "[::1]",
+        "[::1]:8080", "[fe80::1%25eth0]", "",
+    ],
+)  # fmt: skip
+def test_localhost_and_addresses_are_served_wherever_it_listens(host: str) -> None:
+    assert status_for(host) == 200
+    assert status_for(host, host="0.0.0.0") == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "attacker.example", "attacker.example:8080", "localhost.attacker.example", "127.0.0.1.attacker.example",
+        "localhost@attacker.example", "a:b:c", "[localhost]", "attacker.example:8080:localhost",
+    ],
+)  # fmt: skip
+def test_a_rebound_name_is_refused_wherever_it_listens(host: str) -> None:
+    for settings in ({}, {"host": "0.0.0.0"}):
+        response, _ = ask("GET", "/v1/models", headers={"Host": host}, settings=settings)
+        assert response.status_code == 421
+        assert "TURBOFNO_ALLOWED_HOSTS" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["turbofno:8080", "turbofno.prod.svc:80", "turbofno.prod.svc.cluster.local", "gpu.local"],
+)
+def test_names_that_no_public_dns_has_are_served_beyond_loopback_only(host: str) -> None:
+    assert status_for(host, host="0.0.0.0") == 200
+    assert status_for(host) == 421
+
+
+def test_names_of_the_settings_are_served() -> None:
+    hosts = {"allowed_hosts": "fno.example.com,*.lab.example.com"}
+    assert status_for("FNO.example.com:443", **hosts) == 200
+    assert status_for("a.b.lab.example.com", **hosts) == 200
+    assert status_for("lab.example.com", **hosts) == 421
+    assert status_for("other.example.com", **hosts) == 421
+    assert status_for("any.example.com", allowed_hosts="*") == 200
+    assert status_for("box.example.com:80", host="box.example.com") == 200
+
+
+def test_one_foreign_host_of_two_is_refused() -> None:
+    headers = [("Host", "localhost"), ("Host", "attacker.example")]
+    assert ask("GET", "/v1/models", headers=headers)[0].status_code == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
+        {"Origin": "http://attacker.example"},
+        {"Origin": "http://localhost:3000"},
+        {"Origin": "null"},
+    ],
+)
+def test_pages_of_other_origins_may_change_nothing(headers: dict[str, str]) -> None:
+    for path in (UNLOAD, PREDICT, "/v1/models/tiny-1d:solve?seed=1", "/nowhere"):
+        response, engine = ask(path=path, headers=headers)
+        assert response.status_code == 403
+        assert "TURBOFNO_CORS_ORIGINS" in response.text
+        assert not engine.unloaded + engine.requests
+    assert ask("GET", "/v1/models", headers=headers)[0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "https://behind.a.proxy"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "http://localhost"},
+        {"Origin": "https://localhost"},
+        {"Host": "127.0.0.1:8080", "Origin": "http://127.0.0.1:8080"},
+        {"Host": "localhost:80", "Origin": "http://localhost"},
+    ],
+)
+def test_the_servers_own_page_and_what_is_no_browser_may(headers: dict[str, str]) -> None:
+    response, engine = ask(headers=headers)
+    assert (response.status_code, engine.unloaded) == (200, ["tiny-1d"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "TEXT/plain; charset=utf-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"],
+)  # fmt: skip
+def test_what_a_form_can_send_is_refused_where_json_is_read(kind: str) -> None:
+    headers = {"Content-Type": kind}
+    for path in (UNLOAD, "/v2/repository/index", "/v2/models/tiny-1d/infer"):
+        response, engine = ask(path=path, headers=headers, content=b"{}")
+        assert response.status_code == 415
+        assert "application/json" in response.json()["error"]
+        assert not engine.unloaded
+    response, _ = ask(path=PREDICT, headers=headers, json=BODY)
+    assert response.status_code == 415
+
+
+def test_refusals_are_counted() -> None:
+    async def main() -> list[float | None]:
+        async with listening(model_control=True) as (port, _, context):
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                await client.post(PREDICT, json=BODY, headers={"Host": "attacker.example"})
+                await client.post(PREDICT, json=BODY, headers={"Origin": "http://attacker.example"})
+                await client.post(UNLOAD, content=b"{}", headers={"Content-Type": "text/plain"})
+            read = context.metrics.registry.get_sample_value
+            reasons = ("host", "origin", "form_type")
+            return [
+                read("turbofno_rejections_total", {"reason": one, "model": ""}) for one in reasons
+            ]
+
+    assert asyncio.run(main()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("path", [PREDICT, INFER])
+def test_both_ways_of_a_prediction_refuse_and_allow_the_same(
+    monkeypatch: pytest.MonkeyPatch, direct: bool, path: str
+) -> None:
+    if not direct:
+        monkeypatch.setattr(protocol, "handler_of", lambda *_: None)
+    body: dict[str, Any] = {"json": BODY} if path == PREDICT else {"content": RAW}
+    page = {"Sec-Fetch-Site": "cross-site", "Origin": ORIGIN}
+
+    async def main() -> list[httpx.Response]:
+        async with (
+            listening(cors_origins=ORIGIN) as (port, engine, _),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        ):
+            answers = [
+                await client.post(path, headers={**RAW_HEADERS, **headers}, **body)
+                for headers in (
+                    {"Host": "attacker.example"},
+                    {"Origin": "http://attacker.example"},
+                    {},
+                    page,
+                )
+            ]
+            assert len(engine.requests) == 2
+            return answers
+
+    rebound, foreign, plain, allowed = asyncio.run(main())
+    assert [one.status_code for one in (rebound, foreign, plain, allowed)] == [421, 403, 200, 200]
+    assert allowed.headers["access-control-allow-origin"] == ORIGIN
+    assert "access-control-allow-origin" not in plain.headers
+    assert "Origin" in plain.headers["vary"]
+
+
+def test_preflights_are_answered_for_the_origins_of_the_settings_alone(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice alice-0123456789abcdef\n")
+    settings = {"cors_origins": ORIGIN, "api_keys_file": keys}
+    asked = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    # A browser sends no key with it.
+    response, _ = ask("OPTIONS", PREDICT, headers=asked, settings=settings)
+    assert response.status_code == 204
+    assert response.headers["access-control-allow-origin"] == ORIGIN
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert "Authorization" in response.headers["access-control-allow-headers"]
+    other, _ = ask("OPTIONS", PREDICT, headers={**asked, "Origin": "https://x"}, settings=settings)
+    assert other.status_code == 403
+    assert "access-control-allow-origin" not in other.headers
+    off, _ = ask("OPTIONS", PREDICT, headers=asked)
+    assert off.status_code == 403
+    # A page has to be able to read why it was refused.
+    refused, _ = ask(path=PREDICT, headers={"Origin": ORIGIN}, settings=settings, json=BODY)
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+
+
+def test_nothing_is_said_of_origins_unless_some_are_allowed() -> None:
+    response, _ = ask("GET", "/v1/models", headers={"Origin": "http://attacker.example"})
+    assert "access-control-allow-origin" not in response.headers
+    assert "vary" not in response.headers

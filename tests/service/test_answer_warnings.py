@@ -1,0 +1,73 @@
+"""The words of warnings: one for each reason, no semicolon, which field and how many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.config import ModelConfig, read_config
+from service.answer_warnings import (
+    HORIZON,
+    REASONS,
+    FrameWarnings,
+    of_horizon,
+    of_prediction,
+    of_trust,
+)
+from service.pipeline.engine import Frame
+from tests.service.tiny import tiny_config
+
+ZOO = Path(__file__).resolve().parents[2] / "models" / "zoo"
+
+
+@pytest.fixture(scope="module")
+def flow() -> ModelConfig:
+    return read_config(ZOO / "navier-stokes-2d" / "config.json")
+
+
+def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:
+    trust = {"input_distance": (0.5, 9.0), "residual": (0.5, 0.6)}
+    found = of_prediction(flow, (32, 32), None, trust)
+    assert [one.reason for one in found] == ["grid", "input_distance", "residual"]
+    assert set(REASONS) == {*(one.reason for one in found), HORIZON}
+    _, distance, residual = (one.text for one in found)
+    assert distance.startswith("input_distance 9 of field 1 is above 1.06, which 1 in 1000 fields")
+    assert residual.startswith(
+        "residual 0.6 of field 1 is above 0.0367 (2 of 2 fields are above the limit), which"
+    )
+    assert not [one for one in found if ";" in one.text or not one.text.isascii()]
+
+
+def test_one_field_is_not_numbered_and_a_value_at_the_threshold_does_not_warn(
+    flow: ModelConfig,
+) -> None:
+    assert flow.statistics is not None
+    assert flow.statistics.thresholds is not None
+    limit = flow.statistics.thresholds.on((64, 64))["residual"]
+    assert of_trust(flow, (64, 64), {"residual": (limit,)}) == ()
+    (one,) = of_trust(flow, (64, 64), {"residual": (2 * limit,)})
+    assert " of field" not in one.text
+
+
+def test_without_thresholds_or_signals_nothing_is_warned_of(flow: ModelConfig) -> None:
+    assert of_prediction(flow, (64, 64), None, {}) == ()
+    assert of_trust(tiny_config(), (16,), {"residual": (1e6,)}) == ()
+
+
+@pytest.mark.parametrize(("last", "warned"), [(1, False), (40, False), (41, True)])
+def test_a_rollout_warns_beyond_the_steps_of_its_evaluation(
+    flow: ModelConfig, last: int, warned: bool
+) -> None:
+    assert bool(of_horizon(flow, last)) == warned
+    assert of_horizon(tiny_config(), last) == ()
+
+
+def test_a_reason_is_told_with_the_first_frame_it_holds_for(flow: ModelConfig) -> None:
+    some = FrameWarnings(flow, (64, 64))
+    assert some.of(Frame(1, None, {"residual": (0.001,)})) == ()
+    (first,) = some.of(Frame(2, None, {"residual": (0.5,)}))
+    assert first.text.startswith("step 2: residual 0.5 is above")
+    (second,) = some.of(Frame(3, None, {"residual": (0.6,), "input_distance": (3.0,)}))
+    assert second.reason == "input_distance"
+    assert some.of(Frame(4)) == ()

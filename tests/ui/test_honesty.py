@@ -1,0 +1,172 @@
+"""Nothing on the page belongs to another input than the one that it names, and it says when not to believe an answer."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+pytest.importorskip("playwright", reason="needs playwright")
+
+from playwright.sync_api import expect
+
+from tests.ui.browser import figure, open_at, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Page, Route
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def upload(page: Page, file: Path) -> None:
+    page.get_by_label("File (.npy)").set_input_files(file)
+
+
+def expect_nothing_but(page: Page, *kept: str) -> None:
+    """Of all pictures only these hold something; no request, no verdict, nothing to do with them."""
+    for title in ("Input", "Prediction", "Solver", "Error"):
+        kind = re.compile(r"^(map|flat)$" if title in kept else "^empty$")
+        expect(figure(page, title)).to_have_attribute("data-kind", kind)
+    expect(page.locator("#request table")).to_have_count(0)
+    expect(page.locator("#verdict")).to_be_hidden()
+    expect(page.locator("#commands")).to_be_hidden()
+
+
+def test_a_rejected_file_keeps_nothing_of_the_result_before(page: Page, tmp_path: Path) -> None:
+    open_at(page, "navier-stokes-2d")
+    field = np.random.default_rng().standard_normal((1, 64, 64)).astype("f4")
+    np.save(tmp_path / "good.npy", field)
+    np.save(tmp_path / "cube.npy", np.zeros((3, 4, 5, 6)))
+    (tmp_path / "text.npy").write_bytes(b"not an array")
+    np.save(tmp_path / "coarse.npy", field[:, :4, :4])
+    predict, play = (
+        page.get_by_role("button", name=name, exact=True) for name in ("Predict", "Play")
+    )
+    page.get_by_label("Upload").check()
+    expect_nothing_but(page)
+    expect(predict).to_be_disabled()
+    page.get_by_label("Solve too").uncheck()
+    for name in ("cube.npy", "text.npy", "coarse.npy"):
+        upload(page, tmp_path / "good.npy")
+        wait_for(page.locator("#state"), "^Predicted in")
+        expect(page.get_by_role("alert")).to_be_hidden()
+        expect(predict).to_be_enabled()
+        upload(page, tmp_path / name)
+        expect(page.get_by_role("alert")).to_be_visible()
+        # What the server refuses is a field to look at.
+        expect_nothing_but(page, *(["Input"] if name == "coarse.npy" else []))
+        wait_for(page.locator("#request"), "was not used|failed")
+        expect(predict).to_be_disabled()
+        expect(play).to_be_disabled()
+        # Still there when somebody tries.
+        page.get_by_label("File (.npy)").focus()
+        expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_label("Random").check()
+    wait_for(page.locator("#state"), "^Predicted in")
+    expect(predict).to_be_enabled()
+
+
+def test_the_newer_of_two_files_is_shown_though_the_older_is_read_later(
+    page: Page, tmp_path: Path
+) -> None:
+    open_at(page, "burgers-1d")
+    for name, value in (("older", 1.0), ("newer", 2.0)):
+        wave = value * np.sin(2 * np.pi * np.arange(1024) / 1024)
+        np.save(tmp_path / f"{name}.npy", wave.astype("f4"))
+    page.get_by_label("Upload").check()
+    page.evaluate(
+        """() => {
+            const read = File.prototype.arrayBuffer;
+            const gate = new Promise((open) => (window.release = open));
+            File.prototype.arrayBuffer = async function () {
+                if (this.name === "older.npy") await gate;
+                return read.call(this);
+            };
+        }"""
+    )
+    upload(page, tmp_path / "older.npy")
+    upload(page, tmp_path / "newer.npy")
+    wait_for(page.locator("#state"), "solved:")
+    page.evaluate(
+        "async () => { window.release(); await new Promise((done) => setTimeout(done)); }"
+    )
+    expect(figure(page, "Input").locator(".ticks span").last).to_have_text("2")
+    wait_for(page.locator("#state"), "solved:")
+
+
+def test_a_failure_clears_what_was_shown(page: Page) -> None:
+    open_at(page, "burgers-1d")
+
+    def fail(route: Route) -> None:
+        route.fulfill(status=503, json={"detail": "the device is busy"})
+
+    page.route(re.compile(":predict"), fail)
+    page.get_by_role("button", name="Another").click()
+    wait_for(page.get_by_role("alert"), "the device is busy")
+    expect_nothing_but(page, "Input")
+    page.unroute(re.compile(":predict"))
+    page.get_by_role("button", name="Predict").click()
+    wait_for(page.locator("#state"), "solved:")
+    page.route(re.compile("/sample"), fail)
+    page.get_by_role("button", name="Another").click()
+    wait_for(page.get_by_role("alert"), "the device is busy")
+    expect_nothing_but(page)
+    page.unroute(re.compile("/sample"))
+    page.get_by_role("button", name="Another").click()
+    wait_for(page.locator("#state"), "solved:")
+    page.route(re.compile("/v1/models/tiny-1d$"), fail)
+    page.locator("#model").select_option("tiny-1d")
+    wait_for(page.get_by_role("alert"), "the device is busy")
+    expect(page.locator("#about-title")).to_have_text("tiny-1d")
+    expect_nothing_but(page)
+
+
+def test_an_answer_with_warnings_has_a_red_badge(page: Page) -> None:
+    open_at(page, "burgers-1d")
+    wait_for(page.locator("#verdict"), "^No warnings")
+    page.locator("#grid").select_option("32")
+    badge = page.locator("#verdict .bad")
+    expect(badge).to_have_text("Warning")
+    wait_for(page.locator("#verdict"), "the input grid 32 is outside")
+    red, green, blue = map(
+        int, re.findall(r"\d+", badge.evaluate("one => getComputedStyle(one).backgroundColor"))
+    )
+    assert red > 150 > 80 > max(green, blue)
+    page.locator("#grid").select_option("1024")
+    wait_for(page.locator("#verdict"), "^No warnings")
+
+
+def test_a_rollout_with_warnings_has_a_red_badge(page: Page) -> None:
+    open_at(page, "navier-stokes-2d")
+    page.locator("#grid").select_option("32,32")
+    wait_for(page.locator("#state"), "solved:")
+    page.fill("#steps", "3")
+    page.get_by_role("button", name="Play").click()
+    expect(page.locator("#rollout-verdict .bad")).to_have_text("Warning")
+    page.get_by_role("button", name="Another").click()
+    expect(page.locator("#rollout-verdict")).to_be_hidden()
+
+
+def test_signals_and_several_warnings_are_shown(page: Page) -> None:
+    told = {"X-Trust-Input-Distance": "2.5", "X-Warning": "the grid; the distance"}
+
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        # An answer with signals does not say why it has none.
+        answered = {name: text for name, text in response.headers.items() if name != "x-trust"}
+        route.fulfill(response=response, headers={**answered, **told})
+
+    page.route(re.compile(":predict"), answer)
+    open_at(page, "tiny-1d")
+    text = page.locator("#request").inner_text()
+    assert re.search(r"Distance of the input\s.*above, unusual\s+2\.5", text, re.DOTALL)
+    assert page.locator("#verdict p").all_text_contents() == ["Warning the grid", "Warning the distance"]  # fmt: skip
+
+
+def test_a_model_without_signals_says_so(page: Page) -> None:
+    open_at(page, "tiny-1d")
+    wait_for(page.locator("#verdict"), "no trust signals, not evaluated")
