@@ -443,12 +443,14 @@ def program_refusal(
     size: Size,
     modes: int,
     precision: str,
-    limits: Device = A100,
+    device: torch.device | None = None,
 ) -> str | None:
     """Why the kernels do not run a tile program, in words, or None if they do.
 
-    `channels` are those of y after its first step, `modes` those of the last axis, before and after.
+    `channels` are those of y after its first step, `modes` those of the last axis, before and after. Without a
+    device an A100 is meant.
     """
+    limits = A100 if device is None else device_limits(device)
     shape = Shape(batch, size, channels, channels_of_x, modes, modes, precision, *limits)
     refused = (piece.refusal for piece in pieces(steps, shape))
     return next((reason for reason in refused if reason is not None), None)

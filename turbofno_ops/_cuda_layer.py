@@ -10,8 +10,6 @@ import torch
 from turbofno_ops._channels import mode_major
 from turbofno_ops._cuda import (
     CudaStages,
-    Device,
-    device_limits,
     gpu_refusal,
     mix_refusal,
     program_refusal,
@@ -63,7 +61,7 @@ def refusal(
         tuple(out_size),
         tuple(weight.shape[2:]),
         precision,
-        device_limits(x.device),
+        x.device,
     )
 
 
@@ -75,7 +73,7 @@ def _layer_refusal(
     out_size: Size,
     modes: Size,
     precision: str,
-    limits: Device,
+    device: torch.device,
 ) -> str | None:
     c_in, c_out = channels
     before, after = _layer_programs(torch.empty(c_out, c_in, device="meta"), None, "none")
@@ -89,7 +87,7 @@ def _layer_refusal(
             size=grid,
             modes=modes[-1],
             precision=precision,
-            limits=limits,
+            device=device,
         )
     return reason
 

@@ -11,7 +11,6 @@ import torch
 from turbofno_ops._check import check
 from turbofno_ops._cuda import (
     CudaStages,
-    device_limits,
     field_dtype,
     gpu_refusal,
     mix_refusal,
@@ -167,7 +166,7 @@ class CompiledFNO:
                     size=size,
                     modes=leg.modes[-1],
                     precision=self.precision,
-                    limits=device_limits(self.device),
+                    device=self.device,
                 )
             else:
                 where = "in"

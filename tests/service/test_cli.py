@@ -284,7 +284,7 @@ def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> 
     runs = ["tiny-1d", "1", "READY", "cuda", "fp32", "graph"]
     untold = "no trust signals, not evaluated"
     assert row.split(maxsplit=6) == [*runs, f"{untold}  {tiny_config().description} (a norm)"]
-    assert broken.split(maxsplit=6) == ["b", "12", "UNAVAILABLE", "-", "-", "-", "no weights"]
+    assert broken.split(maxsplit=7) == ["b", "12", "UNAVAILABLE", *"----", "no weights"]
     assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
 
 
