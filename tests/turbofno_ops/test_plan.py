@@ -309,18 +309,21 @@ def test_the_kernels_are_asked_about_every_program_and_product(
     modes, fine = (6, 5), (20, 10)
     on_grid = legs(chain._chain, (10, 10), shapes_only=True)
     assert chain._kernels_refusal(on_grid, 4) is None
-    layer = [("Synthesis", 4, 8, 8, fine, modes, "fp32"), ("Held", 4, 8, 0, fine, modes, "fp32")]
+    layer = [
+        ("Synthesis", 4, 8, 8, fine, 5, "fp32", chain.device),
+        ("Held", 4, 8, 0, fine, 5, "fp32", chain.device),
+    ]
     last = (20, 20)
     assert asked == [
-        ("Source", 4, 3, 0, (10, 10), modes, "fp32"),
+        ("Source", 4, 3, 0, (10, 10), 5, "fp32", chain.device),
         ("mix", 4, 3, 8, (10, 10), fine, modes, "fp32"),
-        ("Synthesis", 4, 8, 3, fine, modes, "fp32"),
+        ("Synthesis", 4, 8, 3, fine, 5, "fp32", chain.device),
         layer[1],
         ("mix", 4, 8, 8, fine, fine, modes, "fp32"),
         *layer,
         ("mix", 4, 8, 8, fine, last, modes, "fp32"),
-        ("Synthesis", 4, 8, 8, last, modes, "fp32"),
-        ("Held", 4, 8, 0, last, modes, "fp32"),
+        ("Synthesis", 4, 8, 8, last, 5, "fp32", chain.device),
+        ("Held", 4, 8, 0, last, 5, "fp32", chain.device),
     ]
     for number, why in (
         (1, "before layer 1 of 3: too wide"),
