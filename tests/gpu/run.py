@@ -29,6 +29,7 @@ from turbofno_ops.__main__ import report
 
 ROOT = Path(__file__).resolve().parents[2]
 _CORES_OF_A_PART = 4
+_MOST_SECONDS = 420  # of a part
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,12 @@ def outcome(part: Part) -> Outcome:
                 text=True,
                 errors="replace",
                 check=False,
+                timeout=_MOST_SECONDS,
             )
+        except subprocess.TimeoutExpired as late:
+            said = (late.stdout or b"").decode(errors="replace")
+            print(f"\n== {part.name}: {' '.join(part.command)}\n{said}", flush=True)
+            return Outcome(failed=1, seconds=_MOST_SECONDS, how=f"STOPPED after {_MOST_SECONDS} s")
         except FileNotFoundError:
             return Outcome(
                 failed=1,
