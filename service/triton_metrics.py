@@ -53,7 +53,8 @@ class TritonMetrics(Collector):
             float, {(*key, reason): 0.0 for key in metrics.models for reason in FAILURES}
         )
         for labels, value in _samples(metrics.requests.collect(), "_total"):
-            if labels["model"]:
+            # The seconds of requests are without rollouts, so their number is too.
+            if labels["model"] and labels["protocol"] != "rollout":
                 key = (labels["model"], labels["version"])
                 reason = failure_reason(int(labels["code"]))
                 if reason is None:

@@ -27,6 +27,8 @@ class Prediction(Generic[AnswerT]):
     trust: dict[str, float] = field(default_factory=dict)
     """Signal -> its largest value over the fields, where the server can judge: `input_distance` (over 1 is unusual for
     the training data) and `residual` (about the relative error that the PDE shows)."""
+    trust_status: str = ""
+    """In words, why there are no signals; empty if there are."""
     warnings: tuple[str, ...] = ()
     """In words, why the answer may be worse than the model's card says."""
 

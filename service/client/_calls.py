@@ -154,7 +154,12 @@ class Calls(Exchange):
             headers={"Content-Type": media_type, "Accept": media_type},
             params=params,
         )
-        return Prediction(decode(response, media_type), trust=trust(response), **about(response))
+        return Prediction(
+            decode(response, media_type),
+            trust=trust(response),
+            trust_status=response.headers.get("x-trust", ""),
+            **about(response),
+        )
 
     @overload
     def vjp(

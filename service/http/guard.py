@@ -138,9 +138,10 @@ def _foreign_host(value: bytes) -> Misdirected:
 
 
 def _foreign_page(given: dict[bytes, bytes]) -> Forbidden:
-    origin = given.get(b"origin", b"another origin")[:80].decode("latin-1")
+    origin = given.get(b"origin")
+    whose = "another origin" if origin is None else repr(origin[:80].decode("latin-1"))
     return Forbidden(
-        f"a web page of {origin!r} sent this request, and pages of other origins may not: list the origin in "
+        f"a web page of {whose} sent this request, and pages of other origins may not: list the origin in "
         f"{env_name('cors_origins')} to allow it, and have a proxy pass Host on unchanged"
     )
 

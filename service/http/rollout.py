@@ -22,7 +22,14 @@ from service.http.inference import admit, begin, unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 from service.http.openapi import ModelVersion, problem
 from service.http.predict import REQUEST_BODY, RESPONSES, WARNING_HEADER, Deadline, read_fields
-from service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
+from service.http.trust import (
+    FRAME_TRUST_SCHEMA,
+    TRUST_HEADERS,
+    UNTOLD,
+    never_told,
+    trust_headers,
+    why_untold,
+)
 from service.http.warned import WARNING, counted, warning_header
 from service.pipeline.engine import PredictRequest, RolloutRequest, status_of, unread_bytes
 from service.settings import env_name
@@ -185,6 +192,7 @@ async def _rollout(
         return counted(request, config, frame_warnings.of(frame))
 
     headers = {"X-Model-Version": config.version}
+    judged = context.settings.trust
     if streamed is not None:
         # The body, the state on the device, and what the client has not yet taken.
         room.hold(2 * fields.nbytes + unread_bytes(fields))
@@ -194,7 +202,7 @@ async def _rollout(
             context.engine.rollout(job),
             streamed,
             about,
-            headers | warning_header(warnings),
+            headers | never_told(config, judged=judged) | warning_header(warnings),
             warnings_of,
         )
     assert writer is not None
@@ -202,13 +210,15 @@ async def _rollout(
     stack, frames_made = await unless_disconnected(request, _all(context.engine.rollout(job)))
     warnings = (*warnings, *(text for frame in frames_made for text in warnings_of(frame)))
     trust = _trust_of(frames_made)
+    untold = why_untold(config, trust, judged=judged)
     answer = await offload(
         heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, config, form, status_of(config, context.engine), trust, warnings,
+        _encode, stack, writer, config, form, status_of(config, context.engine), trust,
+        untold.get(UNTOLD, ""), warnings,
     )  # fmt: skip
     room.hold_answer(len(answer))
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
-    headers |= trust_headers(largest) | warning_header(warnings)
+    headers |= trust_headers(largest) | untold | warning_header(warnings)
     return Response(answer, media_type=writer.media_type, headers=headers)
 
 
@@ -304,6 +314,7 @@ def _encode(
     form: Form,
     status: ModelStatus,
     trust: FrameTrust,
+    trust_status: str,
     warnings: tuple[str, ...],
 ) -> bytes:
     frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
@@ -321,6 +332,7 @@ def _encode(
             backend=status.backend,
             precision=status.precision,
             trust=trust,
+            trust_status=trust_status,
             warnings=warnings,
         )
     )

@@ -8,6 +8,8 @@ from models.statistics import INPUT_DISTANCE, RESIDUAL
 from service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from models.config import ModelConfig
     from service.pipeline.engine import Trust
 
@@ -67,12 +69,17 @@ def trust_status(config: ModelConfig, *, judged: bool) -> str:
     return status if config.evaluation else f"{status}, not evaluated"
 
 
-def why_untold(config: ModelConfig, trust: Trust, *, judged: bool) -> dict[str, str]:
+def why_untold(config: ModelConfig, trust: Mapping[str, object], *, judged: bool) -> dict[str, str]:
     """The header X-Trust, which says why an answer carries no signals; none if it does."""
     if trust:
         return {}
+    return never_told(config, judged=judged) or {UNTOLD: "trust signals could not be computed"}
+
+
+def never_told(config: ModelConfig, *, judged: bool) -> dict[str, str]:
+    """The header X-Trust of a model whose answers carry no signals at all; none if they may."""
     if judged and _signals(config):
-        return {UNTOLD: "trust signals could not be computed"}
+        return {}
     return {UNTOLD: trust_status(config, judged=judged)}
 
 

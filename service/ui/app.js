@@ -198,7 +198,6 @@ async function showCard() {
 }
 
 // Draws or keeps the input, predicts, and solves if asked to; a newer call ends an older one.
-// Draws or keeps the input, predicts, and solves if asked to; a newer call ends an older one.
 async function predictAnew() {
   work.abort();
   const { signal } = (work = new AbortController());
@@ -247,7 +246,7 @@ async function predict(signal) {
   const took = performance.now() - started;
   signal.throwIfAborted();
   panel.show("prediction", field);
-  showVerdict(byId("verdict"), model, headers);
+  showVerdict(byId("verdict"), headers);
   showRequest(byId("request"), headers, took);
   asked = { model: model.name, sampled, file: file || `${model.name}-input.npy`, guarded: guarded() };
   byId("commands").hidden = false;

@@ -74,7 +74,7 @@ export class Rollout {
         if (event.event === "frame") this.#add(event);
         if (event.event !== "frame") continue;
         warnings.push(...(event.warnings ?? []));
-        showVerdict(byId("rollout-verdict"), model, response.headers, warnings, Boolean(event.trust));
+        showVerdict(byId("rollout-verdict"), response.headers, warnings, Boolean(event.trust));
       }
       if (last?.event === "failed") this.failed(new Error(`The rollout ended at step ${last.step}: ${last.detail}`));
       else if (last?.event !== "end") this.failed(new Error("The stream was cut off before the rollout's end."));

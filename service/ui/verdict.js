@@ -10,8 +10,8 @@ export function judgedBy(headers) {
   return ["X-Trust-Input-Distance", "X-Trust-Residual"].some((name) => headers.has(name));
 }
 
-export function showVerdict(place, model, headers, warnings = warningsOf(headers), judged = judgedBy(headers)) {
-  const untold = headers.get("X-Trust") ?? (judged ? "" : withoutSignals(model));
+export function showVerdict(place, headers, warnings = warningsOf(headers), judged = judgedBy(headers)) {
+  const untold = headers.get("X-Trust") ?? (judged ? "" : "trust signals could not be computed");
   place.hidden = false;
   place.replaceChildren(
     ...warnings.map((text) => make("p", {}, make("strong", { class: "badge bad" }, "Warning"), ` ${text}`)),
@@ -23,8 +23,4 @@ export function showVerdict(place, model, headers, warnings = warningsOf(headers
 export function noVerdict(place) {
   place.hidden = true;
   place.replaceChildren();
-}
-
-function withoutSignals(model) {
-  return model.evaluation.length ? "no trust signals" : "no trust signals, not evaluated";
 }

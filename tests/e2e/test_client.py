@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-import service.client
 from models.checkpoint import load_model
 from service.client import AsyncClient, BadInput, Client, NotFound, torch_function
 from tests.e2e.conftest import ZOO
-from tests.e2e.server_process import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,18 +41,6 @@ def test_a_sample_its_prediction_and_its_solution_agree(client: Client) -> None:
     assert smooth.min() == 5.0
     with pytest.raises(BadInput, match="no_knob"):
         client.sample("darcy-2d", parameters={"no_knob": 1.0})
-
-
-def test_the_documented_calls_work(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "turbofno_client", service.client)
-    (block,) = re.findall(
-        r"^```python\n(.*?)^```$",
-        (ROOT / "docs" / "client.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-    names: dict[str, Any] = {}
-    exec(block.replace("http://127.0.0.1:8080", server.url), names)
-    assert abs(names["pressure"] - names["solved"]).max() < 0.02 * abs(names["solved"]).max()
 
 
 def test_the_card_is_the_file(client: Client) -> None:

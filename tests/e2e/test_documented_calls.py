@@ -26,7 +26,14 @@ _DEFAULT = re.compile(r"http://(127\.0\.0\.1|localhost):8080")
 _NEEDS_A_SERVER = re.compile(r"curl|turbofno predict|Client\(")
 _NOT_RUN = ("turbofno import", "TURBOFNO_API_KEYS_FILE=", "make serve")
 """Blocks that are no example of a prediction: each has a test of its own."""
-_DOCS = ("README.md", "docs/gradients.md", "docs/resolution.md", "docs/rollouts.md", "docs/ui.md")
+_DOCS = (
+    "README.md",
+    "docs/client.md",
+    "docs/gradients.md",
+    "docs/resolution.md",
+    "docs/rollouts.md",
+    "docs/ui.md",
+)
 
 
 def blocks(language: str, document: str) -> list[str]:
@@ -57,9 +64,10 @@ def recorded(server: ServerProcess) -> Iterator[Recording]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that looks like the checkout."""
+    """A folder that looks like the checkout, with its client as an installation has it."""
     for entry in ROOT.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
+    (tmp_path / "turbofno_client").symlink_to(ROOT / "service" / "client")
     return tmp_path
 
 

@@ -131,10 +131,12 @@ def test_a_culprit_in_a_batch_fails_alone_and_its_mates_are_answered(
         right(after, answer)
         metrics = await send(faulty.port, Call("metrics", "/metrics", b"", method="GET"))
         splits = re.search(
-            r"^turbofno_out_of_memory_splits_total\{.*\} (\S+)$", metrics.body.decode(), re.M
+            r'^turbofno_out_of_memory_splits_total\{model="tiny-1d",.*\} (\S+)$',
+            metrics.body.decode(),
+            re.M,
         )
-        assert splits is not None, "no batch was too large"
-        assert float(splits[1]) > 0
+        assert splits is not None
+        assert float(splits[1]) > 0, "no batch was too large"
         within(answer.seconds, 2.0)
 
     asyncio.run(main())

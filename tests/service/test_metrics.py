@@ -140,6 +140,18 @@ def test_counters_of_a_model_exist_before_anything_happens() -> None:
     assert read("nv_inference_request_failure", {**labels, "reason": "REJECTED"}) == 1
 
 
+def test_triton_s_requests_are_those_whose_seconds_it_counts() -> None:
+    metrics = Metrics()
+    metrics.registry.register(TritonMetrics(metrics))
+    metrics.serve("m", "1")
+    for protocol in ("rollout", "oip"):
+        metrics.requests.labels("m", "1", protocol, 200).inc()
+    answered = metrics.registry.get_sample_value(
+        "nv_inference_request_success", {"model": "m", "version": "1"}
+    )
+    assert answered == 1
+
+
 def test_every_reason_to_refuse_is_counted_from_zero() -> None:
     """Each that the source names stands in the list of those with a model, or without."""
     named = set(GUARD_REASONS.values())

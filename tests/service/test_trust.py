@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from service import cli
 from service.client import Client, PredictionWarning
 from tests.e2e.server_process import ServerProcess
 from tests.service.processes.running import running
-from tests.service.tiny import save_judged, save_tiny
+from tests.service.tiny import rollable_module, save_judged, save_rollable, save_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     save_judged(root)
     save_tiny(root)
+    save_rollable(root, rollable_module())
     save_judged(root, "tiny-warned", limits=(LIMIT, 1e5), steps=4)
     return root
 
@@ -190,9 +192,13 @@ def test_a_model_without_signals_says_so_wherever_others_show_theirs(
         tensor = {"name": "input", "datatype": "FP32", "shape": [1, 1, 16], "data": [0.0] * 16}
         v2 = client.post("/v2/models/tiny-1d/infer", json={"inputs": [tensor]}).json()
         assert v2["parameters"]["trust_status"] == none
+        with Client(str(client.base_url)) as user:
+            assert user.predict_detailed("tiny-1d", fields(1)).trust_status == none
+        check_untold_rollout(client, none)
         described = {one["name"]: one["trust"] for one in client.get("/v1/models").json()["models"]}
         assert described == {
             "tiny-1d": none,
+            "tiny-flow": none,
             "tiny-judged": "input_distance and residual without thresholds, not evaluated",
             "tiny-warned": "input_distance and residual",
         }
@@ -204,6 +210,15 @@ def test_a_model_without_signals_says_so_wherever_others_show_theirs(
         assert cli.main(["models", "--url", str(client.base_url)]) == 0
     table = capsys.readouterr().out
     assert all(status in table for status in described.values())
+
+
+def check_untold_rollout(client: httpx.Client, none: str) -> None:
+    flow = json.dumps({"inputs": {"input": fields(1).tolist()}})
+    path, as_json = "/v1/models/tiny-flow:rollout?steps=2", {"Content-Type": "application/json"}
+    whole = client.post(path, content=flow, headers=as_json)
+    assert whole.headers["x-trust"] == whole.json()["trust_status"] == none
+    accept = {"Accept": "text/event-stream"}
+    assert client.post(path, content=flow, headers=as_json | accept).headers["x-trust"] == none
 
 
 def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
@@ -220,6 +235,8 @@ def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
         horizon, distance = whole.json()["warnings"]
         assert "step 6, model tiny-warned was evaluated to step 4" in horizon
         assert re.match(r"step 3: input_distance \S+ of field .*is above 1.5", distance)
+        assert "x-trust" not in whole.headers
+        assert "trust_status" not in whole.json()
         assert whole.headers["x-warning"] == f"{horizon}; {distance}"
         assert float(whole.headers["x-trust-input-distance"]) > LIMIT
         found = counts(client.get("/metrics").text, "tiny-warned")
