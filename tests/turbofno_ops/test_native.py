@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.turbofno_ops.conftest import CXX_FLAGS, PLANS, run
 from tests.turbofno_ops.on_gpu import needs_kernels
 from turbofno_ops import (
     PRECISIONS,
@@ -34,54 +35,20 @@ from turbofno_ops.__main__ import report
 from turbofno_ops._cuda import A100, program_refusal
 from turbofno_ops._stages import (
     MLP,
-    Activate,
     AddMap,
-    Analyze,
-    Held,
-    Hold,
     Project,
     Step,
     Store,
     Synthesis,
 )
-from turbofno_ops._tile_program import Shape, pieces
 from turbofno_ops.description import PointwiseMap
 from turbofno_ops.dispatch import Choice, choose
 
 ROOT = Path(__file__).parents[2]
 KERNELS = sorted((ROOT / "csrc" / "kernels").glob("*.cu"))
-PLANS = sorted((ROOT / "csrc" / "plan").glob("*.cpp"))
 CHECKS = sorted((ROOT / "tests" / "csrc").glob("*_check.cpp"))
 
-CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
-
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False
-    )
-
-
-@pytest.fixture(scope="module")
-def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The host code alone: what is refused, and workspaces of tile programs."""
-    library = tmp_path_factory.mktemp("plan") / "plan.so"
-    built = run("g++", *CXX_FLAGS, "-shared", "-fPIC", *PLANS, "-o", library)
-    assert built.returncode == 0, built.stderr
-    plans = ctypes.CDLL(str(library))
-    for name, structure in _native.UNSUPPORTED.items():
-        function = getattr(plans, f"turbofno_{name}_unsupported")
-        function.argtypes, function.restype = [ctypes.POINTER(structure)], ctypes.c_char_p
-    workspace = plans.turbofno_tile_workspace_bytes
-    workspace.argtypes, workspace.restype = [ctypes.POINTER(_native.Tile)], ctypes.c_size_t
-    return plans
-
-
-@pytest.fixture
-def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "_library", lambda: plan_library)
 
 
 @needs_compiler
@@ -108,7 +75,6 @@ def layer_refusal(**changes: Any) -> str | None:
     )  # fmt: skip
 
 
-@needs_compiler
 @pytest.mark.usefixtures("served_shapes")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
@@ -141,7 +107,6 @@ def identity(out: int, channels: int) -> PointwiseMap:
     return PointwiseMap(torch.empty(out, channels, device="meta"))
 
 
-@needs_compiler
 @pytest.mark.usefixtures("served_shapes")
 @pytest.mark.parametrize(
     ("channels", "step", "why"),
@@ -172,42 +137,6 @@ def test_limits_of_a_step(channels: int, step: Step, why: str | None) -> None:
     assert refused is None if why is None else why in str(refused)
 
 
-def shape_of(**changes: Any) -> Shape:
-    base = Shape(32, (128, 128), 64, 64, 12, 12, "fp32", *A100)
-    return base._replace(**changes)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("served_shapes")
-def test_a_program_that_fits_is_one_kernel() -> None:
-    steps = (Synthesis(), AddMap(torch.empty(64, 64, device="meta")), Store(), Analyze())
-    (piece,) = pieces(steps, shape_of())
-    assert (piece.steps, piece.refusal) == (steps, None)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("served_shapes")
-def test_an_analysis_of_many_modes_is_a_kernel_of_its_own() -> None:
-    steps = (Synthesis(), Activate("gelu"), Store(), Analyze())
-    first, second = pieces(steps, shape_of(next_modes=48))
-    assert first.steps == steps[:-1]
-    assert [type(step) for step in second.steps] == [Held, Analyze]
-    assert (first.refusal, second.refusal) == (None, None)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("served_shapes")
-def test_a_program_too_large_for_shared_memory_is_cut_before_a_map() -> None:
-    wide = MLP(identity(128, 128), "gelu", identity(128, 128))
-    steps = (Synthesis(), Activate("gelu"), wide, Store())
-    shape = shape_of(channels=128, modes=64)
-    found = list(pieces(steps, shape))
-    assert [piece.refusal for piece in found] == [None, None]
-    assert [type(step) for step in found[0].steps] == [Synthesis, Activate, Hold]
-    assert [type(step) for step in found[1].steps] == [Held, MLP, Store]
-
-
-@needs_compiler
 def test_workspace_is_counted_beyond_32_bits(plan_library: ctypes.CDLL) -> None:
     # one row in pieces on many multiprocessors: a sum for every piece
     tile = _native.Tile(
