@@ -160,6 +160,36 @@ def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("draw", range(DRAWS // 3))
+def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    axes = rng.choice([1, 2, 3, 4])
+    most = {1: 400, 2: 130, 3: 20, 4: 8}[axes]
+    size = tuple(rng.randint(1, most) for _ in range(axes))
+    out_size = tuple(rng.choice([n, rng.randint(1, most)]) for n in size)
+    fits = [min(n, m, 40) for n, m in zip(size, out_size, strict=True)]
+    modes = (*(rng.randint(1, n) for n in fits[:-1]), rng.randint(1, fits[-1] // 2 + 1))
+    batch, c_in, c_out = (
+        rng.choice([1, 2, 5, 17, 40]),
+        rng.randint(1, 40),
+        rng.choice([1, 8, 33, 64]),
+    )
+    spectra = torch.randn(batch, c_in, *size[:-1], modes[-1], dtype=torch.complex64, device="cuda")
+    weight = torch.randn(*modes, c_in, c_out, dtype=torch.complex64, device="cuda")
+    ours = CudaStages(
+        size, modes, device=torch.device("cuda"), precision=precision, out_size=out_size
+    )
+    poison()
+    found = ours.mix(spectra, weight)
+    plain = TorchStages(size, modes, out_size)
+    truth = plain.mix(spectra.to(torch.complex128), weight.to(torch.complex128))
+    least, times = LIMITS[precision]
+    allowed = max(least, times * relative_l2(plain.mix(spectra, weight), truth))
+    assert relative_l2(found, truth) <= allowed, (size, out_size, modes, batch, c_in, c_out)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_moments_of_a_field_with_a_large_mean(precision: str) -> None:
     held = torch.randn(3, 20, 33, 17) + 300.0
     steps = (Held(), Normalize(20, 1e-5), Affine(None, torch.randn(20).double()), Store())
