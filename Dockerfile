@@ -29,9 +29,9 @@ COPY turbofno_ops turbofno_ops
 COPY service/client service/client
 RUN TURBOFNO_PURE=true pip wheel --no-deps --wheel-dir /wheels .
 
-# The compiler comes as pinned wheels, so this stage needs no second base image of many gigabytes. PyTorch's
-# CPU build is enough to compile against: the kernels use its stable ABI, the same in every build.
-FROM torch-cpu AS wheel-cuda
+# The compiler comes as pinned wheels, so this stage needs no second base image of many gigabytes. The kernels are
+# plain CUDA: PyTorch is not needed to build them.
+FROM python AS wheel-cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
@@ -40,7 +40,7 @@ ENV CUDA_HOME=/opt/turbofno/lib/python3.11/site-packages/nvidia/cu13
 ENV CUDACXX=${CUDA_HOME}/bin/nvcc
 # nvcc looks for its libraries in lib64, the wheels have them in lib.
 # hadolint ignore=DL3013
-RUN pip install scikit-build-core cmake ninja \
+RUN pip install \
     nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
     nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 \
     && ln -s lib "${CUDA_HOME}/lib64"
@@ -48,7 +48,7 @@ COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
 COPY turbofno_ops turbofno_ops
 COPY service/client service/client
 COPY csrc csrc
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels \
+RUN pip wheel --no-deps --wheel-dir /wheels \
     --config-settings=cmake.define.TURBOFNO_CUDA=ON .
 
 FROM torch-cpu AS environment-cpu

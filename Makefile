@@ -66,7 +66,7 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# No build isolation: an isolated build would download a second PyTorch only to read its headers.
+# No build isolation: the build tools are here anyway, because tests build the wheel and the kernels.
 $(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*)
 	@echo "setting up $(VENV); the first time this downloads PyTorch and takes some minutes"
 	$(PIP) torch

@@ -20,6 +20,6 @@ def code_refusal(device: torch.device) -> str | None:
     found = torch.cuda.get_device_properties(device)
     return (
         f"this build of {native_status().detail} has no code for {found.name} (sm_{found.major}{found.minor}): "
-        f"{reason.decode()}; install it again where nvcc is, with pip's --no-build-isolation, for another card than "
+        f"{reason.decode()}; install the package again from its sources where nvcc is, for another card than "
         f"those of CMakeLists.txt with -C cmake.define.TURBOFNO_CUDA_ARCHITECTURES={found.major}{found.minor}"
     )

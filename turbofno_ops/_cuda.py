@@ -257,7 +257,7 @@ class CudaStages:
                     else:
                         to.field, to.channel_first = pointer(readable(_given(given.x))), 1
                 case Store() | Hold():
-                    if channel_first:
+                    if channel_first and isinstance(step, Store):
                         x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                         to.field, to.channel_first = pointer(x), 1
                         continue

@@ -127,7 +127,7 @@ def native_status() -> NativeStatus:
     if not found:
         return NativeStatus(
             False,
-            f"{LIBRARY} was not built; install where nvcc is, with pip's --no-build-isolation",
+            f"{LIBRARY} was not built; install the package from its sources where nvcc is",
         )
     try:
         declare(ctypes.CDLL(str(found[0])))

@@ -259,8 +259,11 @@ def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
 
 def _longest(steps: tuple[Step, ...], shape: Shape) -> int:
     """How many steps the first kernel takes: all, or as many as fit and put the value by in front of a costly one."""
-    many = widths(steps, shape.channels)[-1] * shape.next_modes > _MOST_SUMS
-    if many and isinstance(steps[-1], Analyze) and len(steps) > 2:
+    after = widths(steps, shape.channels)
+    many = after[-1] * shape.next_modes > _MOST_SUMS
+    # mixed spectra and those of a result have the same channels within a kernel
+    other = isinstance(steps[0], Synthesis) and after[-1] != after[0]
+    if (many or other) and isinstance(steps[-1], Analyze) and len(steps) > 2:
         return min(len(steps) - 1, _longest(steps[:-1], shape))
     if refusal(steps, shape) is None:
         return len(steps)

@@ -32,7 +32,7 @@ def build_commands(capability: tuple[int, int]) -> list[list[str]]:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     configure = [
         *(cmake(), "-S", str(ROOT), "-B", str(FOLDER), *generator),
-        *(f"-DPython_EXECUTABLE={sys.executable}", "-DTURBOFNO_CUDA=ON"),
+        "-DTURBOFNO_CUDA=ON",
         # not by name: CMake knows no code of one architecture for another
         "-DTURBOFNO_CUDA_ARCHITECTURES=OFF",
         f"-DCMAKE_CUDA_FLAGS=-gencode=arch=compute_80,code=sm_{code}",

@@ -90,7 +90,7 @@ def parts() -> list[Part]:
     tool = sanitizer() or "compute-sanitizer"
     watched = ["--error-exitcode", "1", python, str(here / "sanitizer_shapes.py")]
     ops = "tests/turbofno_ops"
-    kernels = [f"{ops}/test_cuda.py", f"{ops}/test_plan_cuda.py"]
+    kernels = [f"{ops}/test_{name}.py" for name in ("cuda", "cuda_programs", "plan_cuda")]
     return [
         _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=4),
         _pytest("ops", ops, f"--ignore={ops}/test_native.py", workers=4),

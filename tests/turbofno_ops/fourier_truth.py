@@ -42,6 +42,7 @@ def spectral_conv_truth(
 
 
 def relative_l2(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """||value - truth|| / ||truth|| in float64."""
-    expected = truth.detach().double()
-    return float((value.detach().double() - expected).norm() / expected.norm())
+    """||value - truth|| / ||truth|| in float64, of real or complex values."""
+    dtype = torch.complex128 if truth.is_complex() else torch.float64
+    expected = truth.detach().to(dtype)
+    return float((value.detach().to(dtype) - expected).norm() / expected.norm())

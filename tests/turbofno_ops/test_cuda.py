@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +16,11 @@ from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from turbofno_ops import (
     ACTIVATIONS,
-    PRECISIONS,
-    _cuda,
     explain,
     fourier_layer,
     last_choice,
     spectral_conv,
 )
-from turbofno_ops._stages import Layer, Projection
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
@@ -36,15 +32,20 @@ FLOAT32_ERROR = 1e-6
 COARSE_ERRORS = {"tf32": 2e-3, "bf16": 1e-2}
 
 
+LINES = [*range(8, 140), 141, 256, 251, 421]
+AXES = {
+    1: [1, 2, *LINES, 512, 1021, 1024, 4096, 8192, 16384],
+    2: LINES,
+    3: [4, 5, 7, 8, 12, 16, 17, 31, 32],
+}
+
+
 def draw_shape(rng: random.Random) -> tuple[int, tuple[int, int], tuple[int, ...], tuple[int, ...]]:
     """Batch, channels, grid and modes of a layer, small enough to check in float64."""
     while True:
-        axis = [*range(8, 140), 141, 256, 251, 421]
-        if rng.random() < 0.4:
-            size: tuple[int, ...] = (rng.choice([*axis, 512, 1021, 1024, 4096, 8192, 16384]),)
-        else:
-            size = (rng.choice(axis), rng.choice(axis))
-        limits = [min(128, n) for n in size[:-1]] + [min(64, size[-1] // 2 + 1)]
+        axes = rng.choice([1, 2, 2, 3])
+        size = tuple(rng.choice(AXES[axes]) for _ in range(axes))
+        limits = [min(128, n) for n in size[:-1]] + [min(128, size[-1] // 2 + 1)]
         modes = tuple(rng.choice([limit, rng.randint(1, limit)]) for limit in limits)
         few = [1, 8, 16, 20, 32, 48, 64, rng.randint(1, 256)]
         channels = (rng.choice([*few, 256]), rng.choice([*few, 256]))
@@ -110,7 +111,7 @@ def test_spectral_conv_equals_float64_on_random_grids(draw: int) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     batch, channels, size, modes = draw_shape(rng)
     out_size = tuple(
-        max(n // 2, 2 * k, 8) + rng.randint(0, 9) for n, k in zip(size, modes, strict=True)
+        max(n // 2, 2 * k, 3) + rng.randint(0, 9) for n, k in zip(size, modes, strict=True)
     )
     x, weight, _, _ = tensors(batch, channels, size, modes)
     truth = spectral_conv(x, weight, out_size=out_size, backend="reference")
@@ -120,6 +121,10 @@ def test_spectral_conv_equals_float64_on_random_grids(draw: int) -> None:
     theirs = spectral_conv(*given, out_size=out_size, backend="reference")
     limit = max(2 * relative_l2(theirs.cpu(), truth), FLOAT32_ERROR)
     assert relative_l2(ours.cpu(), truth) <= limit, (batch, channels, size, out_size, modes)
+    for precision, coarse in COARSE_ERRORS.items():
+        poison()
+        ours = spectral_conv(*given, out_size=out_size, backend="cuda", precision=precision)
+        assert relative_l2(ours.cpu(), truth) <= coarse, (size, out_size, modes, precision)
 
 
 LAYER = (4, (32, 32), (64, 64), (24, 12))
@@ -206,10 +211,13 @@ def test_from_several_threads_at_once() -> None:
     assert wrong == []
 
 
-def test_not_a_number_stays_in_its_batch_element() -> None:
-    x, weight, skip, bias = layer_on_gpu()
+@pytest.mark.parametrize(
+    "shape", [(4, (32, 32), (64,), (12,)), LAYER, (4, (16, 24), (9, 16, 13), (4, 5, 6))]
+)
+def test_not_a_number_stays_in_its_batch_element(shape: tuple[Any, ...]) -> None:
+    x, weight, skip, bias = on_gpu(*tensors(*shape))
     expected = run(x, weight, skip, bias)
-    x[1, 0, 3, 3] = math.nan
+    x[1].flatten()[100] = math.nan
     result = run(x, weight, skip, bias)
     assert result[1].isnan().all()
     others = [0, 2, 3]
@@ -220,39 +228,6 @@ def test_compiled_and_checked_by_pytorch() -> None:
     given = layer_on_gpu()
     torch.testing.assert_close(torch.compile(run, fullgraph=True)(*given), run(*given))
     torch.library.opcheck(torch.ops.turbofno.fourier_layer.default, (*given, "gelu", "cuda"))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_stages_write_what_their_schemas_say(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ops = torch.ops.turbofno
-    checked = set()
-
-    class Checked:
-        """The ops, each checked by PyTorch before it runs."""
-
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            op = getattr(ops, name)
-
-            def run(*arguments: object) -> None:
-                torch.library.opcheck(op.default, arguments, test_utils="test_schema")
-                checked.add(name)
-                op(*arguments)
-
-            return run
-
-    monkeypatch.setattr(_cuda, "_ops", Checked())
-    device = torch.device("cuda")
-    stages = _cuda.CudaStages((24, 40), (6, 8), device=device, precision=precision)
-    x = torch.randn(2, 4, 24, 40, device=device, dtype=_cuda.field_dtype(precision))
-    weight = torch.randn(6, 8, 4, 4, dtype=torch.complex64, device=device)
-    layer = Layer(weight, torch.randn(4, 4, device=device), torch.randn(4, device=device), "gelu")
-    y, spectra = stages.rows(stages.mix(stages.analyze(x), layer), x, layer, last=False)
-    mixed = stages.mix(spectra, replace(layer, bias=None))
-    stages.rows(mixed, y, replace(layer, skip=None), last=True)
-    stages.project(mixed, y, layer, Projection(torch.randn(3, 4, device=device), None))
-    assert checked == {"analyze_rows", "spectral_mix", "fourier_rows", "project_rows"}
 
 
 def test_gradients_come_from_another_backend() -> None:
@@ -270,7 +245,7 @@ def test_gradients_come_from_another_backend() -> None:
 @pytest.mark.parametrize(
     ("x", "modes", "why"),
     [
-        (torch.zeros(1, 2, 8, 8, 8), (2, 2, 2), "one and two grid axes"),
+        (torch.zeros(1, 2, 8, 400), (2, 200), "128 modes"),
         (torch.zeros(1, 2, 16, dtype=torch.float64), (3,), "compute in float32"),
         (torch.zeros(1, 300, 16), (3,), "channel count"),
     ],
@@ -293,6 +268,7 @@ def test_sizes_where_cufft_is_wrong() -> None:
         (2, (8, 8), (8192,), (16,)),
         (1, (8, 8), (16384,), (16,)),
         (1, (8, 8), (1024, 256), (24, 12)),
+        (1, (4, 4), (8, 1024, 64), (4, 12, 12)),
     ):
         x, weight, _, _ = tensors(batch, channels, size, modes)
         truth = spectral_conv(x, weight, backend="reference")

@@ -1,0 +1,91 @@
+// Every plan of a transform and of a product of modes covers its work and fits what the kernels and all devices allow,
+// over a grid of shapes. Prints what is wrong; exit 1 if anything is, or if nothing was checked.
+#include <cstdio>
+#include <initializer_list>
+
+#include "../../csrc/plan/spectral_plan.h"
+
+using namespace turbofno;
+
+static int wrong = 0, transforms = 0, products = 0;
+
+static void expect(bool holds, const char *what, const turbofno_transform &t) {
+    if (holds) return;
+    std::printf("%s: outer %lld, inner %lld, points %d, modes %d, inverse %d, multiprocessors %d\n", what,
+                (long long)t.outer, (long long)t.inner, t.points, t.modes, t.inverse, t.multiprocessors);
+    ++wrong;
+}
+
+static void expect(bool holds, const char *what, const turbofno_product &s) {
+    if (holds) return;
+    std::printf("%s: batch %lld, channels %d %d, modes %d others %d, multiprocessors %d\n", what, (long long)s.batch,
+                s.c_in, s.c_out, s.modes, s.others, s.multiprocessors);
+    ++wrong;
+}
+
+static void check(const turbofno_transform &t) {
+    if (turbofno_transform_unsupported(&t) != nullptr) return;
+    ++transforms;
+    const TransformPlan p = plan(t);
+    const int from = t.inverse ? t.modes : t.points, to = t.inverse ? t.points : t.modes;
+    expect(16 * p.tiles > to / 2 && 16 * (p.tiles - 1) <= to / 2, "tiles cover what comes out", t);
+    expect(8 * p.steps > from / 2 && 8 * (p.steps - 1) <= from / 2, "steps cover what goes in", t);
+    if (p.warp_tiles == 0) {
+        expect(p.steps <= kHeldSteps, "a warp holds its terms", t);
+        expect(p.groups >= 1 && p.groups <= p.tiles, "each block has a tile", t);
+    } else {
+        expect(p.warp_tiles >= 1 && p.warp_tiles <= 3, "there is a kernel for the tiles of a warp", t);
+        expect(p.groups * p.warp_tiles >= p.tiles && (p.groups - 1) * p.warp_tiles < p.tiles, "blocks cover the tiles", t);
+    }
+    expect(p.blocks % p.groups == 0, "every group has the same columns", t);
+    const int64_t covered = p.blocks / p.groups * kColumnWarps * kWarpColumns;
+    expect(covered >= t.outer * t.inner, "blocks cover the columns", t);
+    expect(covered - kColumnWarps * kWarpColumns < t.outer * t.inner, "no block is without columns", t);
+    expect(p.blocks < (int64_t(1) << 31), "the grid is one that CUDA starts", t);
+}
+
+static void check(const turbofno_product &s) {
+    if (turbofno_product_unsupported(&s) != nullptr) return;
+    ++products;
+    const ProductPlan p = plan(s);
+    expect(p.batch_fragments == 1 || p.batch_fragments == 2 || p.batch_fragments == 4, "batch fragments", s);
+    expect(p.modes == 1 || p.modes == 2 || p.modes == 4, "modes of a block", s);
+    expect(p.threads == 32 * p.modes * p.channel_tiles && p.threads >= 32 && p.threads <= 32 * kMostModeWarps, "threads", s);
+    expect(p.batch_tiles * p.batch_fragments * 8 >= s.batch, "tiles cover the batch", s);
+    expect(p.mode_tiles * p.modes >= s.modes, "tiles cover the modes", s);
+    expect(p.channel_groups * p.channel_tiles * 16 >= s.c_out, "tiles cover the channels", s);
+    expect(p.blocks == p.batch_tiles * p.mode_tiles * p.channel_groups * s.others, "blocks", s);
+    const int batch = 8 * p.batch_fragments, channels = (s.c_in + 7) / 8 * 8;
+    const int weights = 32 * kWeightStages * p.threads;
+    expect(p.shared_in >= channels * p.modes && 8 * batch * p.shared_in + weights <= p.shared_bytes, "input in shared memory", s);
+    expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out + weights <= p.shared_bytes,
+           "output in shared memory", s);
+    expect(p.modes == 1 || (p.shared_in % 2 == 0 && p.shared_out % 2 == 0), "pairs of modes are aligned", s);
+    expect(p.shared_bytes <= kMostSharedBytes, "shared memory", s);
+}
+
+int main() {
+    for (int64_t outer : {1LL, 3LL, 64LL, 4096LL, 1LL << 24})
+        for (int64_t inner : {1LL, 2LL, 12LL, 33LL, 420LL, 1LL << 14})
+            for (int points : {1, 2, 8, 31, 64, 421, 16384})
+                for (int modes : {1, 2, 7, 24, 31, 32, 127, 128})
+                    for (int inverse : {0, 1})
+                        for (int multiprocessors : {1, 108, 132}) {
+                            turbofno_transform t{};
+                            t.outer = outer, t.inner = inner, t.points = points, t.modes = modes, t.inverse = inverse;
+                            t.multiprocessors = multiprocessors;
+                            check(t);
+                        }
+    for (int64_t batch : {1LL, 2LL, 9LL, 17LL, 4096LL, 65536LL})
+        for (int c_in : {1, 4, 8, 20, 48, 255, 256})
+            for (int c_out : {1, 7, 16, 32, 48, 64, 65, 255, 256})
+                for (int others : {1, 2, 24, 576, 16384})
+                    for (int modes : {1, 2, 3, 5, 12, 33, 64, 128})
+                        for (int multiprocessors : {1, 108, 132}) {
+                            turbofno_product s{};
+                            s.batch = batch, s.c_in = c_in, s.c_out = c_out, s.others = others, s.modes = modes;
+                            s.multiprocessors = multiprocessors;
+                            check(s);
+                        }
+    return wrong != 0 || transforms == 0 || products == 0;
+}

@@ -1,0 +1,201 @@
+// Drawn tile programs: what a plan lays out in shared memory does not overlap and fits, for as much as the kernel reads
+// of it (csrc/kernels/tile_program.cuh); warps, teams and splits cover the work. Prints what is wrong; exit 1 if
+// anything is, or if nothing was checked. The seed is the argument.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <random>
+#include <vector>
+
+#include "../../csrc/plan/tile_plan.h"
+
+using namespace turbofno;
+
+static constexpr int kLanes = 32;
+static int wrong = 0, checked = 0, splits = 0, cut = 0, boxed = 0;
+
+static void expect(bool holds, const char *what, const turbofno_tile &t) {
+    if (holds) return;
+    std::printf("%s: batch %lld, outer %lld, points %d, width %d, modes %d, next %d, precision %d, shared %d, steps", what,
+                (long long)t.batch, (long long)t.outer, t.points, t.width, t.modes, t.next_modes, t.precision, t.shared_bytes);
+    for (int i = 0; i < t.steps; ++i) std::printf(" %d(%d %d)", t.step[i].kind, t.step[i].terms, t.step[i].hidden);
+    std::printf("\n");
+    ++wrong;
+}
+
+struct Region {
+    int begin, words;
+};
+
+// Whether all regions lie between `begin` and `end` and none on another.
+static bool apart(std::vector<Region> regions, int begin, int end) {
+    std::sort(regions.begin(), regions.end(), [](const Region &a, const Region &b) { return a.begin < b.begin; });
+    for (const Region &region : regions) {
+        if (region.words == 0) continue;
+        if (region.begin < begin) return false;
+        begin = region.begin + region.words;
+    }
+    return begin <= end;
+}
+
+// Words of a B operand as the kernel reads it: pairs of fragments for every 32 terms, and a scale for each.
+static int operand_words(int terms, int fragment_pairs, int planes) {
+    const int of_pairs = ceil_div(terms, 32) * fragment_pairs;
+    return of_pairs * 2 * planes * kLanes + ceil_div(of_pairs, 4);
+}
+
+static void check_memory(const turbofno_tile &t, const TilePlan &p) {
+    const int pairs = p.fragments / 2, tiles = ceil_div(t.points, kTilePoints), columns = ceil_div(2 * t.next_modes, 8);
+    std::vector<Region> block, team;
+    for (int i = 0; i < t.steps; ++i) {
+        const turbofno_step &step = t.step[i];
+        const bool wide = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
+        const int out = step.kind == TURBOFNO_PROJECT ? 1 : pairs;
+        if (step.kind == TURBOFNO_ADD_MAP) block.push_back({p.first_at[i], operand_words(step.terms, pairs, p.planes)});
+        if (wide && step.hidden > 0) {
+            block.push_back({p.first_at[i], operand_words(step.terms, step.hidden / 16, p.planes)});
+        }
+        if (wide) {
+            block.push_back({p.second_at[i], operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes)});
+            expect(p.vector_width[i] == step.hidden, "a hidden vector has the hidden channels", t);
+            const int second = step.kind == TURBOFNO_PROJECT ? kMostProjected : 8 * p.fragments;
+            block.push_back({p.vectors_at[i], ceil_div(2 * step.hidden + second, 4)});
+        }
+        const bool affine = step.kind == TURBOFNO_AFFINE || step.kind == TURBOFNO_ADD_GATE;
+        if (affine && !step.per_sample) {
+            expect(p.vector_width[i] == 8 * p.fragments, "a vector has the block's channels", t);
+            block.push_back({p.vectors_at[i], ceil_div(2 * 8 * p.fragments, 4)});
+        }
+    }
+    if (p.tables_on_chip) {
+        block.push_back({p.synthesis_at, tiles * ceil_div(2 * t.modes, 32) * 2 * p.planes * kLanes});
+        block.push_back({p.analysis_at, tiles * ceil_div(columns, 2) * p.planes * kLanes});
+    }
+    const int teams = p.warps / p.team, words = p.shared_bytes / 16;
+    expect(apart(block, 0, p.first_team), "what the block shares", t);
+    expect(p.first_team + teams * p.team_words <= words, "what the teams have", t);
+    if (t.modes > 0) team.push_back({0, operand_words(2 * t.modes, pairs, p.planes)});
+    for (int warp = 0; warp < p.team; ++warp) {
+        team.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
+        if (p.inbox_step < 0) continue;
+        const int bytes = ceil_div(t.step[p.inbox_step].channels * (t.precision == TURBOFNO_BF16 ? 2 : 4), 16) * 16;
+        team.push_back({p.inbox_at + warp * p.inbox_words, 1 + kTilePoints * bytes / 16}); // an mbarrier, then the points
+    }
+    expect(apart(team, 0, p.team_words), "what a team has", t);
+    expect(p.shared_bytes % 16 == 0 && p.shared_bytes > 0 && p.shared_bytes <= t.shared_bytes, "shared memory", t);
+}
+
+static void check_inbox(const turbofno_tile &t, const TilePlan &p) {
+    if (p.inbox_step < 0) {
+        expect(p.inbox_last < 0, "an inbox has an end where it has a beginning", t);
+        return;
+    }
+    ++boxed;
+    for (int i : {p.inbox_step, p.inbox_last}) {
+        const turbofno_step &step = t.step[i];
+        const bool reads = step.kind == TURBOFNO_LOAD || step.kind == TURBOFNO_ADD_MAP || step.kind == TURBOFNO_ADD_GATE;
+        expect(reads && !step.channel_first, "an inbox is for a channels-last field", t);
+        expect(step.channels == t.step[p.inbox_step].channels, "an inbox is of one field", t);
+    }
+}
+
+static void check(const turbofno_tile &t) {
+    if (turbofno_tile_unsupported(&t) != nullptr) return;
+    ++checked;
+    const TilePlan p = plan(t);
+    const int64_t rows = t.batch * t.outer;
+    const int tiles = ceil_div(t.points, kTilePoints);
+    expect(p.fragments == 2 || p.fragments == 4 || p.fragments == 8 || p.fragments == 16, "fragments", t);
+    expect(8 * p.fragments * p.channel_tiles >= t.width, "channel tiles cover the channels", t);
+    expect(8 * p.fragments * (p.channel_tiles - 1) < t.width, "no empty channel tile", t);
+    expect(!p.wide || p.channel_tiles == 1, "an MLP sees all channels", t);
+    expect(p.planes == (t.precision == TURBOFNO_FP32 ? 2 : 1), "planes", t);
+    expect(p.team >= 1 && p.warps >= p.team && p.warps % p.team == 0, "warps make whole teams", t);
+    expect(p.warps <= most_warps(p.fragments, p.wide), "warps have their registers", t);
+    expect(p.team == 1 || p.warps / p.team <= 15, "a named barrier a team", t);
+    expect(p.splits >= 1 && p.split_tiles >= 1 && p.splits * p.split_tiles >= tiles, "splits cover the row", t);
+    expect((p.splits - 1) * p.split_tiles < tiles, "no empty split", t);
+    const int64_t teams = p.warps / p.team;
+    expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, teams), "every block has a row", t);
+    expect(p.channel_tiles * (p.blocks - 1) < t.multiprocessors, "one block a multiprocessor", t);
+    size_t parts = 0;
+    if (p.splits > 1) parts = size_t(8) * size_t(p.splits) * size_t(rows) * size_t(t.channels) * size_t(t.next_modes);
+    expect(p.workspace_bytes == parts && turbofno_tile_workspace_bytes(&t) == parts, "workspace", t);
+    splits += p.splits > 1;
+    cut += p.channel_tiles > 1;
+    check_memory(t, p);
+    check_inbox(t, p);
+}
+
+struct Draw {
+    std::mt19937_64 random;
+
+    bool coin() { return random() % 2 == 0; }
+
+    int of(std::initializer_list<int> values) { return values.begin()[random() % values.size()]; }
+
+    turbofno_step step(int kind, int channels, int terms = 0, int hidden = 0) {
+        turbofno_step s{};
+        s.kind = kind, s.channels = channels, s.terms = terms, s.hidden = hidden;
+        s.channel_first = 0;
+        return s;
+    }
+
+    turbofno_tile tile() {
+        turbofno_tile t{};
+        t.batch = of({1, 2, 3, 8, 33, 256, 4096, 65536});
+        t.outer = of({1, 5, 16, 85, 128, 1024, 16384});
+        t.points = of({1, 7, 16, 17, 33, 64, 85, 128, 421, 1024, 16384});
+        t.precision = of({TURBOFNO_FP32, TURBOFNO_TF32, TURBOFNO_BF16});
+        t.multiprocessors = of({1, 108, 132});
+        t.shared_bytes = 1024 * of({99, 163, 227});
+        const int channels = of({1, 3, 8, 16, 20, 32, 33, 48, 64, 80, 96, 128, 200, 256}), of_x = of({1, 3, 16, 32, 64, 128, 256});
+        const int most = t.points / 2 + 1;
+        const auto modes = [&] { return std::min(most, of({1, 2, 5, 12, 16, 24, 33, 64, 128})); };
+        const auto hidden = [&] { return of({32, 64, 96, 128, 256}); };
+        t.channels = channels;
+        t.width = ceil_div(channels, 16) * 16;
+        const auto add = [&](const turbofno_step &s) { t.step[t.steps++] = s; };
+        if (coin()) {
+            t.modes = modes();
+            add(step(TURBOFNO_SYNTHESIS, channels));
+        } else {
+            add(step(TURBOFNO_LOAD, channels));
+            t.step[0].channel_first = coin();
+        }
+        const bool first = coin(); // of x
+        if (coin()) {
+            add(step(TURBOFNO_AFFINE, channels));
+            t.step[t.steps - 1].per_sample = 1;
+        }
+        if (coin()) {
+            add(step(TURBOFNO_ADD_MAP, of_x, of_x));
+            t.step[t.steps - 1].channel_first = first;
+        }
+        if (coin()) add(step(TURBOFNO_AFFINE, channels));
+        if (coin()) add(step(TURBOFNO_ACTIVATE, channels));
+        if (random() % 3 == 0) add(step(TURBOFNO_MLP, channels, channels, hidden()));
+        if (of_x == channels && coin()) {
+            add(step(TURBOFNO_ADD_GATE, of_x));
+            t.step[t.steps - 1].channel_first = first;
+        }
+        if (coin()) add(step(TURBOFNO_STORE, channels));
+        if (coin()) {
+            t.next_modes = modes();
+            add(step(TURBOFNO_ANALYZE, channels));
+        } else if (coin()) {
+            add(step(TURBOFNO_PROJECT, of({1, 3, 16}), channels, coin() ? hidden() : 0));
+            t.step[t.steps - 1].channel_first = 1;
+        }
+        return t;
+    }
+};
+
+int main(int count, char **arguments) {
+    Draw draw;
+    draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
+    for (int i = 0; i < 5000; ++i) check(draw.tile());
+    std::printf("%d plans, %d of split rows, %d of cut channels, %d with an inbox\n", checked, splits, cut, boxed);
+    return wrong != 0 || checked < 1000 || splits == 0 || cut == 0 || boxed == 0;
+}

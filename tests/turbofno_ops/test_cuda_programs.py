@@ -1,0 +1,230 @@
+"""Tile programs on the CUDA kernels, drawn fresh each run, against float64 and beside plain float32."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.turbofno_ops.fourier_truth import relative_l2
+from tests.turbofno_ops.on_gpu import needs_kernels, poison
+from tests.turbofno_ops.random_program import Drawn, draw_program
+from turbofno_ops import PRECISIONS
+from turbofno_ops._cuda import CudaStages
+from turbofno_ops._fold import on
+from turbofno_ops._stages import (
+    MLP,
+    Activate,
+    AddMap,
+    Affine,
+    Analyze,
+    Held,
+    Hold,
+    Normalize,
+    Operands,
+    Project,
+    Results,
+    Source,
+    Stages,
+    Store,
+    Synthesis,
+)
+from turbofno_ops._tile_program import pieces
+from turbofno_ops._torch_stages import TorchStages
+from turbofno_ops.description import PointwiseMap
+
+pytestmark = pytest.mark.usefixtures("strict_float32")
+
+DRAWS = 150
+# at most the first, or as many times the error of plain float32 as the second: programs amplify rounding
+LIMITS = {"fp32": (4e-7, 3), "tf32": (3e-3, 3e4), "bf16": (3e-2, 4e5)}
+REFUSALS = ("do not fit in shared memory", "more than 128 channels beside it")
+RESULTS = ("x", "held", "spectra", "out")
+
+
+def ready_moments(stages: Stages, held: object, drawn: Drawn) -> torch.Tensor | None:
+    """Of what a program begins with, in the stages' own form, if it begins with a norm of it."""
+    if held is None or len(drawn.steps) < 2 or not isinstance(drawn.steps[1], Normalize):
+        return None
+    return stages.tile((Held(), Hold(moments=True)), Operands(held=held)).moments
+
+
+def plain_results(drawn: Drawn, dtype: torch.dtype, device: torch.device) -> Results:
+    """In plain torch."""
+    stages = TorchStages(drawn.size, drawn.modes, drawn.size)
+    x = drawn.x.to(device, dtype)
+    held = None if drawn.held is None else drawn.held.to(device, dtype)
+    mixed = None if drawn.mixed is None else drawn.mixed.to(device, dtype.to_complex())
+    given = Operands(x=x, held=held, moments=ready_moments(stages, held, drawn), mixed=mixed)
+    return stages.tile(on(drawn.steps, device, dtype), given)
+
+
+def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
+    """The program with its fields rounded to what is stored, and its operands on the GPU."""
+    x, held = drawn.x.cuda(), drawn.held
+    field = x if isinstance(drawn.steps[0], Source) else stages.convert(x)
+    of_held = None if held is None else stages.convert(held.cuda())
+    rounded = replace(
+        drawn,
+        x=stages.plain(field).float(),
+        held=None if of_held is None else stages.plain(of_held).float(),
+        steps=drawn.steps,
+    )
+    mixed = None if drawn.mixed is None else drawn.mixed.cuda()
+    moments = ready_moments(stages, of_held, drawn)
+    return rounded, Operands(x=field, held=of_held, moments=moments, mixed=mixed)
+
+
+def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[str, torch.Tensor]:
+    """What the kernels wrote, fields as [batch, channels, *grid]."""
+    steps = on(drawn.steps, torch.device("cuda"), torch.float32)
+    poison()
+    done = stages.tile(steps, given)
+    found = {name: getattr(done, name) for name in RESULTS}
+    fields = {name: stages.plain(found[name]) for name in ("x", "held") if found[name] is not None}
+    return {name: t for name, t in {**found, **fields}.items() if t is not None}
+
+
+def check(drawn: Drawn, precision: str) -> None:
+    stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
+    rounded, given = as_kernels_see(drawn, stages)
+    ours = kernel_results(drawn, stages, given)
+    truth = plain_results(rounded, torch.float64, torch.device("cuda"))
+    single = plain_results(rounded, torch.float32, torch.device("cuda"))
+    least, times = LIMITS[precision]
+    wanted = [name for name in RESULTS if getattr(truth, name) is not None]
+    assert sorted(ours) == sorted(wanted)
+    for name in wanted:
+        exact = getattr(truth, name)
+        if not exact.any():
+            assert not ours[name].any()
+            continue
+        allowed = max(least, times * relative_l2(getattr(single, name), exact))
+        found = relative_l2(ours[name], exact)
+        assert found <= allowed, f"{name} of {drawn} in {precision}: {found:.1e} > {allowed:.1e}"
+
+
+def draw_served(rng: random.Random, precision: str) -> Drawn:
+    """A drawn program that the kernels take; what they refuse is refused in known words."""
+    while True:
+        drawn = draw_program(rng)
+        refused = refusal(drawn, precision)
+        if refused is None:
+            return drawn
+        assert any(words in refused for words in REFUSALS), refused
+
+
+def refusal(drawn: Drawn, precision: str) -> str | None:
+    stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
+    shape = stages._shape(drawn.steps, as_kernels_see(drawn, stages)[1])
+    return next((piece.refusal for piece in pieces(drawn.steps, shape) if piece.refusal), None)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("draw", range(DRAWS))
+def test_drawn_programs_equal_float64(draw: int, precision: str) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    check(draw_served(rng, precision), precision)
+
+
+def identity(out: int, channels: int) -> PointwiseMap:
+    matrix = torch.randn(out, channels, dtype=torch.float64) / math.sqrt(channels)
+    return PointwiseMap(matrix, torch.randn(out, dtype=torch.float64))
+
+
+MIXED = torch.randn(2, 128, 6, 64, dtype=torch.complex64)
+WIDE = MLP(identity(128, 128), "gelu", identity(128, 128))
+LARGE = {
+    "two channel MLPs": (Synthesis(), WIDE, Activate("gelu"), WIDE, Store()),
+    "an MLP and a projection": (Synthesis(), WIDE, Project((identity(128, 128), identity(3, 128)), "gelu")),
+    "many modes": (Synthesis(), AddMap(identity(128, 20).weight), Store(), Analyze()),
+    "other channels behind an MLP": (Synthesis(), MLP(identity(32, 128), "relu", identity(16, 32)), Analyze()),
+}  # fmt: skip
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", LARGE)
+def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
+    drawn = Drawn(LARGE[name], (6, 130), (4, 64), torch.randn(2, 20, 6, 130), mixed=MIXED)
+    stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
+    shape = stages._shape(drawn.steps, as_kernels_see(drawn, stages)[1])
+    if precision == "fp32":
+        assert len(list(pieces(drawn.steps, shape))) > 1
+    check(drawn, precision)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("draw", range(DRAWS // 3))
+def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    axes = rng.choice([1, 2, 3, 4])
+    most = {1: 400, 2: 130, 3: 20, 4: 8}[axes]
+    size = tuple(rng.randint(1, most) for _ in range(axes))
+    out_size = tuple(rng.choice([n, rng.randint(1, most)]) for n in size)
+    fits = [min(n, m, 40) for n, m in zip(size, out_size, strict=True)]
+    modes = (*(rng.randint(1, n) for n in fits[:-1]), rng.randint(1, fits[-1] // 2 + 1))
+    batch, c_in, c_out = (
+        rng.choice([1, 2, 5, 17, 40]),
+        rng.randint(1, 40),
+        rng.choice([1, 8, 33, 64]),
+    )
+    spectra = torch.randn(batch, c_in, *size[:-1], modes[-1], dtype=torch.complex64, device="cuda")
+    weight = torch.randn(*modes, c_in, c_out, dtype=torch.complex64, device="cuda")
+    ours = CudaStages(
+        size, modes, device=torch.device("cuda"), precision=precision, out_size=out_size
+    )
+    poison()
+    found = ours.mix(spectra, weight)
+    plain = TorchStages(size, modes, out_size)
+    truth = plain.mix(spectra.to(torch.complex128), weight.to(torch.complex128))
+    least, times = LIMITS[precision]
+    allowed = max(least, times * relative_l2(plain.mix(spectra, weight), truth))
+    assert relative_l2(found, truth) <= allowed, (size, out_size, modes, batch, c_in, c_out)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_moments_of_a_field_with_a_large_mean(precision: str) -> None:
+    held = torch.randn(3, 20, 33, 17) + 300.0
+    steps = (Held(), Normalize(20, 1e-5), Affine(None, torch.randn(20).double()), Store())
+    check(Drawn(steps, (33, 17), (5, 4), torch.randn(3, 20, 33, 17), held=held), precision)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("draw", range(DRAWS // 5))
+def test_not_a_number_stays_in_its_batch_element(draw: int, precision: str) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    drawn = draw_served(rng, precision)
+    while drawn.x.shape[0] < 2:
+        drawn = draw_served(rng, precision)
+    stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
+    expected = kernel_results(drawn, stages, as_kernels_see(drawn, stages)[1])
+    for read in (drawn.x, drawn.held, drawn.mixed):
+        if read is not None:
+            read[0] = math.nan
+    found = kernel_results(drawn, stages, as_kernels_see(drawn, stages)[1])
+    for name, result in found.items():
+        assert result[0].isnan().all(), f"{name} of {drawn}"
+        torch.testing.assert_close(result[1:], expected[name][1:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("draw", range(40))
+def test_drawn_programs_are_right_in_plain_float32(draw: int) -> None:
+    """What the kernels are measured by: float32 in the same stages, close to float64."""
+    drawn = draw_program(random.Random(torch.initial_seed() + draw))
+    single, exact = (
+        plain_results(drawn, dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)
+    )
+    compared = [name for name in RESULTS if getattr(exact, name) is not None]
+    assert compared
+    for name in compared:
+        want = getattr(exact, name)
+        assert want.isfinite().all()
+        assert want.norm() == 0 or relative_l2(getattr(single, name), want) < 1e-3, str(drawn)
