@@ -67,11 +67,12 @@ LAYER: dict[str, Any] = {
 
 
 def layer_refusal(**changes: Any) -> str | None:
-    """Of a layer on its own, on an A100."""
+    """Of a layer on its own, past the cache."""
     of = LAYER | changes
-    size = of["size"]
-    return _cuda_layer._layer_refusal(
-        of["batch"], of["channels"], size, of.get("out_size", size), of["modes"], of["precision"], A100
+    size, judge = of["size"], _cuda_layer._layer_refusal.__wrapped__
+    device = torch.device("cuda")
+    return judge(
+        of["batch"], of["channels"], size, of.get("out_size", size), of["modes"], of["precision"], device
     )  # fmt: skip
 
 
@@ -98,7 +99,10 @@ def layer_refusal(**changes: Any) -> str | None:
         ({"out_size": (64, 20)}, "last axis does not hold the kept modes"),
     ],
 )
-def test_limits_of_a_layer(changes: dict[str, Any], why: str | None, precision: str) -> None:
+def test_limits_of_a_layer(
+    changes: dict[str, Any], why: str | None, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
     refused = layer_refusal(**changes, precision=precision)
     assert refused is None if why is None else why in str(refused)
 
