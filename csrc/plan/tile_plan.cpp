@@ -87,7 +87,6 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
 // About how long a plan takes, in the time that a scheduler needs to issue a tile's instructions: with fewer than
 // some 10 warps these are too few to hide what they wait for.
 double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
-    const int tiles = ceil_div(t.points, kTilePoints);
     const int64_t units = rows * p.splits, teams = p.warps / p.team;
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * teams));
