@@ -76,8 +76,9 @@ def _pytest(
         module,
         "-q",
         "-rs",
-        "-p",
-        "no:cacheprovider",
+        *("-p", "no:cacheprovider"),
+        # pytest-benchmark, where it is installed, warns beside pytest-xdist, and warnings are errors here
+        *("-p", "no:benchmark"),
         *spread,
         *arguments,
     ]
