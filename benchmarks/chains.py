@@ -1,4 +1,4 @@
-"""Which imported networks run as one chain: drawn with neuraloperator 2.0 itself, its defaults, PhysicsNeMo's FNOs.
+"""Share of imported networks that run as one chain: drawn with neuraloperator 2.0 itself, its defaults, PhysicsNeMo's FNOs.
 
 `python -m benchmarks.chains` prints the shares and the reasons for the rest, and writes results/chains.jsonl. A network
 counts on its training grid and on two others. On a GPU the kernels' own refusals count too.
@@ -177,7 +177,7 @@ def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def judged(network: Network, device: torch.device) -> Verdict:
-    """Whether a network imports, and on which of its grids it runs as a chain."""
+    """If a network imports, and the grids on which it runs as a chain."""
     imported = network.imported
     if isinstance(imported, ImportRefused):
         return Verdict(str(imported), (), 0.0)

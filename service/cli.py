@@ -293,7 +293,7 @@ def _models(arguments: argparse.Namespace) -> int:
 
 
 def _described(model: dict[str, Any]) -> str:
-    """What it is and, if it runs as no chain of kernels on a GPU, why."""
+    """Its description and, if it runs as no chain of kernels on a GPU, the reason."""
     why = model.get("execution_reason")
     return f"{model['description']} ({why})" if why else str(model["description"])
 

@@ -1,4 +1,4 @@
-"""Whether the library of CUDA kernels holds code for a card: cards come out after libraries, and builds leave some out."""
+"""Check that the library of CUDA kernels holds code for a card: cards come out after libraries, and builds leave some out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a description is one network: shapes that fit together, dtypes and names that exist."""
+"""Check that a description is one network: shapes that fit together, dtypes and names that exist."""
 
 from __future__ import annotations
 

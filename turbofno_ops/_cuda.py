@@ -54,14 +54,14 @@ _LINE = 16  # complex numbers of a line of 128 bytes
 
 
 class Device(NamedTuple):
-    """What the kernels' plans depend on."""
+    """The device limits that the kernels' plans depend on."""
 
     multiprocessors: int
     shared_bytes: int
 
 
 A100 = Device(108, 163 * 1024)
-"""What shapes are judged by where there is no GPU."""
+"""The limits that shapes are judged by where there is no GPU."""
 
 
 @cache
@@ -74,7 +74,7 @@ def device_limits(device: torch.device) -> Device:
 
 
 def field_dtype(precision: str) -> torch.dtype:
-    """What fields between the stages are stored in under a precision policy; network input and output are float32."""
+    """The dtype of fields between the stages under a precision policy; network input and output are float32."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 

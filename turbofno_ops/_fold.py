@@ -173,7 +173,7 @@ class _Lifted:
 def _lift(
     lifting: tuple[PointwiseMap, ...], activation: str, first: Block, *, zeros_around: bool
 ) -> _Lifted:
-    """How the lifting runs, and the first block after it."""
+    """The lifting as it runs, and the first block after it."""
     if len(lifting) == 1:
         columns = _with_bias_column(lifting[0])
         ones = lifting[0].bias is not None

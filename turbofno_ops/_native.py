@@ -108,7 +108,7 @@ WORKSPACES = {"tile": Tile, "moments": Moments}
 
 
 def _candidates() -> list[Path]:
-    """What TURBOFNO_LIBRARY names; else beside this file, and where an editable install put what it built."""
+    """The library that TURBOFNO_LIBRARY names; else beside this file, and where an editable install put what it built."""
     import turbofno_ops
 
     if named := os.environ.get(LIBRARY_VARIABLE):

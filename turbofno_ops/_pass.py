@@ -176,7 +176,7 @@ class Pass:
         return y
 
     def _chained(self, buffer: torch.Tensor) -> torch.Tensor:
-        """What the last tile program wrote, in plain torch's order."""
+        """The result of the last tile program, in plain torch's order."""
         operands, count = self._begun(buffer), 0
         wrote = Results()
         for item in self._chain.items:

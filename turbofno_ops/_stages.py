@@ -115,7 +115,7 @@ Step = (
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """What a tile program reads: the parts that its steps name."""
+    """The inputs of a tile program: the parts that its steps name."""
 
     x: Field | None = None  # with Source the buffer
     held: Field | None = None
@@ -125,7 +125,7 @@ class Operands:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What a tile program wrote: the parts that its steps name."""
+    """The outputs of a tile program: the parts that its steps name."""
 
     x: Field | None = None  # of Store
     held: Field | None = None  # of Hold

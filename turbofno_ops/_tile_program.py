@@ -72,7 +72,7 @@ class ChannelsLast:
 
 
 class Shape(NamedTuple):
-    """What a program runs on: sizes that its steps do not tell."""
+    """The shape that a program runs on: sizes that its steps do not tell."""
 
     batch: int
     grid: Size
@@ -179,7 +179,7 @@ _prepared: WeakKeyDictionary[Step, dict[tuple[str, int], Prepared]] = WeakKeyDic
 
 
 def prepared(step: Step, width: int, precision: str) -> Prepared:
-    """What a step of a tile of `width` channels needs; made once for as long as the step lives."""
+    """The operands of a step of a tile of `width` channels needs; made once for as long as the step lives."""
     made = _prepared.setdefault(step, {})
     key = (precision, width)
     if key not in made:
@@ -258,7 +258,7 @@ def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
 
 
 def _longest(steps: tuple[Step, ...], shape: Shape) -> int:
-    """How many steps the first kernel takes: all, or as many as fit and put the value by in front of a costly one."""
+    """The number of steps that the first kernel takes: all, or as many as fit and put the value by in front of a costly one."""
     after = widths(steps, shape.channels)
     many = after[-1] * shape.next_modes > _MOST_SUMS
     # mixed spectra and those of a result have the same channels within a kernel

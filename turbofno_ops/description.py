@@ -118,7 +118,7 @@ class Branch:
 
 BlockStep = Spectral | AddMap | AddGate | Affine | Normalize | Activate | MLP | Branch
 Block = tuple[BlockStep, ...]
-"""What a hidden layer does to its field y, in order; x is the field it was given, or y as it stood at `Branch`."""
+"""The steps of a hidden layer on its field y, in order; x is the field it was given, or y as it stood at `Branch`."""
 
 
 @dataclass(frozen=True, eq=False)

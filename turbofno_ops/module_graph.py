@@ -55,7 +55,7 @@ class ModuleGraphs:
         self._most_points, self._bytes_of_a_point = 0, 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """What the module gives for float32 [batch, channels, *grid] with a field or more.
+        """The module's result for float32 [batch, channels, *grid] with a field or more.
 
         Raises:
             GraphRefused: it does not run as a graph.

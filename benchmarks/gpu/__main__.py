@@ -18,7 +18,7 @@ PARTS = ("layers", "models", "heatmap", "people")
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
-    """What a part measures, by its label; a part needs no other's imports."""
+    """The measurements of a part, by label; a part needs no other's imports."""
     compiled, seconds = not arguments.no_compile, arguments.seconds
     if part == "layers":
         from benchmarks.gpu import layers

@@ -1,4 +1,4 @@
-"""What is timed side by side: a name, its error, how to run it; and PyTorch's ways of running a function."""
+"""Candidates that are timed side by side: a name, its error, how to run it; and PyTorch's ways of running a function."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def runs(self) -> list[Callable[[], object]]:
-        """What is timed: the run, and `less` if there is one."""
+        """The timed calls: the run, and `less` if there is one."""
         return [self.run] if self.less is None else [self.run, self.less]
 
 

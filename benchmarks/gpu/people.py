@@ -145,7 +145,7 @@ def _true_float64() -> Iterator[None]:
 
 
 def in_float64(network: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What a module of neuraloperator, float32 on the CPU, makes of x when it computes in float64."""
+    """The result of a neuraloperator module, float32 on the CPU, when it computes in float64."""
     double = to_precision(copy.deepcopy(network), torch.float64)
     _forget_positions(double)
     with _true_float64():

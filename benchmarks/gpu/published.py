@@ -18,7 +18,7 @@ from turbofno_ops._activations import activate
 
 
 def _corners(rows: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Where the kept frequencies of every axis but the last lie, first or last ones of each."""
+    """Slices of the kept frequencies of every axis but the last, first or last ones of each."""
     each = [(slice(0, (count + 1) // 2), slice(-(count // 2), None)) for count in rows]
     return list(itertools.product(*each))
 

@@ -79,7 +79,7 @@ class ModelSummary(BaseModel):
     asked_precision: str = ""
     """What the model's configuration or the server's setting asks for; a CPU computes in fp32 whatever is asked."""
     execution: str = ""
-    """How it runs: chain (of CUDA kernels), graph (a CUDA graph of the module), module (layer by layer); on a CPU replay or
+    """The way it runs: chain (of CUDA kernels), graph (a CUDA graph of the module), module (layer by layer); on a CPU replay or
     module."""
     execution_reason: str = ""
     """Why a GPU runs it as nothing faster."""

@@ -109,7 +109,7 @@ class ModelStatus:
     asked_precision: str = ""
     """What its configuration, or the server's setting, asks for: a CPU gives fp32 whatever is asked."""
     execution: str = ""
-    """How a READY model runs on its training grid: chain (of kernels), graph (a CUDA graph of the module), module (layer
+    """The way a READY model runs on its training grid: chain (of kernels), graph (a CUDA graph of the module), module (layer
     by layer); on a CPU replay or module."""
     execution_reason: str = ""
     """Why a GPU runs it as nothing faster."""

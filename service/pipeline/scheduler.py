@@ -69,7 +69,7 @@ class Scheduler:
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
-        """Where a batch could run as well."""
+        """Device threads on which a batch could run as well."""
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
         self._idle.set()

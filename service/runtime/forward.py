@@ -45,7 +45,7 @@ EXECUTIONS: dict[Execution, str] = {
 
 
 class Ran(NamedTuple):
-    """What a call really ran on, in and as, and on a GPU why as nothing faster."""
+    """Backend, precision and execution of a call, and on a GPU why nothing faster ran."""
 
     backend: str
     precision: str

@@ -76,7 +76,7 @@ class Replays:
             self._record(known, field)
 
     def recorded(self, field: torch.Size) -> bool:
-        """Whether such fields are replayed."""
+        """True if such fields are replayed."""
         known = self._known.get(field)
         return known is not None and bool(known.replays)
 

@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part went; a part that is no pytest counts as one check."""
+    """The result of a part; a part that is no pytest counts as one check."""
 
     passed: int = 0
     failed: int = 0

@@ -79,7 +79,7 @@ def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
 
 
 def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[str, torch.Tensor]:
-    """What the kernels wrote, fields as [batch, channels, *grid]."""
+    """Results of the kernels, fields as [batch, channels, *grid]."""
     steps = on(drawn.steps, torch.device("cuda"), torch.float32)
     poison()
     done = stages.tile(steps, given)
@@ -217,7 +217,7 @@ def test_not_a_number_stays_in_its_batch_element(draw: int, precision: str) -> N
 
 @pytest.mark.parametrize("draw", range(40))
 def test_drawn_programs_are_right_in_plain_float32(draw: int) -> None:
-    """What the kernels are measured by: float32 in the same stages, close to float64."""
+    """The measure of the kernels: float32 in the same stages, close to float64."""
     drawn = draw_program(random.Random(torch.initial_seed() + draw))
     single, exact = (
         plain_results(drawn, dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)

@@ -105,7 +105,7 @@ def _arguments_of_blocks(modules: dict[str, Stub], path: str) -> dict[str, Any]:
 
 
 def _is_old(blocks: Stub) -> bool:
-    """Whether it is of release 0.3."""
+    """True if it is of release 0.3."""
     return "use_mlp" in blocks.attributes
 
 
@@ -160,7 +160,7 @@ def _arguments_of_network(modules: dict[str, Stub], root: str) -> dict[str, Any]
 
 
 def _sizes(modules: dict[str, Stub], root: str) -> dict[str, Any]:
-    """What could be given without a name."""
+    """The arguments that could be given without a name."""
     names = ("in_channels", "out_channels", "hidden_channels", "n_layers")
     attributes = modules[root].attributes
     return {name: attributes[name] for name in names if name in attributes}
