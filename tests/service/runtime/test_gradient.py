@@ -196,6 +196,7 @@ def test_what_is_kept_is_measured(rng: random.Random) -> None:
         update={
             "hidden_channels": 8, "n_layers": 3, "lifting_channels": (), "projection_channels": (20,),
             "domain_padding": None, "skip": "linear", "activation": "gelu", "projection_activation": None,
+            "channel_mlp": None, "norm": "none", "norm_groups": 1, "block": (), "last_block": (),
         }
     )  # fmt: skip
     module = network(arch)
