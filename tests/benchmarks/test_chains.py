@@ -1,4 +1,4 @@
-"""What the count of chains counts, and that networks of each kind come through it."""
+"""The count of chains: its rules, and networks of each kind that come through it."""
 
 from __future__ import annotations
 

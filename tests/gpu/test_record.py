@@ -1,4 +1,4 @@
-"""What the record of GPU proofs covers: hashes of sources, and the line that `make lint` prints."""
+"""The record of GPU proofs and what it covers: hashes of sources, and the line that `make lint` prints."""
 
 from __future__ import annotations
 

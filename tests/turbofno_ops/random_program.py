@@ -144,7 +144,7 @@ def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> lis
 
 
 def _varies(drawn: Drawn) -> bool:
-    """Whether a norm has something to divide by."""
+    """True if a norm has something to divide by."""
     if drawn.mixed is None:
         return math.prod(drawn.size) > 3
     return drawn.mixed.shape[-1] > 2 or math.prod(drawn.size[:-1]) > 3

@@ -1,4 +1,4 @@
-"""How activations are written, with and without a parameter."""
+"""Activations as they are written, with and without a parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a tile program is cut into kernels, and what passes from one to the next, without a GPU."""
+"""The cuts of a tile program into kernels, and what passes from one to the next, without a GPU."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _sizes(rng: random.Random, module: FNO) -> list[tuple[int, ...]]:
 
 
 def _computed(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
-    """What the network gives in float64, or None where torch has no such padding or norm."""
+    """The network's result in float64, or None where torch has no such padding or norm."""
     try:
         return truth(module, x)
     except (RuntimeError, ValueError) as error:
