@@ -8,8 +8,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from turbofno_ops._activations import ACTIVATIONS
-from turbofno_ops._cuda import gpu_refusal
+from turbofno_ops._graphs import GraphCache
 from turbofno_ops._native import NativeStatus, native_status
+from turbofno_ops._served import gpu_refusal
 from turbofno_ops.description import (
     MLP,
     PRECISIONS,
@@ -49,6 +50,7 @@ __all__ = [
     "Choice",
     "CompiledFNO",
     "FNODescription",
+    "GraphCache",
     "GraphRefused",
     "ModuleGraphs",
     "NativeStatus",

@@ -1,25 +1,17 @@
-"""The stages through the CUDA kernels: which shapes they take, a tile program as launches, the mix."""
+"""The stages through the CUDA kernels: prepared for a shape when it is first met, then launched."""
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._architecture import code_refusal
-from turbofno_ops._native import (
-    Moments,
-    Norm,
-    Product,
-    Transform,
-    launch,
-    native_status,
-    unsupported,
-    workspace_bytes,
-)
+from turbofno_ops._native import Moments, Norm, Product, Tile, TilePlan, bytes_of, launch
+from turbofno_ops._served import device_limits
+from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
 from turbofno_ops._stages import (
     AddGate,
     AddMap,
@@ -38,39 +30,18 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._tile_program import (
     ChannelsLast,
+    Piece,
     Shape,
-    encode,
+    Weighted,
+    kept_operands,
+    operands_of,
     pieces,
-    prepared,
-    round_up,
+    planned,
+    readable,
 )
 from turbofno_ops.description import PRECISIONS, Size
 
-_ALIGNMENT = 16
-_OLDEST_MAJOR = 8  # compute capability: A100
-_SHARED_MEMORY = 160 * 1024  # of a block
 _MODES_AT_ONCE = 32  # of an analysis of its own
-_LINE = 16  # complex numbers of a line of 128 bytes
-
-
-class Device(NamedTuple):
-    """The device limits that the kernels' plans depend on."""
-
-    multiprocessors: int
-    shared_bytes: int
-
-
-A100 = Device(108, 163 * 1024)
-"""The limits that shapes are judged by where there is no GPU."""
-
-
-@cache
-def device_limits(device: torch.device) -> Device:
-    """Of a CUDA device."""
-    found = torch.cuda.get_device_properties(device)
-    # an attribute that builds of PyTorch with CUDA have and its annotations leave out
-    shared_bytes: int = getattr(found, "shared_memory_per_block_optin")  # noqa: B009
-    return Device(found.multi_processor_count, shared_bytes)
 
 
 def field_dtype(precision: str) -> torch.dtype:
@@ -78,11 +49,29 @@ def field_dtype(precision: str) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
+class _Kernel(NamedTuple):
+    """One launch of a tile program, prepared: its structure has no pointers yet."""
+
+    steps: tuple[Step, ...]
+    shape: Shape
+    tile: Tile
+    plan: TilePlan
+    synthesis: torch.Tensor | None  # tables
+    analysis: torch.Tensor | None
+
+
+class TileProgram(NamedTuple):
+    """A tile program prepared for one shape: kernels one after another; an analysis of its own is several, side by side."""
+
+    steps: tuple[Step, ...]
+    kernels: tuple[tuple[_Kernel, ...], ...]
+
+
 class CudaStages:
     """Stages on the grid `size` whose mix keeps `modes` and gives the grid `out_size`.
 
     Fields are channels last, float32 or under bf16 bfloat16; spectra are complex64, the network's input and
-    result float32. The object keeps its tables, so that a CUDA graph which reads them may.
+    result float32. The object keeps its tables, so that a CUDA graph which reads them may. Any thread may call it.
 
     `settled` promises that no kernel which may still run writes the weights.
     """
@@ -100,7 +89,6 @@ class CudaStages:
         self.size, self.modes, self.out_size = size, modes, out_size or size
         self._device, self._precision, self._settled = device, precision, settled
         self._limits = device_limits(device)
-        self._tables: dict[tuple[str, int, int], torch.Tensor] = {}
         self._columns = [
             (
                 _cuda_tables.column_analysis(n, count, device),
@@ -108,74 +96,80 @@ class CudaStages:
             )
             for n, m, count in zip(size[:-1], self.out_size[:-1], modes[:-1], strict=True)
         ]
+        # what is prepared for a shape; two threads that meet one at once prepare the same
+        self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
+        self._products: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
 
-    def tile(
-        self, steps: tuple[Step, ...], operands: Operands, *, channel_first: bool = False
+    def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
+        return self.run(self.prepare(steps, self._shape(steps, operands)), operands)
+
+    def shape(
+        self, *, batch: int, channels: int, x_channels: int, x_channel_first: bool, modes: int
+    ) -> Shape:
+        """The shape of a tile program on these stages: what they do not tell of Shape is given."""
+        return Shape(
+            batch=batch,
+            grid=self.size,
+            channels=channels,
+            x_channels=x_channels,
+            modes=modes,
+            next_modes=self.modes[-1],
+            precision=self._precision,
+            x_channel_first=x_channel_first,
+            **self._limits._asdict(),
+        )
+
+    def prepare(self, steps: tuple[Step, ...], shape: Shape) -> TileProgram:
+        """Plan a tile program and make its tables, once for a shape.
+
+        Raises:
+            ValueError: the kernels do not run it.
+        """
+        found = self._programs.get((steps, shape))
+        if found is None:
+            kernels = tuple(self._parts(piece, shape) for piece in pieces(steps, shape))
+            found = self._programs[steps, shape] = TileProgram(steps, kernels)
+        return found
+
+    def run(
+        self,
+        program: TileProgram,
+        operands: Operands,
+        *,
+        channel_first: bool = False,
+        weights: Mapping[Weighted, Weighted] | None = None,
     ) -> Results:
-        """Run a tile program; `channel_first` stores the field as float32 [batch, channels, *grid]."""
+        """Launch a prepared program.
+
+        `channel_first` stores the field as float32 [batch, channels, *grid]. `weights` has, for steps that stand for
+        others of their shape, the ones whose weights are read in this call, and not kept.
+        """
+        steps = program.steps
         stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None
-        shape, given, done = self._shape(steps, operands), operands, Results()
-        for piece in pieces(steps, shape):
-            if piece.refusal is not None:
-                raise ValueError(f"the CUDA kernels do not run this: {piece.refusal}")
-            shape = shape._replace(channels=_channels(piece.steps[0], given))
-            if isinstance(piece.steps[-1], Analyze) and len(piece.steps) == 2:
-                done = self._analyzed(piece.steps, shape, given)
-            else:
-                done = self._launch(piece.steps, shape, given, channel_first=channel_first)
+        given, done = operands, Results()
+        for parts in program.kernels:
+            done = self._launched(parts, given, weights or {}, channel_first=channel_first)
             stored = done.x if done.x is not None else stored
             held = done.x if done.held is None else done.held
             given = Operands(x=operands.x, held=held, moments=done.moments)
         return Results(stored, done.held, done.moments, done.spectra, done.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        batch, c_in, *others, last = spectra.shape
-        *kept, _, _, c_out = weight.shape
-        # [(kept so far), batch, c_in, (axes before), this one, last]: the modes of this one go to the front
+        batch, c_in, *_, last = spectra.shape
+        c_out = weight.shape[-1]
         z = readable(spectra)
-        pitch = batch * c_in * last
-        for axis in reversed(range(len(others))):
-            outer = math.prod(kept[axis + 1 :]) * batch * c_in * math.prod(others[:axis])
-            pitch = self._pitch(outer * last)
-            columns = _Columns(outer, last, pitch, others[axis], kept[axis], inverse=0)
-            out = z.new_empty(kept[axis] * pitch)
-            self._transform(columns, z, out, self._columns[axis][0])
+        for name, structure, elements, axis in self._product(batch, c_in, c_out):
+            out = torch.empty(elements, dtype=torch.complex64, device=self._device)
+            arguments = type(structure).from_buffer_copy(structure)
+            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
+            if isinstance(arguments, Product):
+                arguments.weight = weight.data_ptr()
+            else:
+                assert axis is not None
+                arguments.table = self._columns[axis][arguments.inverse].data_ptr()
+            launch(name, arguments)
             z = out
-        many = math.prod(kept)
-        in_pitch = pitch if len(others) == 1 else batch * c_in * last
-        out_pitch = self._pitch(batch * c_out * last)
-        product = z.new_empty(many * out_pitch)
-        launch(
-            "multiply_modes",
-            Product(
-                batch=batch,
-                in_pitch=in_pitch,
-                out_pitch=out_pitch,
-                c_in=c_in,
-                c_out=c_out,
-                others=many,
-                modes=last,
-                precision=PRECISIONS.index(self._precision),
-                multiprocessors=self._limits.multiprocessors,
-                input=z.data_ptr(),
-                weight=weight.data_ptr(),
-                out=product.data_ptr(),
-            ),
-        )
-        z, pitch = product, out_pitch
-        for axis, points in enumerate(self.out_size[:-1]):
-            outer = math.prod(kept[axis + 1 :]) * batch * c_out * math.prod(self.out_size[:axis])
-            pitch = self._pitch(outer * last)
-            columns = _Columns(outer, last, pitch, points, kept[axis], inverse=1)
-            out = z.new_empty(outer * points * last)
-            self._transform(columns, z, out, self._columns[axis][1])
-            z = out
-        count = batch * c_out * math.prod(self.out_size[:-1]) * last
-        return z[:count].view(batch, c_out, *self.out_size[:-1], last)
-
-    def _pitch(self, columns: int) -> int:
-        """From one mode to the next: whole lines, where no other transform reads or writes them as columns."""
-        return round_up(columns, _LINE) if len(self.size) == 2 else columns
+        return z.view(batch, c_out, *self.out_size[:-1], last)
 
     def convert(self, x: torch.Tensor) -> Field:
         field = self._field(x.shape[0], x.shape[1], tuple(x.shape[2:]))
@@ -189,73 +183,125 @@ class CudaStages:
         return field.data[..., : field.channels].movedim(-1, 1)
 
     @property
-    def table_bytes(self) -> int:
-        """Of all tables, on the device."""
-        tables = [*self._tables.values(), *(table for pair in self._columns for table in pair)]
-        return sum(table.nbytes for table in tables)
+    def nbytes(self) -> int:
+        """Bytes of the tables of all that is prepared, on the device."""
+        found = [table for pair in self._columns for table in pair]
+        for program in self._programs.values():
+            for parts in program.kernels:
+                found += [
+                    t for one in parts for t in (one.synthesis, one.analysis) if t is not None
+                ]
+        return sum({table.data_ptr(): table.nbytes for table in found}.values())
 
     def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
         dtype = field_dtype(self._precision)
         return ChannelsLast.empty(batch, grid, channels, dtype, self._device)
 
     def _shape(self, steps: tuple[Step, ...], given: Operands) -> Shape:
-        mixed, x = given.mixed, given.x
-        first = next(t for t in (mixed, given.held, x) if t is not None)
-        return Shape(
+        first = next(t for t in (given.mixed, given.held, given.x) if t is not None)
+        return self.shape(
             batch=first.data.shape[0],
-            grid=self.size,
             channels=_channels(steps[0], given),
-            x_channels=0 if x is None else _channels_of(x),
-            modes=0 if mixed is None else mixed.shape[-1],
-            next_modes=self.modes[-1],
-            precision=self._precision,
-            multiprocessors=self._limits.multiprocessors,
-            shared_bytes=self._limits.shared_bytes,
+            x_channels=0 if given.x is None else _channels_of(given.x),
+            x_channel_first=isinstance(given.x, torch.Tensor),
+            modes=0 if given.mixed is None else given.mixed.shape[-1],
         )
+
+    def _parts(self, piece: Piece, shape: Shape) -> tuple[_Kernel, ...]:
+        if piece.refusal is not None:
+            raise ValueError(f"the CUDA kernels do not run this: {piece.refusal}")
+        shape = shape._replace(channels=piece.channels)
+        if not isinstance(piece.steps[-1], Analyze) or len(piece.steps) > 2:
+            return (self._kernel(piece.steps, shape, 0),)
+        # few modes at a time, so that many warps have room for their sums
+        parts = []
+        for first in range(0, shape.next_modes, _MODES_AT_ONCE):
+            modes = min(_MODES_AT_ONCE, shape.next_modes - first)
+            parts.append(self._kernel(piece.steps, shape._replace(next_modes=modes), first))
+        return tuple(parts)
+
+    def _kernel(self, steps: tuple[Step, ...], shape: Shape, first_mode: int) -> _Kernel:
+        tile, plan, refusal = planned(steps, shape)
+        assert refusal is None
+        tile.weights_settled = self._settled
+        where = (self._precision, self._device)
+        synthesis = analysis = None
+        if tile.modes:
+            synthesis = _cuda_tables.row_synthesis(tile.points, tile.modes, *where)
+        if tile.next_modes:
+            analysis = _cuda_tables.row_analysis(tile.points, tile.next_modes, *where, first_mode)
+        return _Kernel(steps, shape, tile, plan, synthesis, analysis)
+
+    def _product(self, batch: int, c_in: int, c_out: int) -> tuple[SpectralLaunch, ...]:
+        key = (batch, c_in, c_out)
+        found = self._products.get(key)
+        if found is None:
+            grids = (self.size, self.out_size, self.modes)
+            shape = ProductShape(*key, *grids, self._precision, self._limits.multiprocessors)
+            found = self._products[key] = launches(shape)
+        return found
+
+    def _launched(
+        self,
+        parts: tuple[_Kernel, ...],
+        given: Operands,
+        weights: Mapping[Weighted, Weighted],
+        *,
+        channel_first: bool,
+    ) -> Results:
+        done = [
+            self._launch(kernel, given, weights, channel_first=channel_first) for kernel in parts
+        ]
+        if len(done) == 1:
+            return done[0]
+        return Results(spectra=torch.cat([_given(one.spectra) for one in done], dim=-1))
 
     def _launch(
         self,
-        steps: tuple[Step, ...],
-        shape: Shape,
+        kernel: _Kernel,
         given: Operands,
+        weights: Mapping[Weighted, Weighted],
         *,
         channel_first: bool,
-        first_mode: int = 0,
     ) -> Results:
         """One kernel, with the kernels that find the moments before and after it."""
-        tile = encode(steps, shape)
-        tile.weights_settled = self._settled
-        kept: list[torch.Tensor] = []  # alive until all is launched
+        steps, shape = kernel.steps, kernel.shape
+        # a copy: other threads may launch the same
+        tile = Tile.from_buffer_copy(kernel.tile)
+        alive: list[torch.Tensor] = []  # until all is launched
 
-        def pointer(tensor: torch.Tensor | None) -> int | None:
-            if tensor is None:
-                return None
-            kept.append(tensor)
+        def pointer(tensor: torch.Tensor) -> int:
+            alive.append(tensor)
             return tensor.data_ptr()
 
         x: Field | None = None
         held: ChannelsLast | None = None
         out = spectra = moments = None
         for step, to in zip(steps, tile.step, strict=False):
-            ready = prepared(step, tile.width, self._precision)
-            for name in ready._fields:
-                setattr(to, name, pointer(getattr(ready, name)))
+            if isinstance(step, Weighted):
+                given_now = weights.get(step)
+                operands = (
+                    kept_operands(step, tile.width, self._precision)
+                    if given_now is None
+                    else operands_of(given_now, tile.width, self._precision)
+                )
+                for name, operand in zip(operands._fields, operands, strict=True):
+                    if operand is not None:
+                        setattr(to, name, pointer(operand))
             match step:
                 case Source():
-                    to.field, to.channel_first = pointer(readable(_given(given.x))), 1
+                    to.field = pointer(readable(_given(given.x)))
                 case Held():
                     to.field = pointer(_given(given.held).data)
                 case Synthesis():
-                    tile.mixed = pointer(given.mixed)
-                    tile.synthesis = pointer(self._table("synthesis", shape.modes))
+                    tile.mixed = pointer(_given(given.mixed))
+                    tile.synthesis = pointer(_given(kernel.synthesis))
                 case Normalize():
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
                     to.scale, to.shift = pointer(factor), pointer(offset)
                 case AddMap() | AddGate():
-                    if isinstance(given.x, ChannelsLast):
-                        to.field = pointer(given.x.data)
-                    else:
-                        to.field, to.channel_first = pointer(readable(_given(given.x))), 1
+                    of_x = given.x.data if isinstance(given.x, ChannelsLast) else _given(given.x)
+                    to.field = pointer(readable(of_x))
                 case Store() | Hold():
                     if channel_first and isinstance(step, Store):
                         x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
@@ -268,35 +314,19 @@ class CudaStages:
                     else:
                         held = field
                 case Analyze():
-                    size = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
-                    spectra = torch.empty(size, dtype=torch.complex64, device=self._device)
+                    of = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
+                    spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
                     tile.spectra = pointer(spectra)
-                    tile.analysis = pointer(self._table("analysis", shape.next_modes, first_mode))
+                    tile.analysis = pointer(_given(kernel.analysis))
                 case Project():
                     out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                     to.field = pointer(out)
-        tile.workspace = pointer(self._workspace(workspace_bytes("tile", tile)))
-        launch("tile_program", tile)
+        if kernel.plan.workspace_bytes:
+            tile.workspace = pointer(self._workspace(kernel.plan.workspace_bytes))
+        launch("tile_program", tile, kernel.plan)
         if held is not None and isinstance(steps[-1], Hold) and steps[-1].moments:
             moments = self._field_moments(held, shape)
         return Results(x, held, moments, spectra, out)
-
-    def _analyzed(self, steps: tuple[Step, ...], shape: Shape, given: Operands) -> Results:
-        """An analysis of its own: few modes at a time, so that many warps have room for their sums."""
-        parts = []
-        for first in range(0, shape.next_modes, _MODES_AT_ONCE):
-            part = shape._replace(next_modes=min(_MODES_AT_ONCE, shape.next_modes - first))
-            done = self._launch(steps, part, given, channel_first=False, first_mode=first)
-            parts.append(_given(done.spectra))
-        return Results(spectra=parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
-
-    def _table(self, name: str, modes: int, first: int = 0) -> torch.Tensor:
-        key = (name, modes, first)
-        if key not in self._tables:
-            make = getattr(_cuda_tables, f"row_{name}")
-            where = (self._precision, self._device)
-            self._tables[key] = make(self.size[-1], modes, *where, *([first] if first else []))
-        return self._tables[key]
 
     def _workspace(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._device)
@@ -318,7 +348,7 @@ class CudaStages:
 
     def _field_moments(self, field: ChannelsLast, shape: Shape) -> torch.Tensor:
         arguments, moments = self._moments(shape, field.channels)
-        workspace = self._workspace(workspace_bytes("moments", arguments))
+        workspace = self._workspace(bytes_of("moments_workspace_bytes", arguments))
         arguments.field, arguments.workspace = field.data.data_ptr(), workspace.data_ptr()
         launch("field_moments", arguments)
         return moments
@@ -359,32 +389,6 @@ class CudaStages:
         )
         return scale, shift
 
-    def _transform(
-        self, columns: _Columns, z: torch.Tensor, out: torch.Tensor, table: torch.Tensor
-    ) -> None:
-        launch(
-            "transform_axis",
-            Transform(
-                **columns._asdict(),
-                precision=PRECISIONS.index(self._precision),
-                multiprocessors=self._limits.multiprocessors,
-                input=z.data_ptr(),
-                out=out.data_ptr(),
-                table=table.data_ptr(),
-            ),
-        )
-
-
-class _Columns(NamedTuple):
-    """A transform's shape: csrc/api/turbofno.h."""
-
-    outer: int
-    inner: int
-    pitch: int
-    points: int
-    modes: int
-    inverse: int
-
 
 def _given(operand: Field | None) -> Field:
     if operand is None:
@@ -408,73 +412,3 @@ def _channels(first: Step, given: Operands) -> int:
         case AddMap(weight):
             return weight.shape[0]
     raise ValueError(f"a tile program does not begin with {type(first).__name__}")
-
-
-def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values as kernels read them: contiguous, aligned, nothing left to negate or conjugate."""
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
-
-
-@cache
-def gpu_refusal(device: torch.device) -> str | None:
-    """Why the CUDA kernels do not run on this GPU, in words, or None if they do."""
-    status = native_status()
-    if not status.loaded:
-        return status.detail
-    found = torch.cuda.get_device_properties(device)
-    if found.major < _OLDEST_MAJOR:
-        return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {found.major}.{found.minor}"
-    # CUDA keeps 1 KiB of a multiprocessor's
-    if found.shared_memory_per_multiprocessor <= _SHARED_MEMORY:
-        return (
-            f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have it; {device} "
-            f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB a multiprocessor"
-        )
-    return code_refusal(device)
-
-
-def program_refusal(
-    steps: tuple[Step, ...],
-    *,
-    batch: int,
-    channels: int,
-    channels_of_x: int,
-    size: Size,
-    modes: int,
-    precision: str,
-    device: torch.device | None = None,
-) -> str | None:
-    """Why the kernels do not run a tile program, in words, or None if they do.
-
-    `channels` are those of y after its first step, `modes` those of the last axis, before and after. Without a
-    device an A100 is meant.
-    """
-    limits = A100 if device is None else device_limits(device)
-    shape = Shape(batch, size, channels, channels_of_x, modes, modes, precision, *limits)
-    refused = (piece.refusal for piece in pieces(steps, shape))
-    return next((reason for reason in refused if reason is not None), None)
-
-
-def mix_refusal(
-    batch: int, c_in: int, c_out: int, size: Size, out_size: Size, modes: Size, precision: str
-) -> str | None:
-    """Why the kernels do not run a spectral product, in words, or None if they do."""
-    code = PRECISIONS.index(precision)
-    product = Product(
-        batch=batch,
-        c_in=c_in,
-        c_out=c_out,
-        others=math.prod(modes[:-1]),
-        modes=modes[-1],
-        precision=code,
-    )
-    reason = unsupported("product", product)
-    for many, grid in ((c_in, size), (c_out, out_size)):
-        for axis, count in enumerate(modes[:-1]):
-            columns = batch * many * math.prod(grid[:axis]) * math.prod(modes[axis + 1 : -1])
-            shape = Transform(
-                outer=columns, inner=modes[-1], points=grid[axis], modes=count, precision=code
-            )
-            reason = reason or unsupported("transform", shape)
-    return reason

@@ -1,20 +1,22 @@
-"""A Fourier layer on its own through the CUDA kernels: whether they take it, and its two tile programs."""
+"""A Fourier layer on its own through the CUDA kernels: whether they take it, its plan, its launches.
+
+A plan is prepared once for a shape and kept; it holds no weight. Weights are packed by a kernel at every call instead of
+being kept, because PyTorch does not tell of every change of a tensor (`weight.data.mul_(..)` leaves `_version` as it
+is), and because a CUDA graph of a layer has to read the weights as they are at each replay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 from turbofno_ops._channels import mode_major
-from turbofno_ops._cuda import (
-    CudaStages,
-    gpu_refusal,
-    mix_refusal,
-    program_refusal,
-    readable,
-)
+from turbofno_ops._cuda import CudaStages
+from turbofno_ops._gemm import _tables
+from turbofno_ops._served import gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._stages import (
     Activate,
     AddMap,
@@ -26,21 +28,71 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
+from turbofno_ops._tile_program import Weighted, readable
 from turbofno_ops.description import Size
 
+_MOST_VERDICTS = 4096
+_HOST_BYTES = 32 * 1024  # about, of a plan's structures and steps
+_BEFORE: tuple[Step, ...] = (Source(), Analyze())
 
-def _layer_programs(
-    skip: torch.Tensor | None, bias: torch.Tensor | None, activation: str
-) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The two tile programs of a layer on its own, before and after its mix."""
-    after: list[Step] = [Synthesis()]
-    if skip is not None:
-        after.append(AddMap(skip))
-    if bias is not None:
-        after.append(Affine(None, bias))
-    if activation != "none":
-        after.append(Activate(activation))
-    return (Source(), Analyze()), (*after, Store())
+
+class _LayerShape(NamedTuple):
+    """The shape of a layer and the steps that it has: what its plan depends on."""
+
+    batch: int
+    channels: tuple[int, int]
+    size: Size
+    out_size: Size
+    modes: Size
+    has_skip: bool
+    has_bias: bool
+    activation: str
+    precision: str
+    device: torch.device
+
+
+class _Plan:
+    """A layer prepared for its shape: its stages and programs; `skip` and `bias` stand for those of a call."""
+
+    def __init__(self, shape: _LayerShape) -> None:
+        c_in, c_out = shape.channels
+        self.skip = AddMap(torch.empty(c_out, c_in, device="meta"))
+        self.bias = Affine(None, torch.empty(c_out, device="meta"))
+        after: list[Step] = [Synthesis()]
+        if shape.has_skip:
+            after.append(self.skip)
+        if shape.has_bias:
+            after.append(self.bias)
+        if shape.activation != "none":
+            after.append(Activate(shape.activation))
+        after.append(Store())
+        self.stages = self.stages_after = _stages(shape, shape.size)
+        if shape.out_size != shape.size:
+            self.stages_after = _stages(shape, shape.out_size)
+        in_shape = self.stages.shape(
+            batch=shape.batch, channels=c_in, x_channels=c_in, x_channel_first=True, modes=0
+        )
+        self.before = self.stages.prepare(_BEFORE, in_shape)
+        mixed_shape = in_shape._replace(grid=shape.out_size, channels=c_out, modes=shape.modes[-1])
+        self.after = self.stages_after.prepare(tuple(after), mixed_shape)
+        tables = sum(stages.nbytes for stages in {self.stages, self.stages_after})
+        self.nbytes = tables + _HOST_BYTES
+
+
+def _stages(shape: _LayerShape, size: Size) -> CudaStages:
+    return CudaStages(
+        size,
+        shape.modes,
+        out_size=shape.out_size,
+        device=shape.device,
+        precision=shape.precision,
+        settled=False,
+    )
+
+
+@_tables.cached
+def _plan(shape: _LayerShape) -> _Plan:
+    return _Plan(shape)
 
 
 def refusal(
@@ -65,7 +117,7 @@ def refusal(
     )
 
 
-@cache
+@lru_cache(_MOST_VERDICTS)
 def _layer_refusal(
     batch: int,
     channels: tuple[int, int],
@@ -76,9 +128,12 @@ def _layer_refusal(
     device: torch.device,
 ) -> str | None:
     c_in, c_out = channels
-    before, after = _layer_programs(torch.empty(c_out, c_in, device="meta"), None, "none")
-    reason = mix_refusal(batch, c_in, c_out, size, out_size, modes, precision)
-    for steps, many, grid in ((before, c_in, size), (after, c_out, out_size)):
+    skip = AddMap(torch.empty(c_out, c_in, device="meta"))
+    reason = product_refusal(batch, c_in, c_out, size, out_size, modes, precision)
+    for steps, many, grid in (
+        (_BEFORE, c_in, size),
+        ((Synthesis(), skip, Store()), c_out, out_size),
+    ):
         reason = reason or program_refusal(
             steps,
             batch=batch,
@@ -86,6 +141,7 @@ def _layer_refusal(
             channels_of_x=c_in,
             size=grid,
             modes=modes[-1],
+            next_modes=modes[-1],
             precision=precision,
             device=device,
         )
@@ -102,18 +158,33 @@ def layer(
     precision: str,
 ) -> torch.Tensor:
     """activation(spectral_conv(x, weight) + skip_weight x + bias) for a layer that `refusal` lets pass."""
-    size, out, modes = tuple(x.shape[2:]), tuple(out_size), tuple(weight.shape[2:])
-    before, after = _layer_programs(skip_weight, bias, activation)
+    batch, _, *size = x.shape
+    c_in, c_out, *modes = weight.shape
+    plan = _plan(
+        _LayerShape(
+            batch,
+            (c_in, c_out),
+            tuple(size),
+            tuple(out_size),
+            tuple(modes),
+            skip_weight is not None,
+            bias is not None,
+            activation,
+            precision,
+            x.device,
+        )
+    )
+    weights: dict[Weighted, Weighted] = {}
+    if skip_weight is not None:
+        weights[plan.skip] = AddMap(skip_weight)
+    if bias is not None:
+        weights[plan.bias] = Affine(None, bias)
     x = readable(x)
     with torch.cuda.device(x.device):
-        stages = CudaStages(
-            size, modes, device=x.device, precision=precision, out_size=out, settled=False
-        )
-        spectra = stages.tile(before, Operands(x=x)).spectra
+        spectra = plan.stages.run(plan.before, Operands(x=x)).spectra
         assert spectra is not None
-        mixed = stages.mix(spectra, readable(mode_major(weight)))
-        if out != size:
-            stages = CudaStages(out, modes, device=x.device, precision=precision, settled=False)
-        y = stages.tile(after, Operands(x=x, mixed=mixed), channel_first=True).x
+        mixed = plan.stages.mix(spectra, readable(mode_major(weight)))
+        given = Operands(x=x, mixed=mixed)
+        y = plan.stages_after.run(plan.after, given, channel_first=True, weights=weights).x
     assert isinstance(y, torch.Tensor)
     return y

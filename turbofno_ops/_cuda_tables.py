@@ -1,4 +1,4 @@
-"""Operands and tables of the CUDA kernels, in the order in which tensor cores take them."""
+"""Tables of the CUDA kernels, in the order in which tensor cores take them."""
 
 from __future__ import annotations
 
@@ -17,37 +17,6 @@ _TILE_ROWS, _STEP_TERMS = 16, 8
 def analysis_exponent(points: int) -> int:
     """Power of two by which a row analysis table, of values up to 1 / points, is multiplied."""
     return 13 + (points - 1).bit_length()
-
-
-def operand(matrix: torch.Tensor, precision: str) -> torch.Tensor:
-    """A matrix [channels out, channels in] as a B operand (csrc/kernels/products.cuh). Uint8 on its device.
-
-    Every 32 terms by 16 columns have a scale of their own, undone by the float32 power of two behind the words.
-    """
-    columns, terms = matrix.shape
-    padded = F.pad(matrix.detach().double(), (0, -terms % _TERMS, 0, -columns % _COLUMNS))
-    chunks, pairs = padded.shape[1] // _TERMS, padded.shape[0] // _COLUMNS
-    chunk, pair, step, lane, fragment, half, at = _axes(
-        padded.device, chunks, pairs, 2, 32, 2, 2, 2
-    )
-    group, t = lane // 4, lane % 4
-    column = _COLUMNS * pair + 4 * (group // 2) + group % 2 + 2 * fragment
-    term = _TERMS * chunk + 16 * step + 4 * t + 2 * half + at
-    blocks = padded[column, term]
-    exponents = _exponents(blocks.abs().amax(dim=(2, 3, 4, 5, 6)), precision)
-    scaled = blocks * exponents.double().exp2().view(chunks, pairs, 1, 1, 1, 1, 1)
-    words = _words(scaled, precision, lane_axis=3)
-    backs = (-exponents.float()).exp2().flatten()
-    backs = F.pad(backs, (0, -len(backs) % 4))
-    return torch.cat([words, backs.contiguous().view(torch.uint8)])
-
-
-def _exponents(largest: torch.Tensor, precision: str) -> torch.Tensor:
-    """Powers of two that bring the largest magnitudes to 2^13 .. 2^14; 0 where all is zero, and for bfloat16."""
-    if precision == "bf16":
-        return torch.zeros_like(largest, dtype=torch.int32)
-    exponents = 14 - torch.frexp(largest).exponent
-    return torch.where(largest > 0, exponents.clamp(-100, 100), 0)
 
 
 @_tables.cached

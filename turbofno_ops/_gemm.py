@@ -20,32 +20,39 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from turbofno_ops._held import held
 from turbofno_ops._modes import column_weights
 
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
 P = ParamSpec("P")
+T = TypeVar("T", bound=_Sized)
 
 MAX_TABLE_BYTES = 128 * 2**20
 
 
 class _Tables:
-    """The tables used last, bounded in bytes: whoever may choose the grid chooses how many and how large."""
+    """The tables, and plans with tables, used last, bounded in bytes: whoever may choose the grid chooses how many."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, torch.Tensor] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def cached(self, make: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+    def cached(self, make: Callable[P, T]) -> Callable[P, T]:
         @wraps(make)
-        def table(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+        def table(*args: P.args, **kwargs: P.kwargs) -> T:
             key = (make, args, *kwargs.values())
             with self._lock:
-                found = self._kept.get(key)
+                found: T | None = self._kept.get(key)
                 if found is not None:
                     self._kept.move_to_end(key)
                     return held(found)

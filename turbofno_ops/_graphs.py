@@ -1,4 +1,4 @@
-"""Functions of a batch captured as CUDA graphs, and how many of them are kept."""
+"""Functions of a batch captured as CUDA graphs, and the cache that bounds how many of them are kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
@@ -20,6 +20,7 @@ _capturing = threading.Lock()
 _broken: list[torch.cuda.CUDAGraph] = []
 
 Key = tuple[int, Size]
+"""Batch bucket and grid."""
 
 
 class CaptureFailed(RuntimeError):
@@ -132,6 +133,9 @@ class Graph:
         self._graph.reset()
 
 
+G = TypeVar("G", bound=Graph)
+
+
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) -> None:
     """Undo what PyTorch leaves of a capture that could not be ended: its memory pool open, random numbers captured."""
     try:
@@ -157,52 +161,76 @@ def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
 
 
 class GraphCache:
-    """The graphs used last, bounded in number and in bytes; the newest is kept whatever its size."""
+    """The CUDA graphs used last, bounded in number and in bytes; the newest is kept whatever its size.
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self._most = most
-        self._kept: OrderedDict[Key, Graph] = OrderedDict()
+    Several users may share one, so that one bound holds for all of their graphs: `compile_fno` and `ModuleGraphs` take
+    it. Each has an `owner`, any object, of its own, and holds `lock` while it gets and runs a graph. Call `clear()` of a user
+    that goes before its cache does: the cache keeps its graphs until others need the room.
+
+    Attributes:
+        most_bytes: How much device memory all graphs and their buffers may hold.
+        lock: Held by whoever gets, runs or drops graphs.
+    """
+
+    def __init__(self, max_graphs: int = 64, max_bytes: int = 4 * 2**30) -> None:
+        for name, bound in (("max_graphs", max_graphs), ("max_bytes", max_bytes)):
+            if bound < 1:
+                raise ValueError(f"GraphCache: {name} must be at least 1, got {bound}")
+        self.most_bytes = max_bytes
+        self.lock = threading.Lock()
+        self._most = max_graphs
+        self._kept: OrderedDict[tuple[object, Key], Graph] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def nbytes(self) -> int:
-        """Of all graphs that are kept; may be asked for while another thread captures."""
+        """Bytes of all graphs that are kept; may be asked for while another thread captures."""
         return sum(graph.nbytes for graph in tuple(self._kept.values()))
 
-    def get(self, key: Key, capture: Callable[[], Graph]) -> Graph:
-        """The graph of `key`, captured if it is not there; others make room."""
-        found = self._kept.get(key)
+    def bytes_of(self, owner: object) -> int:
+        """Bytes of one user's graphs; may be asked for while another thread captures."""
+        return sum(graph.nbytes for (of, _), graph in tuple(self._kept.items()) if of is owner)
+
+    def get(self, owner: object, key: Key, capture: Callable[[], G]) -> G:
+        """A user's graph of `key`, captured if it is not there; others make room."""
+        at = (owner, key)
+        found = cast("G | None", self._kept.get(at))
         if found is None:
             self._shrink(self._most - 1, keep=0)
-            found = self._kept[key] = self._captured(capture)
-        self._kept.move_to_end(key)
+            found = self._captured(capture)
+            self._kept[at] = found
+        self._kept.move_to_end(at)
         self._shrink(self._most, keep=1)
         return found
 
-    def _captured(self, capture: Callable[[], Graph]) -> Graph:
+    def _captured(self, capture: Callable[[], G]) -> G:
         try:
             return capture()
         except torch.OutOfMemoryError:
             if not self._kept:
                 raise
-        self.clear()
+        self._shrink(0, keep=0)
         return capture()
 
-    def clear(self) -> None:
-        """Let all graphs go."""
-        self._shrink(0, keep=0)
+    def drop(self, owner: object) -> None:
+        """Let all graphs of one user go."""
+        self._close([at for at in self._kept if at[0] is owner])
 
     def _shrink(self, most: int, *, keep: int) -> None:
-        closed = False
-        while len(self._kept) > keep and (len(self._kept) > most or self.nbytes > self.most_bytes):
-            _, oldest = self._kept.popitem(last=False)
-            oldest.close()
-            del oldest
-            closed = True
-        if closed:
+        going, left, nbytes = [], len(self._kept), self.nbytes
+        for at, graph in self._kept.items():
+            if left <= keep or (left <= most and nbytes <= self.most_bytes):
+                break
+            going.append(at)
+            left, nbytes = left - 1, nbytes - graph.nbytes
+        self._close(going)
+
+    def _close(self, going: list[tuple[object, Key]]) -> None:
+        for at in going:
+            self._kept.pop(at).close()
+        if going:
             # a graph's memory goes back to the device only when PyTorch's cache does
             with _capturing:
                 torch.cuda.empty_cache()

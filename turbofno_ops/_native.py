@@ -14,6 +14,7 @@ import torch
 
 LIBRARY = "libturbofno_cuda.so"
 MOST_STEPS = 16
+PLAN_WORDS = 128
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Names another build of the library, for a comparison or a proof."""
 
@@ -46,9 +47,24 @@ class Tile(ctypes.Structure):
         *[(name, c_int64) for name in ("batch", "outer")],
         *[(name, c_int32) for name in ("points", "width", "channels", "modes", "next_modes")],
         *[(name, c_int32) for name in ("precision", "multiprocessors", "shared_bytes")],
-        *[(name, c_int32) for name in ("weights_settled", "steps")],
+        *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps")],
         *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis", "workspace")],
         ("step", Step * MOST_STEPS),
+    ]
+
+
+class TilePlan(ctypes.Structure):
+    """turbofno_tile_plan"""
+
+    _fields_: ClassVar = [("workspace_bytes", c_int64), ("opaque", c_int32 * PLAN_WORDS)]
+
+
+class Operand(ctypes.Structure):
+    """turbofno_operand"""
+
+    _fields_: ClassVar = [
+        *[(name, c_int32) for name in ("columns", "terms", "padded_columns", "precision")],
+        *[(name, c_void_p) for name in ("matrix", "operand")],
     ]
 
 
@@ -95,16 +111,24 @@ class Norm(ctypes.Structure):
     ]
 
 
-LAUNCHES = {
-    "tile_program": Tile,
-    "transform_axis": Transform,
-    "multiply_modes": Product,
-    "spectral_moments": Moments,
-    "field_moments": Moments,
-    "norm_affine": Norm,
+LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
+    "tile_program": (Tile, TilePlan),
+    "pack_operand": (Operand,),
+    "transform_axis": (Transform,),
+    "multiply_modes": (Product,),
+    "spectral_moments": (Moments,),
+    "field_moments": (Moments,),
+    "norm_affine": (Norm,),
 }
-UNSUPPORTED = {"tile": Tile, "transform": Transform, "product": Product}
-WORKSPACES = {"tile": Tile, "moments": Moments}
+REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
+    "tile_prepare": (Tile, TilePlan),
+    "transform_unsupported": (Transform,),
+    "product_unsupported": (Product,),
+}
+SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
+    "operand_bytes": (Operand,),
+    "moments_workspace_bytes": (Moments,),
+}
 
 
 def _candidates() -> list[Path]:
@@ -140,17 +164,23 @@ def native_status() -> NativeStatus:
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the library's functions their types."""
-    for name, structure in LAUNCHES.items():
+    for name, structures in LAUNCHES.items():
         function = getattr(library, f"turbofno_{name}")
-        function.argtypes, function.restype = [ctypes.POINTER(structure), c_void_p], ctypes.c_int
-    for name, structure in UNSUPPORTED.items():
-        function = getattr(library, f"turbofno_{name}_unsupported")
-        function.argtypes, function.restype = [ctypes.POINTER(structure)], ctypes.c_char_p
-    for name, structure in WORKSPACES.items():
-        function = getattr(library, f"turbofno_{name}_workspace_bytes")
-        function.argtypes, function.restype = [ctypes.POINTER(structure)], ctypes.c_size_t
+        function.argtypes = [*map(ctypes.POINTER, structures), c_void_p]
+        function.restype = ctypes.c_int
+    declare_host(library, REFUSALS, ctypes.c_char_p)
+    declare_host(library, SIZES, ctypes.c_size_t)
     library.turbofno_last_cuda_error.restype = ctypes.c_char_p
     return library
+
+
+def declare_host(
+    library: ctypes.CDLL, functions: dict[str, tuple[type[ctypes.Structure], ...]], result: type
+) -> None:
+    """Give functions that start nothing on a GPU their types."""
+    for name, structures in functions.items():
+        function = getattr(library, f"turbofno_{name}")
+        function.argtypes, function.restype = list(map(ctypes.POINTER, structures)), result
 
 
 @cache
@@ -158,27 +188,28 @@ def _library() -> ctypes.CDLL:
     return declare(ctypes.CDLL(native_status().detail))
 
 
-def unsupported(what: str, shape: Tile | Transform | Product) -> str | None:
-    """Why the loaded kernels do not serve a 'tile', 'transform' or 'product' of this shape, or None if they do."""
-    reason: bytes | None = getattr(_library(), f"turbofno_{what}_unsupported")(ctypes.byref(shape))
+def refusal(function: str, *arguments: ctypes.Structure) -> str | None:
+    """The reason why the loaded kernels do not serve a shape, in words, or None if they do; `function` is one of REFUSALS."""
+    reason: bytes | None = getattr(_library(), f"turbofno_{function}")(*arguments)
     return reason.decode() if reason is not None else None
 
 
-def workspace_bytes(what: str, shape: Tile | Moments) -> int:
-    """Bytes that a 'tile' program or 'moments' need besides their results, on the current device."""
-    count: int = getattr(_library(), f"turbofno_{what}_workspace_bytes")(ctypes.byref(shape))
+def bytes_of(function: str, *arguments: ctypes.Structure) -> int:
+    """Bytes of a result or workspace; `function` is one of SIZES."""
+    count: int = getattr(_library(), f"turbofno_{function}")(*arguments)
     return count
 
 
-def launch(name: str, arguments: ctypes.Structure) -> None:
+def launch(name: str, *arguments: ctypes.Structure) -> None:
     """Launch kernels on the current stream of the current CUDA device; their tensors must live until it has passed.
 
     Raises:
         RuntimeError: CUDA refused; the message has its words.
     """
     library = _library()
-    stream = torch.cuda.current_stream().cuda_stream
-    status = getattr(library, f"turbofno_{name}")(ctypes.byref(arguments), stream)
+    # the public way builds a Stream for the number that it holds
+    stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    status = getattr(library, f"turbofno_{name}")(*arguments, stream)
     if status:
         words = library.turbofno_last_cuda_error().decode()
         raise RuntimeError(f"turbofno: {name} failed (status {status}); CUDA says: {words}")

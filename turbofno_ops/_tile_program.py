@@ -1,9 +1,9 @@
-"""Tile programs as the CUDA kernels take them: their shape, their operands, where a long one is cut in two."""
+"""Tile programs as the CUDA kernels take them: their shape, their plan, their operands, where a long one is cut in two."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from weakref import WeakKeyDictionary
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 
-from turbofno_ops import _cuda_tables, _native
+from turbofno_ops import _native
 from turbofno_ops._activations import parse_activation
 from turbofno_ops._stages import (
     MLP,
@@ -31,7 +31,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
 
-_WORD = 16  # bytes that points are made up of
+_WORD = 16  # bytes that points are made up of, and that tensors are aligned to
 _PAIR = 16  # channels of two fragments
 _HIDDEN = 32  # channels of an MLP at once
 _PROJECTED = 16
@@ -83,6 +83,8 @@ class Shape(NamedTuple):
     precision: str
     multiprocessors: int
     shared_bytes: int
+    warpgroups: bool
+    x_channel_first: bool = False
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -131,6 +133,7 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
         shared_bytes=shape.shared_bytes,
+        warpgroups=shape.warpgroups,
         steps=min(len(steps), _native.MOST_STEPS + 1),
     )
     for i, (step, channels) in enumerate(zip(steps[: _native.MOST_STEPS], after, strict=False)):
@@ -138,10 +141,14 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
         to.kind = _KINDS[type(step)]
         to.channels = channels
         match step:
+            case Source():
+                to.channel_first = 1
             case AddMap(weight):
                 to.channels, to.terms = shape.x_channels, weight.shape[1]
+                to.channel_first = shape.x_channel_first
             case AddGate():
                 to.channels = shape.x_channels
+                to.channel_first = shape.x_channel_first
             case Activate(activation):
                 _, to.parameter, to.activation = parse_activation(activation)
             case Normalize():
@@ -165,8 +172,18 @@ def round_up(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-class Prepared(NamedTuple):
-    """A step's operands and vectors on the device, in the kernels' order."""
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values as kernels read them: contiguous, aligned, nothing left to negate or conjugate."""
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.clone() if tensor.data_ptr() % _WORD else tensor
+
+
+Weighted = AddMap | AddGate | Affine | MLP | Project
+"""Steps that have operands of their own."""
+
+
+class StepOperands(NamedTuple):
+    """A step's operands and vectors on the device, by the names that the kernels give them."""
 
     first: torch.Tensor | None = None
     second: torch.Tensor | None = None
@@ -175,69 +192,108 @@ class Prepared(NamedTuple):
     second_shift: torch.Tensor | None = None
 
 
-_prepared: WeakKeyDictionary[Step, dict[tuple[str, int], Prepared]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Weighted, dict[tuple[str, int], StepOperands]] = WeakKeyDictionary()
 
 
-def prepared(step: Step, width: int, precision: str) -> Prepared:
-    """The operands of a step of a tile of `width` channels needs; made once for as long as the step lives."""
-    made = _prepared.setdefault(step, {})
+def kept_operands(step: Weighted, width: int, precision: str) -> StepOperands:
+    """The operands that a step of a tile of `width` channels needs; made once for as long as the step lives."""
+    made = _kept.setdefault(step, {})
     key = (precision, width)
     if key not in made:
         with torch.inference_mode(False), torch.no_grad():
-            made[key] = _prepare(step, width, precision)
+            made[key] = operands_of(step, width, precision)
     return made[key]
 
 
-def _prepare(step: Step, width: int, precision: str) -> Prepared:
-    match step:
-        case AddMap(weight):
-            return Prepared(first=_operand(weight, width, 1, precision))
-        case AddGate(weight):
-            return Prepared(scale=_vector(weight, width))
-        case Affine(scale, shift):
-            return Prepared(scale=_vector(scale, width), shift=_vector(shift, width))
-        case MLP(first, _, second):
-            return _prepare_maps((first, second), width, precision)
-        case Project(maps, _):
-            return _prepare_maps(maps, _PROJECTED, precision)
-    return Prepared()
-
-
-def _prepare_maps(maps: tuple[PointwiseMap, ...], out: int, precision: str) -> Prepared:
-    *before, last = maps
-    hidden = _HIDDEN if before else 1
-    of_first = Prepared()
-    for first in before:
-        of_first = Prepared(
-            first=_operand(first.weight, _HIDDEN, 1, precision),
-            shift=_vector(first.bias, round_up(first.weight.shape[0], _HIDDEN)),
-        )
-    return of_first._replace(
-        second=_operand(last.weight, out, hidden, precision), second_shift=_vector(last.bias, out)
+def kept_bytes(steps: Iterable[Step]) -> int:
+    """Bytes of all operands that are kept for these steps."""
+    return sum(
+        tensor.nbytes
+        for step in steps
+        if isinstance(step, Weighted)
+        for operands in _kept.get(step, {}).values()
+        for tensor in operands
+        if tensor is not None
     )
 
 
-def _operand(weight: torch.Tensor, rows: int, columns: int, precision: str) -> torch.Tensor:
-    """A B operand of the matrix with zeros up to multiples of so many rows and columns."""
-    out, terms = weight.shape
-    return _cuda_tables.operand(F.pad(weight, (0, -terms % columns, 0, -out % rows)), precision)
+def operands_of(step: Weighted, width: int, precision: str) -> StepOperands:
+    """The operands of a step, made of its weights as they are now, on the current stream."""
+    match step:
+        case AddMap(weight):
+            return StepOperands(first=_packed(weight, width, precision))
+        case AddGate(weight):
+            return StepOperands(scale=_vector(weight, width))
+        case Affine(scale, shift):
+            return StepOperands(scale=_vector(scale, width), shift=_vector(shift, width))
+        case MLP(first, _, second):
+            return _operands_of_maps((first, second), width, precision)
+        case Project(maps, _):
+            return _operands_of_maps(maps, _PROJECTED, precision)
+
+
+def _operands_of_maps(maps: tuple[PointwiseMap, ...], out: int, precision: str) -> StepOperands:
+    *before, last = maps
+    of_first = StepOperands()
+    for first in before:
+        of_first = StepOperands(
+            first=_packed(first.weight, _HIDDEN, precision),
+            shift=_vector(first.bias, round_up(first.weight.shape[0], _HIDDEN)),
+        )
+    return of_first._replace(
+        second=_packed(last.weight, out, precision), second_shift=_vector(last.bias, out)
+    )
+
+
+def _packed(weight: torch.Tensor, multiple: int, precision: str) -> torch.Tensor:
+    """The B operand of a matrix [channels out, channels in], columns padded to a multiple. Uint8 on its device."""
+    columns, terms = weight.shape
+    matrix = readable(weight.detach().float())
+    shape = _native.Operand(
+        columns=columns,
+        terms=terms,
+        padded_columns=round_up(columns, multiple),
+        precision=PRECISIONS.index(precision),
+        matrix=matrix.data_ptr(),
+    )
+    packed = torch.empty(
+        _native.bytes_of("operand_bytes", shape), dtype=torch.uint8, device=weight.device
+    )
+    shape.operand = packed.data_ptr()
+    _native.launch("pack_operand", shape)
+    return packed
 
 
 def _vector(values: torch.Tensor | None, width: int) -> torch.Tensor | None:
     if values is None:
         return None
-    return F.pad(values.detach().float(), (0, -len(values) % width)).contiguous()
+    values = values.detach().float()
+    missing = -len(values) % width
+    return readable(F.pad(values, (0, missing)) if missing else values)
 
 
-def refusal(steps: tuple[Step, ...], shape: Shape) -> str | None:
-    """Why a program does not run as one kernel, in words, or None if it does."""
-    return _native.unsupported("tile", encode(steps, shape))
+class Planned(NamedTuple):
+    """A program for one shape: the kernels' structure, without pointers, and how they cut it into blocks.
+
+    `refusal` says in words why they do not run it as one kernel; None if they do.
+    """
+
+    tile: _native.Tile
+    plan: _native.TilePlan
+    refusal: str | None
+
+
+def planned(steps: tuple[Step, ...], shape: Shape) -> Planned:
+    """Plan a program as one kernel. The steps are `kernel_steps`."""
+    tile, plan = encode(steps, shape), _native.TilePlan()
+    return Planned(tile, plan, _native.refusal("tile_prepare", tile, plan))
 
 
 class Piece(NamedTuple):
-    """A part of a program that is one kernel; what its first step starts from; None as refusal if it runs."""
+    """A part of a program that is one kernel, and the channels of y after its first step; None as refusal if it runs."""
 
     steps: tuple[Step, ...]
+    channels: int
     refusal: str | None
 
 
@@ -245,16 +301,15 @@ def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
     """The program as few kernels: cut, where it has to be, before its last map or analysis, y passing through memory."""
     rest, channels = kernel_steps(steps), shape.channels
     while rest:
-        cut = _longest(rest, shape._replace(channels=channels))
+        of = shape._replace(channels=channels)
+        cut = _longest(rest, of)
         piece = rest[:cut]
-        if cut == len(rest):
-            yield Piece(piece, refusal(piece, shape._replace(channels=channels)))
-            return
-        # what it stores last is the next one's beginning too
-        held = () if isinstance(piece[-1], Store) else (Hold(moments=False),)
-        yield Piece((*piece, *held), None)
+        if cut < len(rest) and not isinstance(piece[-1], Store):
+            # what it ends with is the next one's beginning too
+            piece = (*piece, Hold(moments=False))
+        yield Piece(piece, channels, planned(piece, of).refusal)
         channels = widths(piece, channels)[-1]
-        rest = (Held(), *rest[cut:])
+        rest = (Held(), *rest[cut:]) if cut < len(rest) else ()
 
 
 def _longest(steps: tuple[Step, ...], shape: Shape) -> int:
@@ -265,11 +320,13 @@ def _longest(steps: tuple[Step, ...], shape: Shape) -> int:
     other = isinstance(steps[0], Synthesis) and after[-1] != after[0]
     if (many or other) and isinstance(steps[-1], Analyze) and len(steps) > 2:
         return min(len(steps) - 1, _longest(steps[:-1], shape))
-    if refusal(steps, shape) is None:
+    if planned(steps, shape).refusal is None:
         return len(steps)
     for cut in reversed(range(1, len(steps))):
         costly = isinstance(steps[cut], MLP | Project | Analyze | AddMap)
         started = not isinstance(steps[cut - 1], Source | Held)
-        if costly and started and refusal((*steps[:cut], Hold(moments=False)), shape) is None:
+        if not (costly and started):
+            continue
+        if planned((*steps[:cut], Hold(moments=False)), shape).refusal is None:
             return cut
     return len(steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
@@ -42,14 +41,16 @@ class ModuleGraphs:
         device: torch.device,
         *,
         max_batch: int,
-        max_graphs: int = 64,
-        max_graph_bytes: int = 4 * 2**30,
+        graphs: GraphCache | None = None,
     ) -> None:
-        """`module` takes float32 [batch, channels, *grid] on `device`, and is not changed as long as this lives."""
+        """`module` takes float32 [batch, channels, *grid] on `device`, and is not changed as long as this lives.
+
+        `graphs` keeps and bounds the graphs; by default one of its own.
+        """
         self._module, self._device = module, device
         self._buckets = (*(2**i for i in range((max_batch - 1).bit_length())), max_batch)
-        self._graphs = GraphCache(max_graphs, max_graph_bytes)
-        self._lock = threading.Lock()
+        self._graphs = GraphCache() if graphs is None else graphs
+        self._owner = object()
         self._failed: dict[Size, str] = {}
         self._too_large: set[tuple[int, Size]] = set()
         self._most_points, self._bytes_of_a_point = 0, 0.0
@@ -60,7 +61,7 @@ class ModuleGraphs:
         Raises:
             GraphRefused: it does not run as a graph.
         """
-        with torch.no_grad(), torch.cuda.device(self._device), self._lock:
+        with torch.no_grad(), torch.cuda.device(self._device), self._graphs.lock:
             self._refuse_lost_plans()
             largest = self._largest_bucket(tuple(x.shape[2:]))
             out: torch.Tensor | None = None
@@ -75,13 +76,13 @@ class ModuleGraphs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the graphs and their buffers hold on the device."""
-        return self._graphs.nbytes
+        """Bytes that its graphs and their buffers hold on the device."""
+        return self._graphs.bytes_of(self._owner)
 
     def clear(self) -> None:
-        """Let all graphs and their memory go; later calls capture them anew."""
-        with self._lock:
-            self._graphs.clear()
+        """Let all of its graphs and their memory go; later calls capture them anew."""
+        with self._graphs.lock:
+            self._graphs.drop(self._owner)
             self._too_large.clear()
 
     def _graph(self, x: torch.Tensor) -> Graph:
@@ -92,7 +93,7 @@ class ModuleGraphs:
             raise GraphRefused(_no_memory(bucket, size))
         try:
             return self._graphs.get(
-                (bucket, size), lambda: self._captured(bucket, (channels, *size))
+                self._owner, (bucket, size), lambda: self._captured(bucket, (channels, *size))
             )
         except CaptureFailed as error:
             reason = str(error).split("\n", 1)[0]
@@ -135,7 +136,7 @@ class ModuleGraphs:
         """Let all graphs go once PyTorch may destroy plans of FFTs that they go on reading."""
         plans = torch.backends.cuda.cufft_plan_cache[self._device]
         if plans.size >= plans.max_size:
-            self._graphs.clear()
+            self._graphs.drop(self._owner)
             raise GraphRefused(f"PyTorch's cache of FFT plans is full ({plans.max_size} plans)")
 
 

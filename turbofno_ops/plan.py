@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from typing import NamedTuple
 
 import torch
 
 from turbofno_ops._check import check
-from turbofno_ops._cuda import (
-    CudaStages,
-    field_dtype,
-    gpu_refusal,
-    mix_refusal,
-    program_refusal,
-)
+from turbofno_ops._cuda import CudaStages, field_dtype
 from turbofno_ops._graphs import Graph, GraphCache
 from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
 from turbofno_ops._pass import Frame, Leg, Pass, bytes_of_one, legs, size_after
+from turbofno_ops._served import gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._stages import Stages
+from turbofno_ops._tile_program import kept_bytes
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size, Spectral
 
@@ -67,7 +62,7 @@ class CompiledFNO:
         self.precision = precision
         self._chain = chain
         self._buckets, self._graphs = buckets, graphs
-        self._lock = threading.Lock()
+        self._owner = object()
         self._verdicts: dict[Size, _Verdict] = {}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,13 +94,14 @@ class CompiledFNO:
         return self._buckets
 
     def device_bytes(self) -> int:
-        """Bytes held on the device: weights, and graphs with their buffers."""
-        return self._chain.nbytes + self._graphs.nbytes
+        """Bytes held on the device: weights, operands made of them, and its own graphs with their buffers."""
+        steps = [s for item in self._chain.items if isinstance(item, Tile) for s in item.steps]
+        return self._chain.nbytes + kept_bytes(steps) + self._graphs.bytes_of(self._owner)
 
     def clear(self) -> None:
-        """Let all graphs and their memory go; later calls capture them anew."""
-        with self._lock:
-            self._graphs.clear()
+        """Let all of its graphs and their memory go; later calls capture them anew."""
+        with self._graphs.lock:
+            self._graphs.drop(self._owner)
 
     def _check(self, x: torch.Tensor) -> None:
         channels = self._chain.in_channels
@@ -142,7 +138,9 @@ class CompiledFNO:
         if not all(_holds_modes(leg) for leg in on_grid):
             return _Verdict(f"the grid {grid} does not hold the network's modes")
         mixes = [item for item in chain.items if isinstance(item, Mix)]
-        if any(mix.resamples_x and 1 in leg.size for mix, leg in zip(mixes, on_grid, strict=True)):
+        between = zip(mixes, ({*leg.size, *leg.out_size} for leg in on_grid), strict=True)
+        # such a resampling need not keep constants, and maps and biases are taken past it
+        if any(mix.resamples_x and 1 in points for mix, points in between):
             return _Verdict(f"on the grid {grid} a layer resamples an axis of one point")
         one = bytes_of_one(chain, on_grid, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
@@ -153,7 +151,7 @@ class CompiledFNO:
 
     def _kernels_refusal(self, on_grid: list[Leg], batch: int) -> str | None:
         """Why the kernels do not run the chain on some grid, in words, or None if they do."""
-        layers, done, size = len(on_grid), 0, on_grid[0].size
+        layers, done, size, mixed_modes = len(on_grid), 0, on_grid[0].size, 0
         for item in self._chain.items:
             leg = on_grid[min(done, layers - 1)]
             if isinstance(item, Tile):
@@ -164,20 +162,21 @@ class CompiledFNO:
                     channels=item.channels,
                     channels_of_x=item.channels_of_x,
                     size=size,
-                    modes=leg.modes[-1],
+                    modes=mixed_modes,
+                    next_modes=leg.modes[-1],
                     precision=self.precision,
                     device=self.device,
                 )
             else:
                 where = "in"
                 c_in, c_out = leg.weights[0].shape[-2:]
-                refused = mix_refusal(
+                refused = product_refusal(
                     batch, c_in, c_out, leg.size, leg.out_size, leg.modes, self.precision
                 )
             if refused is not None:
                 return f"{where} layer {min(done + 1, layers)} of {layers}: {refused}"
             if isinstance(item, Mix):
-                size, done = leg.out_size, done + 1
+                size, done, mixed_modes = leg.out_size, done + 1, leg.modes[-1]
         return None
 
     def _pass(self, size: Size) -> Pass:
@@ -214,8 +213,11 @@ class CompiledFNO:
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, size: Size) -> None:
         bucket = self._buckets[bisect_left(self._buckets, x.shape[0])]
-        with self._lock:
-            self._graphs.get((bucket, size), lambda: self._captured(bucket, size)).run(x, out)
+        with self._graphs.lock:
+            graph = self._graphs.get(
+                self._owner, (bucket, size), lambda: self._captured(bucket, size)
+            )
+            graph.run(x, out)
 
     def _captured(self, bucket: int, size: Size) -> Graph:
         # its buffers are written to in later calls, whatever mode the caller of this one is in
@@ -242,8 +244,7 @@ def compile_fno(
     device: torch.device | str,
     precision: str = "fp32",
     max_batch: int = 64,
-    max_graphs: int = 64,
-    max_graph_bytes: int = 4 * 2**30,
+    graphs: GraphCache | None = None,
 ) -> CompiledFNO:
     """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.
 
@@ -253,13 +254,11 @@ def compile_fno(
         precision: 'fp32', 'tf32' or 'bf16', as `fourier_layer` takes it. Weights of the spectral mix and
             spectra are float32 under all of them.
         max_batch: The largest bucket.
-        max_graphs: How many graphs are kept, those used last.
-        max_graph_bytes: How much device memory all graphs and their buffers may hold. One graph is kept
-            even if it alone needs more.
+        graphs: Keeps and bounds the graphs; one that others share, or with other bounds. By default one of its own.
 
     Raises:
         ChainRefused: the description contradicts itself, or the device cannot run it; run the module itself.
-        ValueError: unknown precision, or a bound under 1.
+        ValueError: unknown precision, or `max_batch` under 1.
 
     Example:
         >>> from turbofno_ops import Activate, AddMap, FNODescription, PointwiseMap, Spectral
@@ -276,10 +275,8 @@ def compile_fno(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"compile_fno: precision must be one of {PRECISIONS}, got {precision!r}")
-    bounds = {"max_batch": max_batch, "max_graphs": max_graphs, "max_graph_bytes": max_graph_bytes}
-    for name, bound in bounds.items():
-        if bound < 1:
-            raise ValueError(f"compile_fno: {name} must be at least 1, got {bound}")
+    if max_batch < 1:
+        raise ValueError(f"compile_fno: max_batch must be at least 1, got {max_batch}")
     check(description)
     target = torch.device(device)
     if target.type == "cuda":
@@ -290,7 +287,7 @@ def compile_fno(
         raise ChainRefused(f"chains run on CUDA devices and CPUs, not on {target}")
     with torch.inference_mode(False), torch.no_grad():
         chain = lower(description, target)
-    graphs = GraphCache(max_graphs, max_graph_bytes)
+    graphs = GraphCache() if graphs is None else graphs
     return CompiledFNO(chain, target, precision, _buckets(max_batch), graphs)
 
 

@@ -3,14 +3,18 @@
  * A Fourier layer is, on one stream:
  *
  *   turbofno_tile_program   field -> spectra          analysis of the last axis (in a chain, while y is on chip)
- *   turbofno_transform      spectra -> spectra        truncated DFT of another axis, for each of them
- *   turbofno_product        spectra -> spectra        a complex product of the channels a mode
- *   turbofno_transform      spectra -> spectra        inverse DFTs of the other axes
+ *   turbofno_transform_axis spectra -> spectra        truncated DFT of another axis, for each of them
+ *   turbofno_multiply_modes spectra -> spectra        a complex product of the channels a mode
+ *   turbofno_transform_axis spectra -> spectra        inverse DFTs of the other axes
  *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
  * and, where a norm stands in it, turbofno_spectral_moments or turbofno_field_moments and turbofno_norm_affine.
+ * turbofno_pack_operand brings weights into the order in which a tile program reads them.
  *
- * A function only launches kernels on `stream` of the current device and returns: it allocates nothing, waits for
+ * A tile program is prepared once for a shape and device (turbofno_tile_prepare, which searches for the best way to cut
+ * it into blocks) and launched any number of times. All other plans are a few divisions, made at every launch.
+ *
+ * A function that takes a stream only launches kernels on `stream` of the current device and returns: it allocates nothing, waits for
  * nothing and may be captured in a CUDA graph. Calls are independent: any number of threads and streams, each with its
  * own workspace. All pointers are device pointers, aligned to 16 bytes and contiguous in the order given; complex
  * numbers are interleaved (real, imaginary) float32. Outputs must not overlap inputs; every element of an output is
@@ -91,12 +95,13 @@ typedef struct {
     int32_t hidden; /* channels between first and second */
     int32_t per_sample; /* scale and shift are [batch][width] */
     const void *field;
-    const void *first, *second; /* B operands, turbofno_ops/_cuda_tables.py */
+    const void *first, *second; /* B operands, turbofno_pack_operand */
     const float *scale, *shift, *second_shift; /* [width] or null; shift of MLP and PROJECT [hidden], PROJECT's
                                                   second_shift [16]; zeros behind the last channel */
 } turbofno_step;
 
 #define TURBOFNO_MOST_STEPS 16
+#define TURBOFNO_PLAN_WORDS 128
 
 typedef struct {
     int64_t batch;
@@ -109,30 +114,46 @@ typedef struct {
     int32_t precision; /* turbofno_precision */
     int32_t multiprocessors; /* of the device */
     int32_t shared_bytes; /* that the device gives a block that asks */
+    int32_t warpgroups; /* turbofno_device_warpgroups() of the device */
     int32_t weights_settled; /* 1: no kernel that may still run writes operands, vectors or tables */
     int32_t steps;
     const float *mixed; /* complex [batch][channels][outer][modes] */
     float *spectra; /* complex [batch][channels][outer][next_modes] */
     const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes) */
     const void *analysis; /* row_analysis(points, next_modes) */
-    void *workspace; /* turbofno_tile_workspace_bytes() */
+    void *workspace; /* turbofno_tile_plan.workspace_bytes */
     turbofno_step step[TURBOFNO_MOST_STEPS];
 } turbofno_tile;
+
+/* How a tile program is cut into blocks on a device; plain data, copied as one likes. */
+typedef struct {
+    int64_t workspace_bytes; /* of turbofno_tile.workspace */
+    int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */
+} turbofno_tile_plan;
+
+/* A real matrix as a B operand of a tile program's step, in the order of csrc/kernels/products.cuh. */
+typedef struct {
+    int32_t columns, terms; /* of the matrix: channels that come out, channels summed over */
+    int32_t padded_columns; /* of the operand, a multiple of 16; its terms are the next multiple of 32; zeros beyond */
+    int32_t precision;
+    const float *matrix; /* [columns][terms] */
+    void *operand; /* turbofno_operand_bytes() */
+} turbofno_operand;
 
 /* The truncated DFT of one axis, or its inverse. `inner` is what lies behind the axis, `outer` what lies before it. */
 typedef struct {
     int64_t outer, inner;
     int64_t pitch; /* complex numbers from one mode to the next, at least outer * inner */
     int32_t points, modes; /* modes in FFT order, 0, 1, .., -1 */
-    int32_t inverse; /* 0: in [outer][points][inner] -> out [modes][pitch]; 1: the other way */
+    int32_t inverse; /* 0: input [outer][points][inner] -> out [modes][pitch]; 1: the other way */
     int32_t precision;
     int32_t multiprocessors;
-    const float *in; /* complex */
+    const float *input; /* complex */
     float *out; /* complex */
     const void *table; /* _cuda_tables.py, column_analysis(points, modes) or column_synthesis(points, modes) */
 } turbofno_transform;
 
-/* out[k][b][o][m] = sum over c of in[k][b][c][m] weight[k][m][c][o] for every mode (k, m). */
+/* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). */
 typedef struct {
     int64_t batch;
     int64_t in_pitch, out_pitch; /* complex numbers from one k to the next */
@@ -141,7 +162,7 @@ typedef struct {
     int32_t modes; /* m: of the last axis */
     int32_t precision;
     int32_t multiprocessors;
-    const float *in; /* complex [others][in_pitch], a row [batch][c_in][modes] */
+    const float *input; /* complex [others][in_pitch], a row [batch][c_in][modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
     float *out; /* complex [others][out_pitch], a row [batch][c_out][modes] */
 } turbofno_product;
@@ -172,16 +193,21 @@ typedef struct {
     float *scale, *shift; /* [batch][width] */
 } turbofno_norm;
 
+/* Fill in the plan of a tile program. Why its shape is not served, in words, or null if it is. Reads none of the tile's
+ * pointers; needs no GPU. */
+const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
+
 /* Why a shape is not served, in words, or null if it is. Reads no pointer; needs no GPU. */
-const char *turbofno_tile_unsupported(const turbofno_tile *tile);
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
 
-/* Bytes of workspace for this shape. Reads no pointer; needs no GPU. */
-size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile);
+/* Bytes of a result or workspace for this shape. Reads no pointer; needs no GPU. */
+size_t turbofno_operand_bytes(const turbofno_operand *operand);
 size_t turbofno_moments_workspace_bytes(const turbofno_moments *moments);
 
-turbofno_status turbofno_tile_program(const turbofno_tile *tile, struct CUstream_st *stream);
+/* `plan` is what turbofno_tile_prepare made of a tile that differs in its pointers at most. */
+turbofno_status turbofno_tile_program(const turbofno_tile *tile, const turbofno_tile_plan *plan, struct CUstream_st *stream);
+turbofno_status turbofno_pack_operand(const turbofno_operand *operand, struct CUstream_st *stream);
 turbofno_status turbofno_transform_axis(const turbofno_transform *transform, struct CUstream_st *stream);
 turbofno_status turbofno_multiply_modes(const turbofno_product *product, struct CUstream_st *stream);
 turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struct CUstream_st *stream);
@@ -190,6 +216,9 @@ turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_
 
 /* Why no kernel can run on the current device, in words, or null: the library has no code for it. */
 const char *turbofno_device_unsupported(void);
+
+/* 1 if the code that runs on the current device multiplies by warpgroups (wgmma), else 0. */
+int turbofno_device_warpgroups(void);
 
 /* CUDA's words for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);

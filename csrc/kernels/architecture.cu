@@ -5,12 +5,19 @@
 #include <atomic>
 
 #include "../api/turbofno.h"
+#include "warpgroup.cuh"
 
 namespace turbofno {
 namespace {
 
-// Compiled as all kernels are, and asked instead of them; never launched.
-__global__ void probe() {}
+// Compiled as all kernels are, and asked instead of them; never launched. Code with warpgroups is known by its shared
+// memory: the architecture's number does not tell 90 from 90a.
+__global__ void probe() {
+#ifdef TURBOFNO_WARPGROUPS
+    __shared__ volatile int mark;
+    mark = 1;
+#endif
+}
 
 int asked() {
     cudaFuncAttributes attributes{};
@@ -38,4 +45,11 @@ int code_architecture() {
 extern "C" const char *turbofno_device_unsupported(void) {
     if (turbofno::code_architecture() != 0) return nullptr;
     return "the library holds neither machine code for it nor PTX that its driver can translate";
+}
+
+extern "C" int turbofno_device_warpgroups(void) {
+    cudaFuncAttributes attributes{};
+    if (cudaFuncGetAttributes(&attributes, turbofno::probe) == cudaSuccess) return attributes.sharedSizeBytes > 0;
+    cudaGetLastError(); // not for whoever asks next
+    return 0;
 }

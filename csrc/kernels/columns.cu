@@ -8,8 +8,8 @@
 //     S[i] = sum over j of sin(i j) (in[j] - in[-j])      in[j] or in[-j] is zero where it does not exist
 //     out[i] = C[i] + i S[i], out[-i] = C[i] - i S[i]     (from points to modes the table has -sin)
 //
-// a quarter of the products of the full sum. C and S are real matrix products on tensor cores: left the tables of
-// cosines and sines, right the columns. A warp takes 16 complex columns and copies their terms to shared memory in
+// a quarter of the products of the full sum. C and S are real matrix products on tensor cores: the A operand is the tables
+// of cosines and sines, the B operand the columns. A warp takes 16 complex columns and copies their terms to shared memory in
 // lines of 128 bytes: with 8 lanes on 4 lines, look-ups in L2 were the limit. The tables are stored as the tensor cores
 // want them (turbofno_ops/_cuda_tables.py), [tile of 16 rows][step of 8 terms][cos, sin][high, low][lane][4]; the warps
 // of a block share them in shared memory.
@@ -106,37 +106,37 @@ template <bool WIDE_READS> __device__ __forceinline__ float4 read(const float4 *
     }
 }
 
-struct Right { // 8 terms of the right operand: fragments (re, im) of the first column, (re, im) of the second
+struct OperandB { // 8 terms: fragments (re, im) of the first column, (re, im) of the second
     uint32_t high[4][2], low[4][2];
 };
 
-template <bool SPLIT> __device__ __forceinline__ Right right_operand(float4 first, float4 second) {
+template <bool SPLIT> __device__ __forceinline__ OperandB operand_b(float4 first, float4 second) {
     const float values[2][4] = {{first.x, first.y, first.z, first.w}, {second.x, second.y, second.z, second.w}};
-    Right right;
+    OperandB b;
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const Tf32 value = to_tf32<SPLIT>(values[e][f]);
-            right.high[f][e] = value.high;
-            right.low[f][e] = value.low;
+            const Tf32Parts value = to_tf32<SPLIT>(values[e][f]);
+            b.high[f][e] = value.high;
+            b.low[f][e] = value.low;
         }
     }
-    return right;
+    return b;
 }
 
 __device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 __device__ float4 minus(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
 
-template <bool SPLIT, bool WIDE_READS> __device__ __forceinline__ void fold(Right &even, Right &odd, const Step &step) {
+template <bool SPLIT, bool WIDE_READS> __device__ __forceinline__ void fold(OperandB &even, OperandB &odd, const Step &step) {
     const float4 positive[2] = {read<WIDE_READS>(step[0][0]), read<WIDE_READS>(step[1][0])};
     const float4 negative[2] = {read<WIDE_READS>(step[0][1]), read<WIDE_READS>(step[1][1])};
-    even = right_operand<SPLIT>(plus(positive[0], negative[0]), plus(positive[1], negative[1]));
-    odd = right_operand<SPLIT>(minus(positive[0], negative[0]), minus(positive[1], negative[1]));
+    even = operand_b<SPLIT>(plus(positive[0], negative[0]), plus(positive[1], negative[1]));
+    odd = operand_b<SPLIT>(minus(positive[0], negative[0]), minus(positive[1], negative[1]));
 }
 
 template <bool SPLIT>
-__device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *table, const Right &right) {
+__device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *table, const OperandB &b) {
     const uint4 h = table[0], l = SPLIT ? table[32] : uint4{};
     const uint32_t high[4] = {h.x, h.y, h.z, h.w}, low[4] = {l.x, l.y, l.z, l.w};
     float part[4][4] = {};
@@ -144,7 +144,7 @@ __device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *tab
     for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, independent ones side by side
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-            multiply_add(part[f], product == 0 ? low : high, product == 1 ? right.low[f] : right.high[f]);
+            multiply_add(part[f], product == 0 ? low : high, product == 1 ? b.low[f] : b.high[f]);
         }
     }
 #pragma unroll
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
         __syncthreads(); // this step is there, and all have read the stage that is filled next
         copy_step(step + kStages - 1);
         const int stage = step % kStages;
-        Right even, odd;
+        OperandB even, odd;
         fold<SPLIT, WIDE_READS>(even, odd, stages[stage][warp]);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) expand_
     copy_table(1);
     wait_copies<1>();
     __syncwarp();
-    Right even[STEPS], odd[STEPS];
+    OperandB even[STEPS], odd[STEPS];
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) fold<SPLIT, false>(even[i], odd[i], stages[warp][i]);
 #pragma unroll 1
@@ -325,11 +325,11 @@ template <bool SPLIT, bool EVEN> Kernel kernel_for(const Columns &a, const Trans
 extern "C" turbofno_status turbofno_transform_axis(const turbofno_transform *t, CUstream_st *stream) {
     using namespace turbofno;
     if (turbofno_transform_unsupported(t) != nullptr) return TURBOFNO_UNSUPPORTED;
-    if (t->in == nullptr || t->out == nullptr || t->table == nullptr) return TURBOFNO_NULL_POINTER;
+    if (t->input == nullptr || t->out == nullptr || t->table == nullptr) return TURBOFNO_NULL_POINTER;
     const TransformPlan p = plan(*t);
     const Axis points{t->inner, int64_t(t->points) * t->inner, t->points}, modes{t->pitch, t->inner, t->modes};
     Columns a{};
-    a.in = reinterpret_cast<const float2 *>(t->in);
+    a.in = reinterpret_cast<const float2 *>(t->input);
     a.out = reinterpret_cast<float2 *>(t->out);
     a.table = static_cast<const uint4 *>(t->table);
     a.from = t->inverse ? modes : points;

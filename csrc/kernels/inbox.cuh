@@ -2,13 +2,9 @@
 // computed. Channels last, 16 neighbouring points of a row are neighbours in memory too, so this is one piece.
 #pragma once
 
-#include <stdint.h>
+#include "products.cuh"
 
 namespace turbofno {
-
-__device__ __forceinline__ unsigned shared_address(const void *pointer) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
 
 #if __CUDA_ARCH__ >= 900
 

@@ -1,13 +1,14 @@
 // One complex product of the channels a mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
 // in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; kx counts the kept modes of all axes
-// but the last, in 1D it is one, and `in` and `out` are the spectra themselves. A block takes one kx, 1 to 4 neighbouring ky (so that what it reads and writes lies
-// together in memory), 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
+// but the last, in 1D it is one, and `in` and `out` are the spectra themselves. A block takes one kx, 1 to 4 neighbouring
+// ky (so that what it reads and writes lies together in memory), 8 to 32 batch elements and some output channels; a warp one
+// ky and 16 output channels.
 //
-// On tensor cores: left the weights, 16 output channels by 4 complex input channels, the terms being their real parts
-// and then their imaginary parts; right the input, 4 channels by 8 batch elements. The real part of the product is
-// (re, -im) of the weights times (re, im) of the input, its imaginary part (re, im) times (im, re). A row of the tensor
-// cores may be any output channel: row g is channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights
+// On tensor cores: the A operand is the weights, 16 output channels by 4 complex input channels, the terms being their real
+// parts and then their imaginary parts; the B operand is the input, 4 channels by 8 batch elements. The real part of the
+// product is (re, -im) of the weights times (re, im) of the input, its imaginary part (re, im) times (im, re). A row of the
+// tensor cores may be any output channel: row g is channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights
 // as 16 bytes. Weights are read once for all of the block's batch elements.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
@@ -43,25 +44,25 @@ __device__ __forceinline__ void copy_weights(float4 *to, const Product &a, const
 // sum[n][0] += real parts, sum[n][1] += imaginary parts, over four input channels.
 template <int BATCH, bool SPLIT>
 __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, const float2 *z, int pitch) {
-    const float left[4] = {w.x, w.z, w.y, w.w};
-    uint32_t left_high[2][4], left_low[2][4];
+    const float parts[4] = {w.x, w.z, w.y, w.w};
+    uint32_t a_high[2][4], a_low[2][4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-        const Tf32 value = to_tf32<SPLIT>(left[e]);
-        left_high[1][e] = value.high;
-        left_low[1][e] = value.low;
-        left_high[0][e] = e < 2 ? value.high : negative(value.high);
-        left_low[0][e] = e < 2 ? value.low : negative(value.low);
+        const Tf32Parts value = to_tf32<SPLIT>(parts[e]);
+        a_high[1][e] = value.high;
+        a_low[1][e] = value.low;
+        a_high[0][e] = e < 2 ? value.high : negative(value.high);
+        a_low[0][e] = e < 2 ? value.low : negative(value.low);
     }
-    uint32_t high[BATCH][2][2], low[BATCH][2][2];
+    uint32_t b_high[BATCH][2][2], b_low[BATCH][2][2];
 #pragma unroll
     for (int n = 0; n < BATCH; ++n) {
         const float2 v = z[n * 8 * pitch];
-        const Tf32 re = to_tf32<SPLIT>(v.x), im = to_tf32<SPLIT>(v.y);
-        high[n][0][0] = high[n][1][1] = re.high;
-        high[n][0][1] = high[n][1][0] = im.high;
-        low[n][0][0] = low[n][1][1] = re.low;
-        low[n][0][1] = low[n][1][0] = im.low;
+        const Tf32Parts re = to_tf32<SPLIT>(v.x), im = to_tf32<SPLIT>(v.y);
+        b_high[n][0][0] = b_high[n][1][1] = re.high;
+        b_high[n][0][1] = b_high[n][1][0] = im.high;
+        b_low[n][0][0] = b_low[n][1][1] = re.low;
+        b_low[n][0][1] = b_low[n][1][0] = im.low;
     }
     float part[BATCH][2][4] = {};
 #pragma unroll
@@ -70,8 +71,8 @@ __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, co
         for (int n = 0; n < BATCH; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                multiply_add(part[n][i], product == 0 ? left_low[i] : left_high[i],
-                             product == 1 ? low[n][i] : high[n][i]);
+                multiply_add(part[n][i], product == 0 ? a_low[i] : a_high[i],
+                             product == 1 ? b_low[n][i] : b_high[n][i]);
             }
         }
     }
@@ -233,10 +234,10 @@ template <bool SPLIT, bool EVEN> auto kernel_for(const ProductPlan &p) -> void (
 extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *product, CUstream_st *stream) {
     using namespace turbofno;
     if (turbofno_product_unsupported(product) != nullptr) return TURBOFNO_UNSUPPORTED;
-    if (product->in == nullptr || product->weight == nullptr || product->out == nullptr) return TURBOFNO_NULL_POINTER;
+    if (product->input == nullptr || product->weight == nullptr || product->out == nullptr) return TURBOFNO_NULL_POINTER;
     const ProductPlan p = plan(*product);
     Product a{};
-    a.in = reinterpret_cast<const float2 *>(product->in);
+    a.in = reinterpret_cast<const float2 *>(product->input);
     a.out = reinterpret_cast<float2 *>(product->out);
     a.weight = reinterpret_cast<const float2 *>(product->weight);
     a.batch = product->batch;

@@ -70,14 +70,15 @@ struct OfField {
     int channels, pieces;
 };
 
-// A block takes a piece of the points; a thread four channels of every kThreads / quads-th point.
+// A block takes a piece of a batch element's points; a thread four channels of every kThreads / quads-th point.
 template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of_piece(const OfField a) {
     __shared__ float4 shared[kThreads];
     wait_for_previous();
     const int pitch = pitch_of<Field>(a.channels), quads = pitch / 4, rows = kThreads / quads;
     const int quad = threadIdx.x % quads, row = threadIdx.x / quads;
-    const int64_t begin = blockIdx.x * a.piece, end = min(a.points, begin + a.piece);
-    const Field *from = static_cast<const Field *>(a.field) + int64_t(blockIdx.y) * a.points * pitch + 4 * quad;
+    const int64_t b = blockIdx.x / a.pieces; // blocks are those of all batch elements: gridDim.y ends at 65535
+    const int64_t begin = blockIdx.x % a.pieces * a.piece, end = min(a.points, begin + a.piece);
+    const Field *from = static_cast<const Field *>(a.field) + b * a.points * pitch + 4 * quad;
     float4 mean{};
     for (int pass = 0; pass < 2; ++pass) { // the piece is still in a cache at the second
         float4 sum{};
@@ -101,7 +102,7 @@ template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of
             const float part = 1.0f / float(end - begin);
             mean = {all.x * part, all.y * part, all.z * part, all.w * part};
         } else if (row == 0) {
-            float2 *to = a.parts + (int64_t(blockIdx.y) * a.pieces + blockIdx.x) * a.channels + 4 * quad;
+            float2 *to = a.parts + int64_t(blockIdx.x) * a.channels + 4 * quad;
             const float means[4] = {mean.x, mean.y, mean.z, mean.w}, squares[4] = {all.x, all.y, all.z, all.w};
             for (int i = 0; i < 4 && 4 * quad + i < a.channels; ++i) to[i] = {means[i], squares[i]};
         }
@@ -191,13 +192,13 @@ extern "C" turbofno_status turbofno_spectral_moments(const turbofno_moments *m, 
 extern "C" turbofno_status turbofno_field_moments(const turbofno_moments *m, CUstream_st *stream) {
     using namespace turbofno;
     if (m->field == nullptr || m->moments == nullptr || m->workspace == nullptr) return TURBOFNO_NULL_POINTER;
-    if (m->channels < 1 || m->channels > kThreads || m->batch > 65535) return TURBOFNO_UNSUPPORTED;
+    if (m->channels < 1 || m->channels > kThreads) return TURBOFNO_UNSUPPORTED;
     OfField a = of_field(*m);
     a.field = m->field;
     a.parts = static_cast<float2 *>(m->workspace);
     a.moments = reinterpret_cast<float2 *>(m->moments);
     const auto kernel = m->precision == TURBOFNO_BF16 ? moments_of_piece<__nv_bfloat16> : moments_of_piece<float>;
-    const dim3 blocks(unsigned(a.pieces), unsigned(m->batch));
+    const dim3 blocks(unsigned(m->batch * a.pieces));
     const turbofno_status status = launch_dependent(kernel, blocks, kThreads, 0, stream, a);
     if (status != TURBOFNO_OK) return status;
     return launch_dependent(merge_pieces, dim3(unsigned(m->batch)), kThreads, 0, stream, a);

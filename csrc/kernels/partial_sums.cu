@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../plan/ceil_div.h"
 #include "dependent_launch.cuh"
 
 namespace turbofno {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) partial_sums(const Parts a) {
 } // namespace
 
 turbofno_status add_parts(float *to, const float *from, int64_t count, int parts, cudaStream_t stream) {
-    const auto blocks = unsigned(std::min<int64_t>((count + kThreads - 1) / kThreads, 16384));
+    const auto blocks = unsigned(std::min<int64_t>(ceil_div(count, int64_t(kThreads)), 16384));
     return launch_dependent(partial_sums, dim3(blocks), kThreads, 0, stream, Parts{to, from, count, parts});
 }
 

@@ -20,6 +20,11 @@
 namespace turbofno {
 
 constexpr int kLanes = 32;
+
+__device__ __forceinline__ unsigned shared_address(const void *pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
 template <typename P> constexpr int kPairWords = 2 * P::kPlanes * kLanes; // of 32 terms and 16 columns
 
 // The A operand of 32 terms: high and low parts of two steps of 16, and what undoes the scales of points g and g + 8.
@@ -27,6 +32,17 @@ template <typename P> struct Operand {
     uint32_t high[2][4], low[2][4];
     float back[2];
 };
+
+// The largest magnitude of a warp's values.
+template <int FRAGMENTS> __device__ __forceinline__ float largest_of(const float (&values)[FRAGMENTS][4]) {
+    float most = 0.0f;
+#pragma unroll
+    for (auto &fragment : values) {
+#pragma unroll
+        for (float v : fragment) most = largest(most, v);
+    }
+    return largest_of_lanes<1, 32>(most);
+}
 
 // Four fragments (32 channels) as an A operand, each point with a scale of its own.
 template <typename P> __device__ __forceinline__ void to_operand(Operand<P> &a, const float (&values)[4][4]) {

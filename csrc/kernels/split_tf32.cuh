@@ -5,21 +5,21 @@
 // zero at every product and add these in float32.
 //
 // mma.m16n8k8 takes its operands as follows, g = lane / 4, t = lane % 4:
-//     left   (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)       of 16 rows, 8 terms
-//     right  (t, g), (t + 4, g)                                   of 8 terms, 8 columns
-//     sum    (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)   of 16 rows, 8 columns
+//     A    (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)       of 16 rows, 8 terms
+//     B    (t, g), (t + 4, g)                                   of 8 terms, 8 columns
+//     sum  (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)   of 16 rows, 8 columns
 #pragma once
 
 #include <stdint.h>
 
 namespace turbofno {
 
-struct Tf32 {
+struct Tf32Parts {
     uint32_t high, low; // low of a rounded value is not used
 };
 
 // A value that is not finite makes NaN of every product.
-template <bool SPLIT> __device__ __forceinline__ Tf32 to_tf32(float value) {
+template <bool SPLIT> __device__ __forceinline__ Tf32Parts to_tf32(float value) {
     constexpr uint32_t half = 0x1000, kept = 0xffffe000; // TF32 keeps 10 bits of the fraction; the unit truncates
     if constexpr (SPLIT) {
         const uint32_t high = (__float_as_uint(value) + half) & kept;

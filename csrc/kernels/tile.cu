@@ -1,4 +1,6 @@
-// The tile program on the host: its plan, its launch.
+// The launch of a tile program.
+#include <cstring>
+
 #include "dependent_launch.cuh"
 #include "partial_sums.h"
 #include "tile.h"
@@ -17,12 +19,13 @@ TileKernel kernel_of(const TileArguments &a) {
 } // namespace
 } // namespace turbofno
 
-extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, CUstream_st *stream) {
+extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, const turbofno_tile_plan *prepared,
+                                                 CUstream_st *stream) {
     using namespace turbofno;
-    if (turbofno_tile_unsupported(tile) != nullptr) return TURBOFNO_UNSUPPORTED;
     TileArguments a{};
     a.tile = *tile;
-    a.plan = plan(*tile);
+    std::memcpy(&a.plan, prepared->opaque, sizeof a.plan);
+    if (a.plan.warps == 0) return TURBOFNO_UNSUPPORTED;
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
                          (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||
                          (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);

@@ -9,5 +9,6 @@
 namespace turbofno {
 
 template <typename T> TURBOFNO_EVERYWHERE constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <typename T> TURBOFNO_EVERYWHERE constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
 
 } // namespace turbofno

@@ -1,6 +1,7 @@
 #include "tile_plan.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace turbofno {
 namespace {
@@ -71,14 +72,17 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
         p.vectors_at[i] = place(any ? ceil_div(2 * p.vector_width[i] + held, 4) : 0);
     }
     const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
-    p.synthesis_at = place(p.tables_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
-    p.analysis_at = place(p.tables_on_chip ? tiles * next_pairs * p.planes * kLanes : 0);
+    const int of_groups = round_up(tiles, kGroupWarps) * p.planes * kGroupColumns * kLanes / 2;
+    const int analysis = p.groups ? (t.next_modes > 0 ? of_groups : 0) : tiles * next_pairs * p.planes * kLanes;
+    p.synthesis_at = place(p.synthesis_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
+    p.analysis_at = place(p.analysis_on_chip ? analysis : 0);
     p.first_team = at;
     at = 0;
     place(t.modes > 0 ? operand_words(2 * t.modes, held, p.planes) : 0);
     p.sums_at = at;
-    p.sums_words = p.fragments / 2 * next_fragments * kLanes;
-    p.inbox_at = p.sums_at + p.team * p.sums_words;
+    p.sums_words = p.groups ? 0 : p.fragments / 2 * next_fragments * kLanes;
+    const int staging = p.groups && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
+    p.inbox_at = p.sums_at + p.team * p.sums_words + staging;
     p.inbox_words = p.inbox_step < 0 ? 0 : 1 + kTilePoints * words_of_point(t, t.step[p.inbox_step]);
     p.team_words = p.inbox_at + p.team * p.inbox_words;
     p.shared_bytes = 16 * (p.first_team + p.warps / p.team * p.team_words);
@@ -91,8 +95,8 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * teams));
     const double busy = double(std::min<int64_t>(p.warps, p.team * ceil_div(units, blocks)));
-    const double slower = (p.tables_on_chip ? 1.0 : 1.3) * (p.inbox_step < 0 ? 1.2 : 1.0);
-    const double tile = std::max(2.5, busy / 4) * slower;
+    const double slower = (p.synthesis_on_chip ? 1.0 : p.groups ? 1.1 : 1.3) * (p.inbox_step < 0 ? 1.2 : 1.0);
+    const double tile = (p.groups ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, busy / 4)) * slower;
     const double row = (t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.team : 0.0) + 0.3;
     return rounds * (ceil_div(p.split_tiles, p.team) * tile + row * std::max(1.0, busy / 8)) + (p.splits > 1 ? 4 : 0);
 }
@@ -116,6 +120,27 @@ const char *unsupported(const turbofno_step &step, const turbofno_tile &t) {
     return nullptr;
 }
 
+const char *unsupported(const turbofno_tile &t) {
+    if (t.batch < 1 || t.batch > kMostBatch) return "the batch is not in 1 .. 65536";
+    if (t.outer < 1 || t.batch * t.outer > kMostRows) return "the rows are not in 1 .. 2^30";
+    if (!known(t.points, 1, kMostPoints)) return "the last axis is not in 1 .. 16384 points";
+    if (!known(t.width, 1, kMostWidth)) return "the channels are not in 1 .. 256";
+    if (!known(t.modes, 0, kMostModes) || !known(t.next_modes, 0, kMostModes)) {
+        return "the last axis does not keep 1 .. 128 modes";
+    }
+    if (t.modes > t.points / 2 + 1 || t.next_modes > t.points / 2 + 1) {
+        return "the last axis does not hold the kept modes";
+    }
+    if (!known(t.precision, TURBOFNO_FP32, TURBOFNO_BF16)) return "unknown precision";
+    if (!known(t.steps, 1, TURBOFNO_MOST_STEPS)) return "the program is longer than 16 steps";
+    for (int i = 0; i < t.steps; ++i) {
+        const char *reason = unsupported(t.step[i], t);
+        if (reason != nullptr) return reason;
+    }
+    if (t.multiprocessors < 1) return "the device has no multiprocessor";
+    return nullptr;
+}
+
 } // namespace
 
 TilePlan plan(const turbofno_tile &t) {
@@ -130,19 +155,22 @@ TilePlan plan(const turbofno_tile &t) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
         p.channel_tiles = ceil_div(t.width, 8 * p.fragments);
-        for (int choice = 0; choice < 4; ++choice) {
-            p.tables_on_chip = choice % 2 == 0;
+        for (int choice = 0; choice < 8; ++choice) {
+            p.groups = choice & 4;
+            p.synthesis_on_chip = choice & 1;
+            p.analysis_on_chip = p.groups || p.synthesis_on_chip;
+            if (p.groups && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMostGroupModes)) continue;
             find_inbox(t, p);
-            if (choice / 2 == 1) p.inbox_step = p.inbox_last = -1;
-            for (p.team = 1; p.team <= 16; p.team *= 2) {
-                const int step = std::max(p.team, 2);
-                for (p.warps = p.team; p.warps <= most_warps(p.fragments, p.wide); p.warps += p.warps < step ? p.team : step) {
+            if (choice & 2) p.inbox_step = p.inbox_last = -1;
+            for (p.team = p.groups ? kGroupWarps : 1; p.team <= (p.groups ? kGroupWarps : 16); p.team *= 2) {
+                const int step = std::max(p.team, 2), most = most_warps(p.fragments, p.wide, p.groups);
+                for (p.warps = p.team; p.warps <= most; p.warps += p.warps < step ? p.team : step) {
                     lay_out(t, p);
                     if (p.shared_bytes > t.shared_bytes || p.warps % p.team != 0) continue;
                     for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < t.multiprocessors); p.splits *= 2) {
-                        p.split_tiles = ceil_div(tiles, p.splits);
+                        p.split_tiles = round_up(ceil_div(tiles, p.splits), p.groups ? kGroupWarps : 1);
                         const double now = cost(t, p, rows);
-                        if (best.shared_bytes > 0 && now >= least) continue;
+                        if (best.warps > 0 && now >= least) continue;
                         least = now;
                         best = p;
                     }
@@ -155,6 +183,12 @@ TilePlan plan(const turbofno_tile &t) {
     const int64_t teams = best.team > 0 ? best.warps / best.team : 1;
     best.blocks = int(std::min<int64_t>(ceil_div(rows * best.splits, teams),
                                         ceil_div(t.multiprocessors, std::max(best.channel_tiles, 1))));
+    best.stride = int(best.blocks * teams);
+    const int64_t splits = std::max(best.splits, 1);
+    best.stride_split = int(best.stride % splits);
+    best.stride_row = int(best.stride / splits);
+    best.stride_batch = int(best.stride_row / t.outer);
+    best.stride_outer = int(best.stride_row % t.outer);
     if (t.next_modes > 0 && best.splits > 1) {
         best.workspace_bytes = sizeof(float) * size_t(best.splits) * size_t(rows) * size_t(t.channels) * 2 * t.next_modes;
     }
@@ -163,27 +197,15 @@ TilePlan plan(const turbofno_tile &t) {
 
 } // namespace turbofno
 
-extern "C" const char *turbofno_tile_unsupported(const turbofno_tile *t) {
+extern "C" const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *prepared) {
     using namespace turbofno;
-    if (t->batch < 1 || t->batch > kMostBatch) return "the batch is not in 1 .. 65536";
-    if (t->outer < 1 || t->batch * t->outer > kMostRows) return "the rows are not in 1 .. 2^30";
-    if (!known(t->points, 1, kMostPoints)) return "the last axis is not in 1 .. 16384 points";
-    if (!known(t->width, 1, kMostWidth)) return "the channels are not in 1 .. 256";
-    if (!known(t->modes, 0, kMostModes) || !known(t->next_modes, 0, kMostModes)) {
-        return "the last axis does not keep 1 .. 128 modes";
-    }
-    if (t->modes > t->points / 2 + 1 || t->next_modes > t->points / 2 + 1) {
-        return "the last axis does not hold the kept modes";
-    }
-    if (!known(t->precision, TURBOFNO_FP32, TURBOFNO_BF16)) return "unknown precision";
-    if (!known(t->steps, 1, TURBOFNO_MOST_STEPS)) return "the program is longer than 16 steps";
-    for (int i = 0; i < t->steps; ++i) {
-        const char *reason = unsupported(t->step[i], *t);
-        if (reason != nullptr) return reason;
-    }
-    if (t->multiprocessors < 1) return "the device has no multiprocessor";
-    if (plan(*t).shared_bytes == 0) return "its weights and spectra do not fit in shared memory";
+    static_assert(sizeof(TilePlan) <= sizeof(prepared->opaque), "TURBOFNO_PLAN_WORDS");
+    *prepared = {};
+    const char *reason = unsupported(*tile);
+    if (reason != nullptr) return reason;
+    const TilePlan p = plan(*tile);
+    if (p.warps == 0) return "its weights and spectra do not fit in shared memory";
+    std::memcpy(prepared->opaque, &p, sizeof p);
+    prepared->workspace_bytes = int64_t(p.workspace_bytes);
     return nullptr;
 }
-
-extern "C" size_t turbofno_tile_workspace_bytes(const turbofno_tile *tile) { return turbofno::plan(*tile).workspace_bytes; }

@@ -37,18 +37,14 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels' host code alone: what is refused, and workspaces of tile programs."""
+    """The kernels' host code alone: plans, and what is refused."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler (g++)")
     library = tmp_path_factory.mktemp("plan") / "plan.so"
     built = run("g++", *CXX_FLAGS, "-shared", "-fPIC", *PLANS, "-o", library)
     assert built.returncode == 0, built.stderr
     plans = ctypes.CDLL(str(library))
-    for name, structure in _native.UNSUPPORTED.items():
-        function = getattr(plans, f"turbofno_{name}_unsupported")
-        function.argtypes, function.restype = [ctypes.POINTER(structure)], ctypes.c_char_p
-    workspace = plans.turbofno_tile_workspace_bytes
-    workspace.argtypes, workspace.restype = [ctypes.POINTER(_native.Tile)], ctypes.c_size_t
+    _native.declare_host(plans, _native.REFUSALS, ctypes.c_char_p)
     return plans
 
 

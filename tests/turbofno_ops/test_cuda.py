@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from models.checkpoint import load_model
+from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from turbofno_ops import (
@@ -25,7 +26,7 @@ from turbofno_ops import (
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
 ZOO = Path(__file__).parents[2] / "models" / "zoo"
-SHAPES = 300
+SHAPES = tried(60, 300)
 # typical of float32 sums over so many points, modes and channels; PyTorch's own error is measured beside it
 FLOAT32_ERROR = 1e-6
 # a rounding to 11 and to 8 significant bits at both ends of a layer
@@ -179,6 +180,16 @@ def test_on_a_side_stream() -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
+def test_weights_are_read_as_they_are_at_each_call() -> None:
+    x, weight, skip, bias = layer_on_gpu()
+    for _ in range(3):
+        # PyTorch counts no change made through `data`
+        for changed in (weight, skip, bias):
+            changed.data.mul_(1.5)
+        fresh = [t.clone() for t in (weight, skip, bias)]
+        torch.testing.assert_close(run(x, weight, skip, bias), run(x, *fresh), rtol=0, atol=0)
+
+
 def test_in_a_cuda_graph_with_new_inputs() -> None:
     x, weight, skip, bias = layer_on_gpu()
     run(x, weight, skip, bias)
@@ -187,6 +198,7 @@ def test_in_a_cuda_graph_with_new_inputs() -> None:
         y = run(x, weight, skip, bias)
     for _ in range(3):
         x.normal_()
+        skip.mul_(1.1)
         graph.replay()
         torch.testing.assert_close(y, run(x, weight, skip, bias), rtol=0, atol=0)
 

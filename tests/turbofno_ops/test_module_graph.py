@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from models.fno import FNO
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels
 from tests.turbofno_ops.random_fno import field, network, truth
-from turbofno_ops import GraphRefused, ModuleGraphs, last_choice, module_graph
+from turbofno_ops import GraphCache, GraphRefused, ModuleGraphs, last_choice, module_graph
 from turbofno_ops._graphs import CaptureFailed
 
 MIB = 2**20
@@ -58,8 +59,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
     return Fresh
 
 
-def doubling(max_batch: int = 8, **bounds: int) -> ModuleGraphs:
-    return ModuleGraphs(lambda x: 2 * x[:, :1], torch.device("cpu"), max_batch=max_batch, **bounds)
+def doubling(max_batch: int = 8, graphs: GraphCache | None = None) -> ModuleGraphs:
+    cpu = torch.device("cpu")
+    return ModuleGraphs(lambda x: 2 * x[:, :1], cpu, max_batch=max_batch, graphs=graphs)
 
 
 def check(graphs: ModuleGraphs, batch: int, points: int = 16) -> None:
@@ -79,13 +81,36 @@ def test_one_graph_for_each_bucket_and_grid(fake: type[FakeGraph]) -> None:
 
 
 def test_grids_too_large_for_the_bound_run_in_pieces_or_not_at_all(fake: type[FakeGraph]) -> None:
-    graphs = doubling(max_graph_bytes=8 * MIB)
+    graphs = doubling(graphs=GraphCache(max_bytes=8 * MIB))
     check(graphs, 1)
     check(graphs, 8)
     check(graphs, 7, points=32)
     assert fake.captured == [(1, 3, 16), (4, 3, 16), (2, 3, 32), (1, 3, 32)]
     with pytest.raises(GraphRefused, match="grid 160 a field takes about 5 MiB"):
         graphs(torch.randn(1, 3, 160))
+
+
+def test_those_who_share_a_cache_share_its_bound(fake: type[FakeGraph]) -> None:
+    cache = GraphCache(max_bytes=8 * MIB)
+    first, second = doubling(graphs=cache), doubling(graphs=cache)
+    check(first, 1)
+    check(first, 2)
+    check(second, 1)
+    check(second, 4)
+    assert (first.nbytes, second.nbytes, cache.nbytes) == (3 * MIB, 5 * MIB, 8 * MIB)
+    check(second, 2)  # the one used longest ago goes, whosever it is, until there is room
+    assert (first.nbytes, second.nbytes, fake.closed) == (0, 7 * MIB, 2)
+    check(first, 1)
+    second.clear()
+    assert (first.nbytes, second.nbytes, cache.nbytes) == (MIB, 0, MIB)
+    check(first, 1)
+    assert len(fake.captured) == 6, "what others let go is not captured anew"
+
+
+def test_bounds_under_one_are_refused() -> None:
+    for name in ("max_graphs", "max_bytes"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            GraphCache(**{name: 0})
 
 
 def test_what_cannot_be_captured_is_tried_once_a_grid(fake: type[FakeGraph]) -> None:
@@ -140,8 +165,10 @@ ARCHITECTURES = {
 }
 
 
-def on_gpu(module: Callable[[torch.Tensor], torch.Tensor], **bounds: int) -> ModuleGraphs:
-    return ModuleGraphs(module, torch.device("cuda", 0), max_batch=8, **bounds)
+def on_gpu(
+    module: Callable[[torch.Tensor], torch.Tensor], graphs: GraphCache | None = None
+) -> ModuleGraphs:
+    return ModuleGraphs(module, torch.device("cuda", 0), max_batch=8, graphs=graphs)
 
 
 def drawn(name: str) -> FNO:
@@ -162,7 +189,7 @@ def test_replays_are_right_in_every_batch_and_on_every_grid(name: str) -> None:
         field(module, batch, size[: module.arch.n_dim]) for size in sizes for batch in (8, 3, 11, 1)
     ]
     expected = [truth(module, x) for x in given]
-    graphs = on_gpu(module.cuda(), max_graphs=3)
+    graphs = on_gpu(module.cuda(), GraphCache(max_graphs=3))
     for _ in range(2):
         for x, y in zip(given, expected, strict=True):
             assert relative_l2(graphs(x.cuda()).cpu(), y) < 1e-4
@@ -203,6 +230,7 @@ def test_a_failed_capture_leaves_the_process_as_it_was() -> None:
         graphs(x)
     assert torch.cuda.current_stream() == stream
     torch.cuda.synchronize()
+    gc.collect()  # the error's frames hold what the function had allocated
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() - before < 128 * MIB, "what was captured is given back"
     assert float(x.sum().abs()) >= 0, "the error is not met by others"

@@ -1,14 +1,17 @@
-"""The cuts of a tile program into kernels, and what passes from one to the next, without a GPU."""
+"""Tile programs as they are launched, without a GPU: the cuts into kernels, and what passes from one to the next."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import torch
 
-from turbofno_ops import _cuda, _native
-from turbofno_ops._cuda import A100, CudaStages
+from tests.turbofno_ops.random_program import draw_program
+from turbofno_ops import PRECISIONS, _cuda, _native
+from turbofno_ops._cuda import CudaStages
+from turbofno_ops._served import A100, program_refusal
 from turbofno_ops._stages import (
     MLP,
     Activate,
@@ -17,10 +20,11 @@ from turbofno_ops._stages import (
     Held,
     Hold,
     Operands,
+    Source,
     Store,
     Synthesis,
 )
-from turbofno_ops._tile_program import Shape, pieces
+from turbofno_ops._tile_program import Shape, kept_bytes, pieces
 from turbofno_ops.description import PointwiseMap
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
@@ -40,7 +44,7 @@ def shape_of(**changes: Any) -> Shape:
 def test_a_program_that_fits_is_one_kernel() -> None:
     steps = (Synthesis(), AddMap(torch.empty(64, 64, device="meta")), Store(), Analyze())
     (piece,) = pieces(steps, shape_of())
-    assert (piece.steps, piece.refusal) == (steps, None)
+    assert (piece.steps, piece.channels, piece.refusal) == (steps, 64, None)
 
 
 def test_an_analysis_of_many_modes_is_a_kernel_of_its_own() -> None:
@@ -69,13 +73,46 @@ def test_other_channels_are_analysed_by_a_kernel_of_its_own() -> None:
     assert (first.refusal, second.refusal) == (None, None)
 
 
+def test_a_program_that_needs_no_shared_memory_is_served() -> None:
+    steps = (Source(), Activate("gelu"), Store())
+    shape = shape_of(modes=0, x_channel_first=True)
+    assert [piece.refusal for piece in pieces(steps, shape)] == [None]
+
+
+def test_a_piece_that_does_not_fit_is_refused_though_others_follow_it() -> None:
+    wide = MLP(linear(64, 32), "gelu", linear(200, 64))
+    program = {
+        "batch": 2,
+        "channels": 32,
+        "channels_of_x": 0,
+        "size": (64, 64),
+        "precision": "fp32",
+    }
+    # the analysis has to be a kernel of its own: another number of channels than the mixed spectra have
+    refused = program_refusal((Synthesis(), wide, Analyze()), **program, modes=12, next_modes=12)
+    assert refused == "a channel MLP or projection has more than 128 channels beside it"
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
     """Tile programs as they would be launched on an A100."""
     tiles: list[_native.Tile] = []
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
-    monkeypatch.setattr(_cuda, "workspace_bytes", lambda *_: 0)
-    monkeypatch.setattr(_cuda, "launch", lambda _, tile: tiles.append(tile))
+
+    def launch(name: str, *arguments: Any) -> None:
+        if name != "tile_program":
+            return
+        tile, plan = arguments
+        # what was prepared is what is launched, but for pointers
+        again = _native.TilePlan()
+        assert _native.refusal("tile_prepare", tile, again) is None
+        assert bytes(again) == bytes(plan)
+        tiles.append(tile)
+
+    monkeypatch.setattr(_cuda, "launch", launch)
+    monkeypatch.setattr(_native, "bytes_of", lambda *_: 16)
+    monkeypatch.setattr(_cuda, "bytes_of", lambda *_: 16)
+    monkeypatch.setattr(_native, "launch", lambda *_: None)  # of operands
     return tiles
 
 
@@ -87,7 +124,8 @@ def test_a_result_channel_first_is_put_by_channels_last_before(
     steps = (Synthesis(), AddMap(torch.randn(256, 256)), Store())
     mixed = torch.zeros(1, 256, 128, dtype=torch.complex64)
     given = Operands(x=torch.zeros(1, 256, 300), mixed=mixed)
-    y = stages.tile(steps, given, channel_first=True).x
+    program = stages.prepare(steps, stages._shape(steps, given))
+    y = stages.run(program, given, channel_first=True).x
     assert isinstance(y, torch.Tensor)
     assert y.shape == (1, 256, 300)
     first, second = launched
@@ -107,3 +145,39 @@ def test_all_that_an_analysis_of_many_modes_makes(launched: list[_native.Tile]) 
     assert stages.plain(done.x).shape == (2, 20, 200)
     assert [tile.next_modes for tile in launched] == [0, 32, 32, 6]
     assert {tile.step[0].field for tile in launched[1:]} == {launched[0].step[2].field}
+
+
+def test_operands_are_made_once_for_a_step_and_counted(launched: list[_native.Tile]) -> None:
+    stages = CudaStages((32,), (5,), device=torch.device("cpu"), precision="fp32")
+    steps = (Synthesis(), AddMap(torch.randn(16, 16)), Store())
+    assert kept_bytes(steps) == 0
+    for batch in (2, 2, 3):
+        mixed = torch.zeros(batch, 16, 5, dtype=torch.complex64)
+        stages.tile(steps, Operands(x=torch.zeros(batch, 16, 32), mixed=mixed))
+    assert len({tile.step[1].first for tile in launched}) == 1
+    assert kept_bytes(steps) == 16
+
+
+@pytest.mark.parametrize("draw", range(40))
+def test_drawn_programs_are_launched_as_planned_or_refused(
+    draw: int, launched: list[_native.Tile]
+) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    drawn, precision = draw_program(rng), rng.choice(PRECISIONS)
+    stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cpu"), precision=precision)
+    held = None if drawn.held is None else stages.convert(drawn.held)
+    given = Operands(
+        x=drawn.x if isinstance(drawn.steps[0], Source) else stages.convert(drawn.x),
+        held=held,
+        moments=None if held is None else torch.zeros(len(drawn.x), held.channels, 2),
+        mixed=drawn.mixed,
+    )
+    shape = stages._shape(drawn.steps, given)
+    refused = [piece.refusal for piece in pieces(drawn.steps, shape) if piece.refusal is not None]
+    if refused:
+        with pytest.raises(ValueError, match=refused[0]):
+            stages.tile(drawn.steps, given)
+        assert not launched
+    else:
+        stages.tile(drawn.steps, given)
+        assert launched

@@ -1,0 +1,144 @@
+// Weights as B operands, in the order of products.cuh: split, scaled and rearranged once for all tiles that read them.
+#include "../plan/ceil_div.h"
+#include "dependent_launch.cuh"
+#include "split.cuh"
+
+namespace turbofno {
+namespace {
+
+constexpr int kLanes = 32, kWarps = 8;
+constexpr int kTerms = 32, kColumns = 16; // of a block of words
+constexpr int kSteps = 2; // of 16 terms each, one tensor-core product
+
+struct Packing {
+    const float *matrix; // [columns][terms]
+    uint4 *words; // [chunks of 32 terms][pairs of fragments: 16 columns][kSteps][high, low][lane]
+    float *backs; // [chunks][pairs], then zeros up to whole 16 bytes
+    int columns, terms, chunks, pairs;
+};
+
+// The power of two that brings a largest magnitude to 2^13 .. 2^14, and its inverse: NaN if it is not finite, so that all
+// products with these columns are NaN.
+struct ColumnScale {
+    float to, back;
+
+    __device__ explicit ColumnScale(float magnitude) {
+        const int exponent = int(__float_as_uint(magnitude) >> 23);
+        const int shift = magnitude > 0.0f ? min(max(140 - exponent, -100), 100) : 0;
+        to = __uint_as_float(unsigned(127 + shift) << 23);
+        back = __uint_as_float(exponent == 255 ? 0x7fffffffu : unsigned(127 - shift) << 23);
+    }
+};
+
+// What a lane holds of 32 terms and 16 columns: [step][fragment][terms 2t or 2t + 8][one of two neighbouring terms].
+using Values = float[kSteps][2][2][2];
+
+__device__ __forceinline__ void load(Values &values, const Packing &a, int chunk, int pair, int lane) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int fragment = 0; fragment < 2; ++fragment) {
+            const int column = kColumns * pair + 4 * (g / 2) + g % 2 + 2 * fragment;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                for (int at = 0; at < 2; ++at) {
+                    const int term = kTerms * chunk + 16 * step + 4 * t + 2 * half + at;
+                    const bool inside = column < a.columns && term < a.terms;
+                    values[step][fragment][half][at] = inside ? a.matrix[int64_t(column) * a.terms + term] : 0.0f;
+                }
+            }
+        }
+    }
+}
+
+// The largest magnitude of 16 columns, for all threads.
+__device__ __forceinline__ float largest_of_columns(const Packing &a, int pair, int warp, int lane) {
+    __shared__ float of_warps[kWarps];
+    float most = 0.0f;
+    for (int chunk = warp; chunk < a.chunks; chunk += kWarps) {
+        Values values;
+        load(values, a, chunk, pair, lane);
+#pragma unroll
+        for (int i = 0; i < int(sizeof(Values) / sizeof(float)); ++i) most = largest(most, (&values[0][0][0][0])[i]);
+    }
+    most = largest_of_lanes<1, kLanes>(most);
+    if (lane == 0) of_warps[warp] = most;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) most = largest(most, of_warps[i]);
+    return most;
+}
+
+// A block packs 16 columns, which share a scale whatever the term; its warps take 32 terms in turns.
+template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_kernel(const Packing a) {
+    wait_for_previous();
+    const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = blockIdx.x;
+    const ColumnScale scale(P::kScaled ? largest_of_columns(a, pair, warp, lane) : 0.0f);
+    for (int chunk = warp; chunk < a.chunks; chunk += kWarps) {
+        Values values;
+        load(values, a, chunk, pair, lane);
+        const int block = chunk * a.pairs + pair;
+        uint4 *to = a.words + int64_t(block) * (kSteps * P::kPlanes * kLanes) + lane;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            uint32_t high[2][2], low[2][2]; // [fragment][terms 2t or 2t + 8]
+#pragma unroll
+            for (int fragment = 0; fragment < 2; ++fragment) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float *two = values[step][fragment][half];
+                    split<P>(two[0], two[1], scale.to, high[fragment][half], low[fragment][half]);
+                }
+            }
+            to[step * P::kPlanes * kLanes] = uint4{high[0][0], high[0][1], high[1][0], high[1][1]};
+            if constexpr (P::kSplit) {
+                to[(step * P::kPlanes + 1) * kLanes] = uint4{low[0][0], low[0][1], low[1][0], low[1][1]};
+            }
+        }
+        if (lane == 0) a.backs[block] = scale.back;
+    }
+    const int blocks = a.chunks * a.pairs;
+    if (pair == 0 && int(threadIdx.x) < (4 - blocks % 4) % 4) a.backs[blocks + threadIdx.x] = 0.0f;
+    // No early start for the next kernel: tile programs whose weights are settled read this before they wait.
+}
+
+int planes(int precision) { return precision == TURBOFNO_FP32 ? Fp32::kPlanes : 1; }
+
+int blocks(const turbofno_operand &o) { return ceil_div(o.terms, kTerms) * ceil_div(o.padded_columns, kColumns); }
+
+size_t word_bytes(const turbofno_operand &o) {
+    return size_t(blocks(o)) * kSteps * size_t(planes(o.precision)) * kLanes * sizeof(uint4);
+}
+
+auto kernel_for(int precision) -> void (*)(Packing) {
+    switch (precision) {
+    case TURBOFNO_TF32: return pack_kernel<Tf32>;
+    case TURBOFNO_BF16: return pack_kernel<Bf16>;
+    default: return pack_kernel<Fp32>;
+    }
+}
+
+} // namespace
+} // namespace turbofno
+
+extern "C" size_t turbofno_operand_bytes(const turbofno_operand *operand) {
+    using namespace turbofno;
+    return word_bytes(*operand) + size_t(ceil_div(blocks(*operand), 4)) * sizeof(uint4);
+}
+
+extern "C" turbofno_status turbofno_pack_operand(const turbofno_operand *operand, CUstream_st *stream) {
+    using namespace turbofno;
+    if (operand->matrix == nullptr || operand->operand == nullptr) return TURBOFNO_NULL_POINTER;
+    if (operand->columns < 1 || operand->terms < 1 || operand->padded_columns < operand->columns) return TURBOFNO_UNSUPPORTED;
+    Packing a{};
+    a.matrix = operand->matrix;
+    a.words = static_cast<uint4 *>(operand->operand);
+    a.backs = reinterpret_cast<float *>(static_cast<char *>(operand->operand) + word_bytes(*operand));
+    a.columns = operand->columns;
+    a.terms = operand->terms;
+    a.chunks = ceil_div(operand->terms, kTerms);
+    a.pairs = ceil_div(operand->padded_columns, kColumns);
+    return launch_dependent(kernel_for(operand->precision), dim3(unsigned(a.pairs)), kWarps * kLanes, 0, stream, a);
+}

@@ -1,0 +1,156 @@
+"""A layer on its own as it is launched, without a GPU: prepared once a shape, with the weights of each call."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from turbofno_ops import _cuda, _cuda_layer, _gemm, _native
+from turbofno_ops._served import A100
+
+pytestmark = pytest.mark.usefixtures("served_shapes")
+
+STEPS_OF_A_LAYER_2D = [
+    "tile_program",
+    "transform_axis",
+    "multiply_modes",
+    "transform_axis",
+    "pack_operand",
+    "tile_program",
+]
+
+
+class Recorder:
+    """Launches as they would be on an A100; plans that were made."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.planned = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.launched]
+
+    def launch(self, name: str, *arguments: Any) -> None:
+        self.launched.append((name, *arguments))
+
+    def refusal(self, function: str, *arguments: Any) -> str | None:
+        self.planned += 1
+        return self._ask(function, *arguments)
+
+    _ask = staticmethod(_native.refusal)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "launch", made.launch)
+    monkeypatch.setattr(_native, "launch", made.launch)
+    monkeypatch.setattr(_native, "refusal", made.refusal)
+    monkeypatch.setattr(_native, "bytes_of", lambda *_: 4096)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    # plans of other tests
+    monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
+    monkeypatch.setattr(_gemm._tables, "nbytes", 0)
+    return made
+
+
+def tensors(*size: int, channels: int = 32) -> list[torch.Tensor]:
+    modes = (6,) * (len(size) - 1) + (5,)
+    return [
+        torch.randn(4, channels, *size),
+        torch.randn(channels, channels, *modes, dtype=torch.complex64),
+        torch.randn(channels, channels),
+        torch.randn(channels),
+    ]
+
+
+def run(x: torch.Tensor, *weights: torch.Tensor, activation: str = "gelu") -> torch.Tensor:
+    return _cuda_layer.layer(x, *weights, activation, x.shape[2:], "fp32")
+
+
+def test_a_shape_is_planned_once(recorder: Recorder) -> None:
+    given = tensors(64, 48)
+    run(*given)
+    assert recorder.planned > 0
+    recorder.planned = 0
+    recorder.launched.clear()
+    run(*given)
+    assert recorder.planned == 0
+    assert recorder.names == STEPS_OF_A_LAYER_2D
+    run(*tensors(64, 40))
+    assert recorder.planned > 0
+
+
+def test_plans_are_bounded_whatever_shapes_are_asked_for(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 4 * _cuda_layer._HOST_BYTES
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", bound)
+    for points in range(16, 40):
+        run(*tensors(points))
+        assert _gemm._tables.nbytes <= bound
+    assert recorder.planned > 24
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 0)
+    run(*tensors(16))
+    assert _gemm._tables.nbytes == 0, "what was counted is what is let go"
+
+
+def test_every_call_reads_the_weights_that_it_is_given(recorder: Recorder) -> None:
+    x, weight, skip, bias = tensors(64, 48)
+    for _ in range(3):
+        # behind the back of `_version`, too
+        weight.data, skip.data, bias.data = weight + 1, skip + 1, bias + 1
+        recorder.launched.clear()
+        run(x, weight, skip, bias)
+        by_name = dict(zip(recorder.names, recorder.launched, strict=True))
+        assert by_name["pack_operand"][1].matrix == skip.data_ptr()
+        tile = recorder.launched[-1][1]
+        assert tile.step[1].shift == bias.data_ptr(), "channels that need no padding"
+        assert tile.step[2].first == by_name["pack_operand"][1].operand
+
+
+def test_threads_that_launch_one_plan_do_not_share_pointers(recorder: Recorder) -> None:
+    given = tensors(64, 48)
+    first, second = run(*given), run(*given)
+    ends = [arguments[1] for arguments in recorder.launched if arguments[0] == "tile_program"][1::2]
+    fields = [tile.step[4].field for tile in ends]
+    assert fields == [first.data_ptr(), second.data_ptr()]
+
+
+def test_what_is_launched_is_what_was_planned(recorder: Recorder) -> None:
+    """x comes channel first, so nothing of it may be planned to be copied as channels last."""
+    for size, channels in (((64, 48), 32), ((100,), 256), ((9, 12, 17), 20)):
+        run(*tensors(*size, channels=channels))
+    checked = 0
+    for name, *arguments in recorder.launched:
+        if name == "tile_program":
+            again = _native.TilePlan()
+            assert _native.refusal("tile_prepare", arguments[0], again) is None
+            assert bytes(again) == bytes(arguments[1])
+            checked += 1
+    assert checked >= 6
+
+
+def test_a_prepared_layer_costs_few_python_calls(recorder: Recorder) -> None:
+    given = tensors(64, 48)
+    run(*given)
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        run(*given)
+    finally:
+        sys.setprofile(None)
+    assert calls < 250
+    assert recorder.names[-6:] == STEPS_OF_A_LAYER_2D

@@ -1,0 +1,99 @@
+"""The product of modes as launches of the CUDA kernels: transforms of the other axes, the product, transforms back."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from turbofno_ops import _native
+from turbofno_ops.description import PRECISIONS, Size
+
+_LINE = 16  # complex numbers of a line of 128 bytes
+
+
+class SpectralLaunch(NamedTuple):
+    """One launch: its name, its structure without pointers, the complex numbers that it writes.
+
+    `axis` is that of a transform; None for the product.
+    """
+
+    name: str
+    arguments: _native.Transform | _native.Product
+    elements: int
+    axis: int | None
+
+
+class ProductShape(NamedTuple):
+    """The shape of a spectral product, and what its plans depend on besides."""
+
+    batch: int
+    c_in: int
+    c_out: int
+    size: Size
+    out_size: Size
+    modes: Size
+    precision: str
+    multiprocessors: int
+
+
+def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
+    """Spectra [batch, c_in, *other axes of size, modes] to mixed ones [batch, c_out, *other axes of out_size, modes].
+
+    Between them the mode is in front: [(modes so far), batch, channels, (axes before), this one, modes of the last].
+    """
+    *kept, last = shape.modes
+    analyses = [
+        _transform(shape, axis, shape.c_in, shape.size, inverse=False)
+        for axis in reversed(range(len(kept)))
+    ]
+    in_pitch = _pitch(shape, shape.batch * shape.c_in * last)
+    out_pitch = _pitch(shape, shape.batch * shape.c_out * last)
+    product = _native.Product(
+        batch=shape.batch,
+        in_pitch=in_pitch,
+        out_pitch=out_pitch,
+        c_in=shape.c_in,
+        c_out=shape.c_out,
+        others=math.prod(kept),
+        modes=last,
+        precision=PRECISIONS.index(shape.precision),
+        multiprocessors=shape.multiprocessors,
+    )
+    syntheses = [
+        _transform(shape, axis, shape.c_out, shape.out_size, inverse=True)
+        for axis in range(len(kept))
+    ]
+    multiplied = SpectralLaunch("multiply_modes", product, math.prod(kept) * out_pitch, None)
+    return (*analyses, multiplied, *syntheses)
+
+
+def _transform(
+    shape: ProductShape, axis: int, channels: int, size: Size, *, inverse: bool
+) -> SpectralLaunch:
+    *kept, last = shape.modes
+    outer = math.prod(kept[axis + 1 :]) * shape.batch * channels * math.prod(size[:axis])
+    pitch = _pitch(shape, outer * last)
+    arguments = _native.Transform(
+        outer=outer,
+        inner=last,
+        pitch=pitch,
+        points=size[axis],
+        modes=kept[axis],
+        inverse=int(inverse),
+        precision=PRECISIONS.index(shape.precision),
+        multiprocessors=shape.multiprocessors,
+    )
+    elements = outer * size[axis] * last if inverse else kept[axis] * pitch
+    return SpectralLaunch("transform_axis", arguments, elements, axis)
+
+
+def _pitch(shape: ProductShape, columns: int) -> int:
+    """From one mode to the next: whole lines, where no other transform reads or writes them as columns."""
+    return -(-columns // _LINE) * _LINE if len(shape.modes) == 2 else columns
+
+
+def refusal(shape: ProductShape) -> str | None:
+    """The reason why the kernels do not run a spectral product, in words, or None if they do."""
+    asked = {"transform_axis": "transform_unsupported", "multiply_modes": "product_unsupported"}
+    reasons = (_native.refusal(asked[one.name], one.arguments) for one in launches(shape))
+    return next((reason for reason in reasons if reason is not None), None)
