@@ -10,7 +10,7 @@ from service.codec.grids import grid_warnings
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.codec.grids import Grid
-    from service.pipeline.engine import Frame, Trust
+    from service.engine.interface import Frame, Trust
 
 GRID, HORIZON = "grid", "horizon"
 REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON)

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING
 
 from service.context import AppContext
 from service.http import problems
+from service.http.access_log import AccessLog
 from service.http.admin import router as admin_router
+from service.http.asgi import CallMiddleware
 from service.http.docs import docs
-from service.http.guard import Guard, GuardMiddleware
-from service.http.journal import POLLED, Journal
-from service.http.keys import HEALTH, KeyMiddleware, Keys
-from service.http.lean_api import LeanAPI
-from service.http.middleware import RequestMiddleware
-from service.http.oip import router as oip_router
-from service.http.openapi import DescribedAPI
-from service.http.predict import router as predict_router
-from service.http.reference import router as reference_router
-from service.http.rollout import router as rollout_router
+from service.http.guard import Guard
+from service.http.keys import HEALTH, Keys
+from service.http.oip_server import router as oip_router
+from service.http.published import PublishedAPI
+from service.http.served import ServedModels
+from service.http.shedding import Shedding
 from service.http.ui import PAGE_PATHS, page
-from service.http.vjp import router as vjp_router
 from service.metrics import Metrics
 from service.pipeline.admission import Admission
 from service.pipeline.queue_slots import QueueSlots
@@ -36,8 +33,9 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from service.pipeline.engine import Engine
+    from service.engine.interface import Engine
     from service.settings import Settings
+    from service.tracing.requests import RequestTracer
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +65,25 @@ def create_app(
     if settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     slots = slots or QueueSlots(settings, metrics)
+    engine = engine or _local_engine(settings, metrics, slots)
+    shedding = Shedding()
     context = AppContext(
         settings=settings,
-        engine=engine or _local_engine(settings, metrics, slots),
+        engine=engine,
         admission=Admission(settings, metrics, slots),
         metrics=metrics,
-        journal=Journal(metrics, SERVER, cors_origins=settings.cors_origins),
+        access_log=AccessLog(metrics, shedding, SERVER, cors_origins=settings.cors_origins),
+        shedding=shedding,
+        served=ServedModels(engine, settings),
         guard=Guard(settings),
         scrape=scrape or metrics.text,
         keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
+        # A browser asks for a page without a key, before there is a field to put one in.
+        open_paths=HEALTH
+        | PAGE_PATHS
+        | {"/"}
+        | ({"/metrics"} if settings.public_metrics else set()),
+        tracer=_tracer() if settings.tracing else None,
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
     )
 
@@ -91,8 +99,7 @@ def create_app(
             if settings.tracing:
                 await _flush_traces()
 
-    # FastAPI's spans begin in the layers that are left out otherwise.
-    app = (DescribedAPI if settings.tracing else LeanAPI)(
+    app = PublishedAPI(
         title="turbofno",
         version=VERSION,
         description="Inference for trained Fourier neural operators.",
@@ -101,57 +108,36 @@ def create_app(
         # FastAPI's own pages load their files from a CDN.
         docs_url=None,
         redoc_url=None,
-        # All off unless asked for: else each request asks whether it is set up, which costs more than finding the route.
+        # Its own spans and metrics: ours begin before it, and go past it.
         telemetry={
-            "tracing": settings.tracing,
+            "tracing": False,
             "metrics": False,
             "logs": False,
             "operation_spans": False,
             "auto_configure": False,
-            "exclude": lambda scope: scope.get("path") in POLLED,
         },
     )
     app.state.context = context
-    if context.keys is not None:
-        app.add_middleware(
-            KeyMiddleware,
-            keys=context.keys,
-            metrics=metrics,
-            # A browser asks for a page without a key, before there is a field to put one in.
-            open_paths=HEALTH
-            | PAGE_PATHS
-            | {"/"}
-            | ({"/metrics"} if settings.public_metrics else set()),
-        )
-    app.add_middleware(GuardMiddleware, guard=context.guard, metrics=metrics)
-    if settings.tracing:
-        _trace(app)
-    app.add_middleware(RequestMiddleware, journal=context.journal)
+    app.add_middleware(CallMiddleware, context=context)
     problems.install(app)
-    app.include_router(predict_router)
-    app.include_router(rollout_router)
-    app.include_router(reference_router)
-    app.include_router(vjp_router)
-    app.include_router(oip_router)
-    app.include_router(admin_router)
-    app.include_router(page)
-    app.include_router(docs)
+    for router in (oip_router, admin_router, page, docs):
+        app.include_router(router)
     return app
 
 
 def _local_engine(settings: Settings, metrics: Metrics, slots: QueueSlots) -> Engine:
     # Brings PyTorch along, of which a front end has no use.
-    from service.pipeline.local_engine import LocalEngine
+    from service.engine.local import LocalEngine
 
     return LocalEngine(settings, metrics, slots)
 
 
-def _trace(app: FastAPI) -> None:
-    from service.tracing.requests import TracingMiddleware
+def _tracer() -> RequestTracer:
+    from service.tracing.requests import RequestTracer
     from service.tracing.setup import start
 
     start()
-    app.add_middleware(TracingMiddleware)
+    return RequestTracer()
 
 
 async def _flush_traces() -> None:

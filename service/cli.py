@@ -22,6 +22,7 @@ from service.banner import greet
 from service.client import Client, TurboFNOError
 from service.errors import ServiceError
 from service.settings import API_KEY_VARIABLE, Settings, env_name, http_url, misspelt_variables
+from service.system import open_standard_streams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class _UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    open_standard_streams()
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:

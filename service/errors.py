@@ -25,6 +25,7 @@ ServiceError
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 
@@ -39,6 +40,13 @@ class ServiceError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its part of the response's headers."""
+        if self.retry_after is None:
+            return {}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
 class BadRequest(ServiceError):
@@ -76,7 +84,20 @@ class BlowUp(InvalidField):
 
 
 class Unauthorized(ServiceError):
+    """`sent` is True if there was a key, which is not known."""
+
     status, title, slug = 401, "Unauthorized", "unauthorized"
+
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, sent: bool = False
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.sent = sent
+
+    @property
+    def headers(self) -> dict[str, str]:
+        problem = ', error="invalid_token"' if self.sent else ""
+        return {"WWW-Authenticate": f'Bearer realm="turbofno"{problem}'}
 
 
 class Forbidden(ServiceError):
@@ -88,7 +109,19 @@ class NotFound(ServiceError):
 
 
 class MethodNotAllowed(ServiceError):
+    """`allowed` are the methods that the path has, as in the header Allow."""
+
     status, title, slug = 405, "Method not allowed", "method-not-allowed"
+
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, allowed: str = ""
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.allowed = allowed
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Allow": self.allowed} if self.allowed else {}
 
 
 class NotAcceptable(ServiceError):

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 request_id: ContextVar[str] = ContextVar("turbofno_request_id", default="")
 
-_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
+_SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 
 
-def accept_request_id(offered: str) -> str:
+def accept_request_id(offered: bytes) -> str:
     """The client's id if it is short and plain, else a new one: ids go into logs and headers as they are."""
-    if _SANE_ID.fullmatch(offered):
-        return offered
+    if offered and _SANE_ID.fullmatch(offered):
+        return offered.decode("ascii")
     # Nobody needs to be unable to guess it, and a system call for each request would cost more than the rest of it.
     return f"{random.getrandbits(64):016x}"
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ import uvicorn
 from service import logs
 from service.app import create_app, drain
 from service.context import AppContext
-from service.http.protocol import BoundedProtocol, bounded_protocol
-from service.http.tls import tls_options
+from service.http.edge import Edge, edge_protocol
+from service.http.tls import Certificates, tls_options
 from service.settings import exposure_warnings, http_url, misspelt_variables
+from service.system import on_hangup, with_descriptors
 
 if TYPE_CHECKING:
     import socket
@@ -54,9 +56,11 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     # The device thread gives the interpreter lock away at every torch call and, while the event loop
     # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
     sys.setswitchinterval(SWITCH_SECONDS)
+    terminal_is_gone = on_hangup()
     for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
         logger.warning(problem)
     try:
+        settings = with_descriptors(settings)
         app = create_app(settings)
         config = server_config(app, settings)
     except (ValueError, OSError) as error:
@@ -64,7 +68,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         return 1
     keep_objects()
     context: AppContext = app.state.context
-    server = DrainingServer(config, context, on_ready)
+    server = DrainingServer(config, context, on_ready, terminal_is_gone)
     try:
         server.run()
     except SystemExit:
@@ -99,7 +103,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=bounded_protocol(context),
+        http=edge_protocol(context),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -114,17 +118,24 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first signal it keeps listening and answers 503 to new work until accepted work is done, then exits.
+    """On the first SIGTERM or SIGINT it keeps listening and answers 503 to new work until accepted work is done, then exits.
 
-    Balancers so see readiness go before connections are refused. A second signal aborts.
+    Balancers so see readiness go before connections are refused. A second one aborts. SIGHUP has keys and certificates read
+    again, or, once the terminal is gone, is the same as SIGTERM.
     """
 
     def __init__(
-        self, config: uvicorn.Config, context: AppContext, on_ready: OnReady | None
+        self,
+        config: uvicorn.Config,
+        context: AppContext,
+        on_ready: OnReady | None,
+        terminal_is_gone: Callable[[], bool],
     ) -> None:
         super().__init__(config)
         self._context = context
         self._on_ready = on_ready
+        self._terminal_is_gone = terminal_is_gone
+        self._certificates: Certificates | None = None
         self._warm = False
         self._draining = False
         self._drain: asyncio.Task[None] | None = None
@@ -137,6 +148,28 @@ class DrainingServer(uvicorn.Server):
         self._draining = True
         self._context.admission.start_draining()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, and ready for SIGHUP."""
+        if self.config.ssl is not None:
+            self._certificates = Certificates(self._context.settings, self.config.ssl)
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+        await super().startup(sockets)
+
+    def _on_hangup(self) -> None:
+        if self._terminal_is_gone():
+            self.handle_exit(signal.SIGHUP, None)
+            return
+        for what, held in (("keys", self._context.keys), ("certificates", self._certificates)):
+            if held is None:
+                continue
+            try:
+                held.reload()
+            except (ValueError, OSError) as error:
+                logger.error("SIGHUP: the %s stay as they were: %s", what, error)
+            else:
+                logger.info("SIGHUP: the %s were read again", what)
+
     @property
     def url(self) -> str:
         """Where this machine reaches the listening socket, whatever port was picked."""
@@ -147,7 +180,7 @@ class DrainingServer(uvicorn.Server):
         """As uvicorn's; who does not read the answers that are left has had the time to: else the end waits for them."""
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedProtocol) and connection.flow.write_paused:
+            if isinstance(connection, Edge) and connection.flow.write_paused:
                 connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:

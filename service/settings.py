@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(
         default=None,
         description="file with a line NAME KEY [fields=N] [bytes=N] for each API key and what it may have in work "
-        "at once; unset lets everybody in",
+        "at once, read again at SIGHUP; unset lets everybody in",
     )
     model_control: bool = Field(
         default_factory=lambda data: data.get("api_keys_file") is not None,
@@ -145,7 +145,8 @@ class Settings(BaseSettings):
         "empty allows only its own page",
     )
     tls_certificate: Path | None = Field(
-        default=None, description="certificate chain (PEM); set, the server speaks HTTPS only"
+        default=None,
+        description="certificate chain (PEM), read again at SIGHUP; set, the server speaks HTTPS only",
     )
     tls_key: Path | None = Field(
         default=None, description="its private key (PEM); unset: in the same file"

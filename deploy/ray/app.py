@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
     from service.context import AppContext
-    from service.pipeline.engine import Engine
+    from service.engine.interface import Engine
 
 FULL_BATCHES = 4
 """Most requests in one replica, in full batches of one field each: one runs, one waits, the rest are read or written."""

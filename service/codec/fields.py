@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from models.config import Channel, ModelConfig
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
 
 INPUT = "input"
 OUTPUT = "output"

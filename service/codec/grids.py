@@ -13,7 +13,7 @@ from service.errors import BadRequest, InvalidField
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
 
     Grid = tuple[int, ...]
 

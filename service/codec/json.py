@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from service.codec import json_arrays
 from service.codec.fields import MAX_RANK, Answer, Array, check_names, first_nonfinite
 from service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 MAX_CONTAINERS = 1 << 17
@@ -19,25 +22,32 @@ MAX_CONTAINERS = 1 << 17
 every thread while it makes them; real fields need one list a grid row."""
 
 _SHOWN = 80
+_NPY = b"\x93NUMPY"
 
 
-def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, Any]:
-    """Parse a JSON object.
+def parse_object(
+    body: bytes | memoryview, *, what: str = "body", loads: Callable[[bytes], Any] = orjson.loads
+) -> dict[str, Any]:
+    """Parse a JSON object; with `json_arrays.loads` its long lists of numbers are float64 arrays.
 
     Raises:
         BadRequest: empty, not UTF-8, not JSON, nested too deeply, or not an object.
         PayloadTooLarge: more lists and objects than a field could need.
     """
     raw = bytes(body)
-    if not raw.strip():
+    if not raw or raw.isspace():
         raise BadRequest(f"the {what} is empty, expected a JSON object")
-    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
+    if raw.startswith(_NPY):
+        raise BadRequest(
+            f"the {what} is a .npy file, not JSON: send it with 'Content-Type: application/x-npy'"
+        )
+    if json_arrays.count_containers(raw) > MAX_CONTAINERS:
         raise PayloadTooLarge(
             f"the {what} holds more than {MAX_CONTAINERS} JSON lists and objects: send arrays of "
             f"this size in a binary form"
         )
     try:
-        value = orjson.loads(raw)
+        value = loads(raw)
     except orjson.JSONDecodeError as error:
         raise BadRequest(
             f"the {what} is not valid JSON: {error} (NaN and Infinity are not JSON)"
@@ -50,13 +60,15 @@ def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, A
 
 
 def array_from_lists(value: object, *, name: str) -> NDArray[np.float64]:
-    """Turn nested lists of JSON numbers into an array of the same shape.
+    """Turn nested lists of JSON numbers into an array of the same shape; an array is one already.
 
     Unlike numpy.array, takes no string, bool or null for a number, and says where lists are ragged.
 
     Raises:
         InvalidField: ragged, nested deeper than any field, or something that is not a number.
     """
+    if isinstance(value, np.ndarray):
+        return value
     shape: list[int] = []
     level: list[Any] = [value]
     while level and type(level[0]) is list:
@@ -96,8 +108,14 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
         InvalidField: an input is not a rectangular array of numbers.
         PayloadTooLarge: more lists than a field could need.
     """
-    document = parse_object(body)
+    document = parse_object(body, loads=json_arrays.loads)
     inputs = document.get("inputs")
+    if isinstance(inputs, (list, np.ndarray)):
+        raise BadRequest(
+            '"inputs" is a list, expected an object of named arrays: {"inputs": {"input": [..]}} takes the whole input by the '
+            'name "input" (a list of tensors with name, shape and datatype is for the Open Inference Protocol: POST it to '
+            "/v2/models/{name}/infer)"
+        )
     if not isinstance(inputs, dict) or not inputs:
         raise BadRequest(
             'the body needs the key "inputs" with an object of named arrays, for example '
@@ -132,15 +150,17 @@ def encode(answer: Answer) -> bytes:
             "units": answer.units,
             **({"trust": answer.trust} if answer.trust else {}),
             **({"trust_status": answer.trust_status} if answer.trust_status else {}),
-            "outputs": {name: np.ascontiguousarray(a) for name, a in answer.outputs.items()},
-        },
-        option=orjson.OPT_SERIALIZE_NUMPY,
+            "outputs": {name: json_arrays.dumps(a) for name, a in answer.outputs.items()},
+        }
     )
 
 
 def json_type(value: object) -> str:
     """What JSON calls the type of a parsed value."""
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    names = {
+        dict: "object", list: "array", np.ndarray: "array", str: "string", bool: "boolean",
+        type(None): "null",
+    }  # fmt: skip
     return names.get(type(value), "number")
 
 
@@ -148,6 +168,8 @@ def shown(value: object) -> str:
     """A parsed JSON value for an error message: short, and safe for values nested deeply."""
     if isinstance(value, dict):
         return "a JSON object"
+    if isinstance(value, np.ndarray):
+        return "a JSON array"
     if isinstance(value, list):
         if len(value) > MAX_RANK or any(isinstance(item, (list, dict)) for item in value):
             return "a JSON array"

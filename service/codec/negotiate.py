@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from service.codec import json, npy, safetensors
@@ -20,13 +21,18 @@ class Decode(Protocol):
     def __call__(self, body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Codec:
     """One format of the friendly route, both ways."""
 
     media_type: str
     decode: Decode
     encode: Callable[[Answer], bytes]
+
+    @cached_property
+    def content_type(self) -> bytes:
+        """The media type as the value of a header."""
+        return self.media_type.encode()
 
 
 def _no_larger_than_body(decode: Callable[[bytes | memoryview], dict[str, Array]]) -> Decode:

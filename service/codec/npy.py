@@ -8,6 +8,7 @@ import re
 import struct
 import zipfile
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,13 @@ def decode_npy(body: bytes | memoryview) -> dict[str, Array]:
         InvalidField: a dtype other than float16, float32 or float64 (object arrays above all).
     """
     return {INPUT: _read_array(body, name="the .npy body")}
+
+
+def header_bytes(body: memoryview) -> int:
+    """Offset of the values in a body that is an .npy file of version 1, as numpy writes it; 0 of any other."""
+    if len(body) < 10 or body[6] != 1:
+        return 0
+    return 10 + int.from_bytes(body[8:10], "little")
 
 
 def decode_npz(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
@@ -70,7 +78,23 @@ def encode_npy(answer: Answer) -> bytes:
             f"as one array named '{INPUT}', or ask for 'Accept: application/x-npz'"
         )
     (array,) = answer.outputs.values()
-    return _write_array(array)
+    return b"".join(pieces(array))
+
+
+def pieces(array: NDArray[np.float32]) -> tuple[bytes, memoryview]:
+    """An .npy file of the array (float32, C order): the header and the values, which are the array's own memory if they can."""
+    contiguous = np.ascontiguousarray(array, dtype="<f4")
+    return header_of(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
+
+
+@lru_cache(maxsize=256)
+def header_of(shape: tuple[int, ...]) -> bytes:
+    """All of an .npy file before its values, for float32 of this shape in C order."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
 
 
 def encode_npz(answer: Answer) -> bytes:
@@ -178,9 +202,4 @@ def _parse_header(header: str, *, name: str) -> tuple[np.dtype[np.floating], boo
 
 
 def _write_array(array: NDArray[np.float32]) -> bytes:
-    header = io.BytesIO()
-    contiguous = np.ascontiguousarray(array, dtype="<f4")
-    np.lib.format.write_array_header_1_0(
-        header, np.lib.format.header_data_from_array_1_0(contiguous)
-    )
-    return header.getvalue() + contiguous.tobytes()
+    return b"".join(pieces(array))

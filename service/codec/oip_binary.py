@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from service.codec import json_arrays
 from service.codec.fields import (
     BFLOAT16,
     INPUT,
@@ -88,7 +89,7 @@ def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -
     """
     view = memoryview(body).cast("B")
     length = len(view) if header_length is None else header_length
-    document = parse_object(view[:length], what="inference request")
+    document = parse_object(view[:length], what="inference request", loads=json_arrays.loads)
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise BadRequest(f"'id' is a JSON {json_type(request_id)}, expected a string")
@@ -168,9 +169,9 @@ def encode(
         else:
             remedy = "ask for it in binary with the output parameter binary_data = true"
             require_encodable(output, name=requested.name, remedy=remedy)
-            entry["data"] = np.ascontiguousarray(output).reshape(-1)
+            entry["data"] = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
         document["outputs"].append(entry)
-    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(document)
     if not blobs:
         return InferAnswer(text, None)
     return InferAnswer(b"".join([text, *blobs]), len(text))
@@ -197,10 +198,12 @@ def _outputs(
     document: dict[str, Any], *, binary_default: bool, model: str
 ) -> tuple[RequestedOutput, ...]:
     listed = document.get("outputs")
-    if listed is None or listed == []:
-        return (RequestedOutput(OUTPUT, binary_default),)
+    if listed is None:
+        listed = []
     if not isinstance(listed, list):
-        raise BadRequest(f"'outputs' is a JSON {json_type(listed)}, expected an array")
+        raise BadRequest(f"'outputs' is a JSON {json_type(listed)}, expected an array of objects")
+    if not listed:
+        return (RequestedOutput(OUTPUT, binary_default),)
     found: list[RequestedOutput] = []
     for item in listed:
         name = item.get("name") if isinstance(item, dict) else None
@@ -300,7 +303,7 @@ def _tensor_from_json(entry: dict[str, Any], shape: list[int], datatype: str) ->
             f"format for input '{name}'"
         )
     data = entry.get("data")
-    if not isinstance(data, list):
+    if not isinstance(data, (list, np.ndarray)):
         raise BadRequest(
             f"input '{name}' has neither an array 'data' nor the parameter 'binary_data_size'"
         )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from models.config import ModelConfig
     from service.codec.fields import Array
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
 
 COTANGENT = "cotangent"
 GRADIENT = "gradient"

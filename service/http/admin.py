@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Path, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
@@ -17,15 +17,15 @@ from models.registry import discover
 from models.sampling import SampleParameter, parameters_of
 from models.statistics import Statistics
 from service.context import context_of
+from service.engine.interface import status_of
 from service.errors import NotFound
 from service.http.openapi import ModelName, problem
 from service.http.trust import trust_status
-from service.pipeline.engine import status_of
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.context import AppContext
-    from service.pipeline.engine import ModelStatus
+    from service.engine.interface import ModelStatus
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
@@ -171,8 +171,6 @@ async def list_models(request: Request) -> ModelList:
 @router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
 async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
-    if name.endswith((":predict", ":rollout", ":vjp")):
-        raise HTTPException(405, headers={"Allow": "POST"})
     context = context_of(request)
     return _description(context, context.engine.config(name))
 

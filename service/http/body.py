@@ -6,49 +6,31 @@ import asyncio
 import zlib
 from typing import TYPE_CHECKING
 
-from starlette.requests import ClientDisconnect
-
-from service.context import context_of, record_of
+from service.engine.interface import heap_buffer
 from service.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
 from service.http.offload import BINARY_BYTES, offload
-from service.pipeline.engine import heap_buffer
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-
-    from fastapi import Request
-
-    from service.context import AppContext
+    from service.http.call import Call
     from service.pipeline.admission import Room
 
-    _Chunks = list[bytes | bytearray]
-
-WHOLE_BODY = "turbofno.whole_body"
-"""In a request's scope: all of its body, in pieces, where it had come before anybody asked for it."""
-
-_SMALL_CHUNK = 4096
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
 
 
-def header_values(request: Request, name: bytes) -> list[str]:
-    """What a header says, each time it is given; `name` in lower case. Half the price of Starlette's."""
-    return [value.decode("latin-1") for key, value in request.scope["headers"] if key == name]
-
-
-def declared_size(request: Request) -> int | None:
+def declared_size(call: Call) -> int | None:
     """Decoded body bytes as the headers state them; None if they cannot know (chunked, compressed).
 
     Raises:
         BadRequest: Content-Length is not a whole number.
         UnsupportedMediaType: Content-Encoding is none of gzip, deflate, identity.
     """
-    return _content_length(request) if _coding(request) is None else None
+    return _content_length(call) if _coding(call) is None else None
 
 
 async def read_body(
-    request: Request,
+    call: Call,
     room: Room,
     *,
     limit: int,
@@ -70,42 +52,49 @@ async def read_body(
     Raises:
         PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest: as the messages
             say.
-        ClientDisconnect: the client went away.
+        ClientLeft: the client went away.
     """
-    coding = _coding(request)
-    context = context_of(request)
-    whole: _Chunks | None = request.scope.get(WHOLE_BODY)
-    chunks = whole
-    if chunks is None:
-        chunks = await _in_time(context, _read(request, room, coding, limit, setting))
-    size = sum(map(len, chunks))
-    if whole is not None:
-        if size > limit:
-            raise _too_large(request, f"the body has {size} bytes", limit, setting)
-        room.hold(size)
+    coding = _coding(call)
+    body = call.body
+    if not body.complete:
+        if call.reservation is not None:
+            # A body that dawdles must not keep others out.
+            call.reservation.leave()
+        await _in_time(call, room, coding, limit, setting)
+    else:
+        if body.size > limit:
+            raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
+        room.hold(body.size)
+    size = body.size
     # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
     if aligned_at is None or coding is not None:
-        body = heap_buffer(size)
+        whole = heap_buffer(size)
     else:
-        body = context.engine.buffer(size, aligned_at=aligned_at)
-    await offload(size > BINARY_BYTES, _join, chunks, body)
-    record_of(request).body_bytes = len(body)
+        whole = call.context.engine.buffer(size, aligned_at=aligned_at)
+    if size > BINARY_BYTES:
+        await offload(True, _join, body.pieces, whole)
+    else:
+        _join(body.pieces, whole)
+    call.body_bytes = size
     if coding is None:
-        return body
+        return whole
     # Always off the event loop: a few kilobytes can inflate to the whole limit.
-    decoded = await offload(True, _inflate, body, coding, limit, aligned_at or 0)
+    decoded = await offload(True, _inflate, whole, coding, limit, aligned_at or 0)
     if decoded is None:
-        raise _too_large(request, "the decompressed body is longer", limit, setting)
+        raise _too_large(call, "the decompressed body is longer", limit, setting)
     room.hold(len(decoded))
     return decoded
 
 
-async def _in_time(context: AppContext, reading: Coroutine[None, None, _Chunks]) -> _Chunks:
+async def _in_time(
+    call: Call, room: Room, coding: str | None, limit: int, setting: str | None
+) -> None:
+    context = call.context
     seconds = context.settings.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds) as patience:
             with context.admission.reading(patience):
-                return await reading
+                await _read(call, room, coding, limit, setting)
     except TimeoutError:
         context.admission.refuse_if_ended()
         raise RequestTimeout(
@@ -113,9 +102,32 @@ async def _in_time(context: AppContext, reading: Coroutine[None, None, _Chunks])
         ) from None
 
 
-def _coding(request: Request) -> str | None:
-    given = header_values(request, b"content-encoding")
-    coding = ", ".join(given).strip().lower() if given else ""
+async def _read(
+    call: Call, room: Room, coding: str | None, limit: int, setting: str | None
+) -> None:
+    body, declared = call.body, _content_length(call)
+    if declared is not None and declared > limit:
+        raise _too_large(call, f"the body has {declared} bytes", limit, setting)
+    expected = declared if coding is None else None
+    if body.size:
+        # What came with the header, before the wait for the rest.
+        room.hold(body.size)
+    while not body.complete:
+        await body.more()
+        if expected is not None and body.size > expected:
+            raise BadRequest(f"Content-Length says {expected} bytes, but more came")
+        if body.size > limit:
+            raise _too_large(call, "the body is longer than allowed", limit, setting)
+        room.hold(body.size)
+    if expected is not None and body.size != expected:
+        raise BadRequest(f"Content-Length says {expected} bytes, but {body.size} came")
+
+
+def _coding(call: Call) -> str | None:
+    given = call.headers.get(b"content-encoding")
+    if given is None:
+        return None
+    coding = given.decode("latin-1").strip().lower()
     if coding in ("", "identity"):
         return None
     if coding in ("gzip", "x-gzip"):
@@ -127,17 +139,19 @@ def _coding(request: Request) -> str | None:
     )
 
 
-def _content_length(request: Request) -> int | None:
-    text = next(iter(header_values(request, b"content-length")), None)
+def _content_length(call: Call) -> int | None:
+    text = call.headers.get(b"content-length")
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()):
-        raise BadRequest(f"Content-Length must be a whole number of bytes, got {text!r}")
+    if not text.isdigit():
+        raise BadRequest(
+            f"Content-Length must be a whole number of bytes, got {text.decode('latin-1')!r}"
+        )
     return int(text)
 
 
-def _too_large(request: Request, what: str, limit: int, setting: str | None) -> PayloadTooLarge:
-    context_of(request).metrics.reject("body_too_large", record_of(request).model)
+def _too_large(call: Call, what: str, limit: int, setting: str | None) -> PayloadTooLarge:
+    call.context.metrics.reject("body_too_large", call.model)
     remedy = (
         "send the fields as binary (Open Inference Protocol binary tensors, .npy or safetensors), "
         "which is also many times faster"
@@ -149,69 +163,12 @@ def _too_large(request: Request, what: str, limit: int, setting: str | None) -> 
     return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
 
 
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
-
-
-async def _read(
-    request: Request, room: Room, coding: str | None, limit: int, setting: str | None
-) -> _Chunks:
-    declared = _content_length(request)
-    if declared is not None and declared > limit:
-        raise _too_large(request, f"the body has {declared} bytes", limit, setting)
-    if coding is None and declared is not None:
-        return await _read_declared(request, room, declared)
-    return await _read_unknown(request, room, limit, setting)
-
-
-async def _read_declared(request: Request, room: Room, size: int) -> _Chunks:
-    chunks: _Chunks = []
-    read = 0
-    async for chunk in _chunks(request):
-        read += len(chunk)
-        if read > size:
-            raise BadRequest(f"Content-Length says {size} bytes, but more came")
-        room.hold(read)
-        _keep(chunks, chunk)
-    if read != size:
-        raise BadRequest(f"Content-Length says {size} bytes, but {read} came")
-    return chunks
-
-
-async def _read_unknown(request: Request, room: Room, limit: int, setting: str | None) -> _Chunks:
-    chunks: _Chunks = []
-    size = 0
-    async for chunk in _chunks(request):
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(request, "the body is longer than allowed", limit, setting)
-        room.hold(size)
-        _keep(chunks, chunk)
-    return chunks
-
-
-def _keep(chunks: _Chunks, chunk: bytes) -> None:
-    """Add a chunk; small ones are put together, else a client could send millions of them, each an object."""
-    if len(chunk) >= _SMALL_CHUNK:
-        chunks.append(chunk)
-    elif chunks and isinstance(chunks[-1], bytearray):
-        chunks[-1] += chunk
-    else:
-        chunks.append(bytearray(chunk))
-
-
-def _join(chunks: _Chunks, body: memoryview) -> None:
+def _join(pieces: list[bytes | bytearray], body: memoryview) -> None:
     start = 0
-    for chunk in chunks:
-        body[start : start + len(chunk)] = chunk
-        start += len(chunk)
-    chunks.clear()
+    for piece in pieces:
+        body[start : start + len(piece)] = piece
+        start += len(piece)
+    pieces.clear()
 
 
 def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memoryview | None:

@@ -1,4 +1,4 @@
-"""A rollout's frames as they are made: the two streamed forms, and the response that sends either (docs/rollouts.md)."""
+"""A rollout's frames as they are made: the two streamed forms, and the stream in either (docs/rollouts.md)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import orjson
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 
 from service.errors import BlowUp, ServiceError
-from service.http.inference import unless_disconnected
 from service.http.offload import heavy_to_encode, offload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from fastapi import Request
-    from starlette.types import Receive, Scope, Send
-
-    from service.pipeline.engine import Fields, Frame
+    from service.engine.interface import Fields, Frame
 
     Event = dict[str, Any]
 
@@ -73,69 +67,42 @@ def form_asked_for(accept: str) -> Form | None:
     return next((form for form in FORMS if form.media_type in names), None)
 
 
-class FrameStream(Response):
-    """Sends `start`, then `frame` and `progress` as they come, then `end` or `failed`; a stream without was cut.
+async def stream(
+    frames: AsyncGenerator[Frame],
+    form: Form,
+    about: Event,
+    warnings_of: Callable[[Frame], tuple[str, ...]],
+) -> AsyncGenerator[bytes | memoryview]:
+    """The bytes of `start`, then of `frame` and `progress` as they come, then of `end` or `failed`; a stream without was cut.
 
-    What fails before anything was sent is raised, and answered like any error; but a blow-up is always told in the
-    stream. When the client goes away the rollout is ended.
+    Closing it ends the rollout. `warnings_of` gives the texts of the warnings that begin with a frame.
+
+    Raises:
+        ServiceError: of what fails before the first frame; but a blow-up is always told in the stream.
     """
-
-    def __init__(
-        self,
-        request: Request,
-        frames: AsyncGenerator[Frame],
-        form: Form,
-        start: Event,
-        headers: Mapping[str, str],
-        warnings_of: Callable[[Frame], tuple[str, ...]],
-    ) -> None:
-        """`warnings_of` gives the texts of the warnings that begin with a frame."""
-        # The second header keeps proxies from holding frames back.
-        unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(media_type=form.media_type, headers={**headers, **unbuffered})
-        del self.headers["content-length"]
-        self._request = request
-        self._frames = frames
-        self._form = form
-        self._warnings_of = warnings_of
-        self._start: Event = {"event": "start", **start}
-        self._started = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
+    start: Event | None = {"event": "start", **about}
+    step = about["start"]
+    async with aclosing(frames):
         try:
-            # What it holds counts as free from here on: the rollout is over then, however it ended.
-            await unless_disconnected(self._request, self._send(send))
-        except ClientDisconnect:
-            if not self._started:
+            async for frame in frames:
+                step = frame.step
+                event = _event_of(frame, warnings_of(frame))
+                if start is not None:
+                    yield b"".join(form.write(start))
+                    start = None
+                heavy = frame.fields is not None and heavy_to_encode(
+                    frame.fields.size, as_json=False
+                )
+                for piece in await offload(heavy, form.write, event, frame.fields):
+                    yield piece
+            last: Event = {"event": "end", "step": step}
+        except ServiceError as error:
+            if start is not None and not isinstance(error, BlowUp):
                 raise
-
-    async def _send(self, send: Send) -> None:
-        step = self._start["start"]
-        async with aclosing(self._frames) as frames:
-            try:
-                async for frame in frames:
-                    step = frame.step
-                    event = _event_of(frame, self._warnings_of(frame))
-                    await self._event(send, event, frame.fields)
-                last: Event = {"event": "end", "step": step}
-            except ServiceError as error:
-                if not (self._started or isinstance(error, BlowUp)):
-                    raise
-                last = _failure(error, step)
-        await self._event(send, last)
-        await send({"type": "http.response.body"})
-
-    async def _event(self, send: Send, event: Event, fields: Fields | None = None) -> None:
-        pieces: list[bytes | memoryview] = []
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            pieces += self._form.write(self._start)
-        heavy = fields is not None and heavy_to_encode(fields.size, as_json=False)
-        pieces += await offload(heavy, self._form.write, event, fields)
-        for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            last = _failure(error, step)
+    if start is not None:
+        yield b"".join(form.write(start))
+    yield b"".join(form.write(last))
 
 
 def _event_of(frame: Frame, warnings: tuple[str, ...]) -> Event:

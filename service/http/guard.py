@@ -12,17 +12,14 @@ import socket
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from starlette.responses import Response
-
 from service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
-from service.http.problems import problem_response
+from service.http.call import Reply, encoded
 from service.settings import env_name, is_loopback
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from collections.abc import Mapping
 
-    from service.http.journal import Headers
-    from service.metrics import Metrics
+    from service.http.call import Call
     from service.settings import Settings
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -47,7 +44,7 @@ _KNOWN_HOSTS = 256
 
 
 class Guard:
-    """The checks, on the headers alone; the same for every way on which a request is answered."""
+    """The checks, on the headers alone."""
 
     def __init__(self, settings: Settings) -> None:
         self._names = frozenset({"localhost", "", settings.host.lower(), *settings.allowed_hosts})
@@ -57,7 +54,7 @@ class Guard:
         self._origins = frozenset(origin.encode() for origin in settings.cors_origins)
         self._serves = lru_cache(_KNOWN_HOSTS)(self._is_served)
 
-    def check(self, method: str, path: str, headers: Headers) -> None:
+    def check(self, call: Call) -> None:
         """Let a request through.
 
         Raises:
@@ -65,16 +62,27 @@ class Guard:
             Forbidden: a page of another origin would change something, or asks whether it may.
             UnsupportedMediaType: a body of the Open Inference Protocol as a form would send it.
         """
-        for name, value in headers:
-            if name == b"host" and not self._serves(value):
-                raise _foreign_host(value)
-        if method in _READING and not _is_preflight(method, headers):
-            return
-        given = dict(headers)
+        try:
+            self.check_host(call.headers.get(b"host", b""))
+            if call.method not in _READING or is_preflight(call):
+                self._check_page(call)
+        except ServiceError as error:
+            call.context.metrics.reject(REASONS[type(error)])
+            raise
+
+    def check_host(self, host: bytes) -> None:
+        """Raises Misdirected for the header Host of a name that is not the server's."""
+        if not self._serves(host):
+            raise _foreign_host(host)
+
+    def _check_page(self, call: Call) -> None:
+        given = call.headers
         if not self._is_own(given):
             raise _foreign_page(given)
+        if not call.path.startswith("/v2"):
+            return
         kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind in _FORM_TYPES and path.startswith("/v2"):
+        if kind in _FORM_TYPES:
             raise UnsupportedMediaType(
                 f"Content-Type {kind.decode()!r} is refused, as any web page can send it: expected application/json, "
                 "application/octet-stream or none (with curl: -H 'Content-Type: application/json')"
@@ -82,7 +90,8 @@ class Guard:
 
     def _is_served(self, header: bytes) -> bool:
         match = _HOST.fullmatch(header.decode("latin-1").strip().lower())
-        if match is None:
+        # A comma: two of them, of which a proxy may have believed the other.
+        if match is None or b"," in header:
             return False
         name = match[1].rstrip(".")
         if name in self._names or "*" in self._names or _is_address(name.strip("[]")):
@@ -94,7 +103,7 @@ class Guard:
             _, _, parent = parent.partition(".")
         return not self._loopback and ("." not in name or name.endswith(_PRIVATE_SUFFIXES))
 
-    def _is_own(self, given: dict[bytes, bytes]) -> bool:
+    def _is_own(self, given: Mapping[bytes, bytes]) -> bool:
         """True of what no browser sent, the server's own page, and pages of the origins that the settings name."""
         origin = given.get(b"origin")
         if origin is not None and origin.lower() in self._origins:
@@ -105,31 +114,6 @@ class Guard:
         return origin is None or _same_host(origin, given.get(b"host", b""))
 
 
-class GuardMiddleware:
-    """Answers what the guard refuses, and the preflights of pages that may call."""
-
-    def __init__(self, app: ASGIApp, *, guard: Guard, metrics: Metrics) -> None:
-        self._app = app
-        self._guard = guard
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        method, path, headers = scope["method"], scope["path"], scope["headers"]
-        try:
-            self._guard.check(method, path, headers)
-        except ServiceError as error:
-            self._metrics.reject(REASONS[type(error)])
-            await problem_response(path, error)(scope, receive, send)
-            return
-        if _is_preflight(method, headers):
-            await _preflight()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
 def _foreign_host(value: bytes) -> Misdirected:
     return Misdirected(
         f"this server is not known as {value[:80].decode('latin-1')!r}: call it by IP address, as localhost, or by "
@@ -137,7 +121,7 @@ def _foreign_host(value: bytes) -> Misdirected:
     )
 
 
-def _foreign_page(given: dict[bytes, bytes]) -> Forbidden:
+def _foreign_page(given: Mapping[bytes, bytes]) -> Forbidden:
     origin = given.get(b"origin")
     whose = "another origin" if origin is None else repr(origin[:80].decode("latin-1"))
     return Forbidden(
@@ -146,24 +130,20 @@ def _foreign_page(given: dict[bytes, bytes]) -> Forbidden:
     )
 
 
-def _is_preflight(method: str, headers: Headers) -> bool:
+def is_preflight(call: Call) -> bool:
     """True of a browser's question whether a page may send what it is about to send."""
-    return method == "OPTIONS" and any(
-        name == b"access-control-request-method" for name, _ in headers
-    )
+    return call.method == "OPTIONS" and b"access-control-request-method" in call.headers
 
 
-def _preflight() -> Response:
-    """The methods and headers that a page of an allowed origin may send; the journal adds the origin."""
-    return Response(
-        status_code=204,
-        headers={
-            "Access-Control-Allow-Methods": "GET, POST",
-            # The star does not stand for Authorization (Fetch standard).
-            "Access-Control-Allow-Headers": "*, Authorization",
-            "Access-Control-Max-Age": "600",
-        },
-    )
+def preflight() -> Reply:
+    """The methods and headers that a page of an allowed origin may send; the access log adds the origin."""
+    headers = {
+        "Access-Control-Allow-Methods": "GET, POST",
+        # The star does not stand for Authorization (Fetch standard).
+        "Access-Control-Allow-Headers": "*, Authorization",
+        "Access-Control-Max-Age": "600",
+    }
+    return Reply(204, encoded(headers))
 
 
 def _is_address(name: str) -> bool:

@@ -7,20 +7,14 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
-from service.context import RECORD_KEY
 from service.errors import Unauthorized
-from service.http.problems import problem_response
 from service.pipeline.admission import Caller
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from service.context import RequestRecord
-    from service.metrics import Metrics
+    from service.http.call import Call
 
 HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Open to everybody: load balancers and container platforms ask these, and send no keys."""
@@ -34,7 +28,8 @@ _FORM = "NAME KEY [fields=N] [bytes=N]"
 class Keys:
     """The keys of a file, kept as digests."""
 
-    def __init__(self, callers: dict[bytes, Caller]) -> None:
+    def __init__(self, path: Path, callers: dict[bytes, Caller]) -> None:
+        self._path = path
         self._callers = callers
 
     @classmethod
@@ -49,31 +44,26 @@ class Keys:
                 line, never the key.
             OSError: the file cannot be read.
         """
-        callers: dict[bytes, Caller] = {}
-        names: set[str] = set()
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            try:
-                digest, caller = _parse(line)
-                if caller.name in names or digest in callers:
-                    raise ValueError("the name or the key was given before")
-            except ValueError as error:
-                raise ValueError(
-                    f"{env_name('api_keys_file')}={path}, line {number}: {error}"
-                ) from None
-            names.add(caller.name)
-            callers[digest] = caller
-        if not callers:
-            raise ValueError(
-                f"{env_name('api_keys_file')}={path} holds no key; expected lines {_FORM}"
-            )
-        return cls(callers)
+        return cls(path, _read(path))
 
-    def caller_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Who sent these headers; None without exactly one known key."""
-        given = [value for name, value in headers if name == b"authorization"]
-        return self.caller(given[0]) if len(given) == 1 else None
+    def reload(self) -> None:
+        """Read the file again. Raises as `read` does, and keeps what was, if it cannot be used."""
+        self._callers = _read(self._path)
+
+    def check(self, call: Call) -> None:
+        """Note whose request it is, unless its path is open to everybody. Raises Unauthorized."""
+        context, given = call.context, call.headers.get(b"authorization")
+        if call.path in context.open_paths:
+            return
+        caller = None if given is None else self.caller(given)
+        if caller is None:
+            context.metrics.reject("unauthorized")
+            raise Unauthorized(
+                f"{'an API key is needed' if given is None else 'this API key is not known'}: send one that is in the "
+                "server's key file as the header 'Authorization: Bearer KEY'",
+                sent=given is not None,
+            )
+        call.caller = caller
 
     def caller(self, authorization: bytes) -> Caller | None:
         """Whose key the header `Authorization: Bearer KEY` carries; as slow for a key that is nearly right."""
@@ -86,39 +76,25 @@ class Keys:
         return found if scheme.lower() == b"bearer" else None
 
 
-class KeyMiddleware:
-    """Answers 401 without a known key, and notes in the request's record whose it is."""
-
-    def __init__(
-        self, app: ASGIApp, *, keys: Keys, metrics: Metrics, open_paths: frozenset[str]
-    ) -> None:
-        self._app = app
-        self._keys = keys
-        self._metrics = metrics
-        self._open = open_paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open:
-            await self._app(scope, receive, send)
-            return
-        caller = self._keys.caller_of(scope["headers"])
-        if caller is None:
-            given = any(name == b"authorization" for name, _ in scope["headers"])
-            self._metrics.reject("unauthorized")
-            problem = ', error="invalid_token"' if given else ""
-            refusal = problem_response(
-                scope["path"],
-                Unauthorized(
-                    f"{'this API key is not known' if given else 'an API key is needed'}: send one that is in the "
-                    "server's key file as the header 'Authorization: Bearer KEY'"
-                ),
-                headers={"WWW-Authenticate": f'Bearer realm="turbofno"{problem}'},
-            )
-            await refusal(scope, receive, send)
-            return
-        record: RequestRecord = scope[RECORD_KEY]
-        record.caller = caller
-        await self._app(scope, receive, send)
+def _read(path: Path) -> dict[bytes, Caller]:
+    callers: dict[bytes, Caller] = {}
+    names: set[str] = set()
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            digest, caller = _parse(line)
+            if caller.name in names or digest in callers:
+                raise ValueError("the name or the key was given before")
+        except ValueError as error:
+            raise ValueError(
+                f"{env_name('api_keys_file')}={path}, line {number}: {error}"
+            ) from None
+        names.add(caller.name)
+        callers[digest] = caller
+    if not callers:
+        raise ValueError(f"{env_name('api_keys_file')}={path} holds no key; expected lines {_FORM}")
+    return callers
 
 
 def _parse(line: str) -> tuple[bytes, Caller]:

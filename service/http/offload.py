@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-JSON_BYTES = 64 * 1024
-"""JSON longer than this (about 0.5 ms) is parsed and written off the event loop.
-
-The parser holds the interpreter all the same, so the loop waits for as long as one call of it takes: what bounds that is
-`max_json_bytes`. Long binary bodies are copied without it.
+JSON_BYTES = 256 * 1024
+"""JSON longer than this (about 0.5 ms) is parsed and written off the event loop, in pieces: the interpreter is free for it
+every few milliseconds. Long binary bodies are copied without the interpreter.
 """
 BINARY_BYTES = 1024 * 1024
 """Binary bodies longer than this (about 0.5 ms of copies and checks) are handled off it too."""

@@ -18,7 +18,7 @@ from service.http.trust import trust_status
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
-    from service.pipeline.engine import ModelCounters, ModelStatus
+    from service.engine.interface import ModelCounters, ModelStatus
     from service.settings import Settings
 
 PLATFORM = "turbofno_safetensors"

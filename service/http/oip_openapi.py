@@ -1,11 +1,13 @@
-"""How the Open Inference Protocol's infer routes are described in OpenAPI."""
+"""OpenAPI descriptions of the Open Inference Protocol's routes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from service.http.described import described_twice
 from service.http.example_fields import burgers_field
 from service.http.oip_schemas import Error
+from service.http.parameters import Parameter
 from service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
 _EXAMPLE_DATA = burgers_field()
@@ -132,31 +134,28 @@ _HEADER = {
 }
 
 INFER_BODY: dict[str, Any] = {
-    "parameters": [{"name": "Inference-Header-Content-Length", "in": "header", **_HEADER}],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": _INFER_REQUEST,
-                "examples": {
-                    "burgers-1d": {
-                        "summary": "a field for model burgers-1d, on 256 points",
-                        "value": {
-                            "id": "42",
-                            "inputs": [
-                                {
-                                    "name": "input",
-                                    "shape": [1, 1, len(_EXAMPLE_DATA)],
-                                    "datatype": "FP32",
-                                    "data": _EXAMPLE_DATA,
-                                }
-                            ],
-                        },
-                    }
-                },
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": _INFER_REQUEST,
+            "examples": {
+                "burgers-1d": {
+                    "summary": "a field for model burgers-1d, on 256 points",
+                    "value": {
+                        "id": "42",
+                        "inputs": [
+                            {
+                                "name": "input",
+                                "shape": [1, 1, len(_EXAMPLE_DATA)],
+                                "datatype": "FP32",
+                                "data": _EXAMPLE_DATA,
+                            }
+                        ],
+                    },
+                }
             },
-            "application/octet-stream": _BINARY,
         },
+        "application/octet-stream": _BINARY,
     },
 }
 INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -173,3 +172,31 @@ INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"model": Error, "description": "The queue is full: come back after Retry-After seconds."},
     504: {"model": Error, "description": "The timeout passed before the work ran."},
 }
+
+
+RAW_SHAPE = Parameter(
+    "shape",
+    "shape of a raw body (Inference-Header-Content-Length: 0), as 1,1,64,64",
+    {"type": "string"},
+    "the sizes of the axes",
+    str,
+)
+
+
+def _response(described: dict[str, Any]) -> dict[str, Any]:
+    if "model" not in described:
+        return described
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": described["description"], "content": content}
+
+
+INFER_PATHS = described_twice(
+    "/v2/models/{model}VERSION/infer",
+    tag="Open Inference Protocol v2",
+    summaries=("Infer with the newest version", "Infer with one version"),
+    description="Infer; JSON or binary tensors both ways, whatever Content-Type says.",
+    parameters=(RAW_SHAPE,),
+    headers=({"name": "Inference-Header-Content-Length", "in": "header", **_HEADER},),
+    body=INFER_BODY,
+    responses={code: _response(one) for code, one in {**ERRORS, **INFER_RESPONSES}.items()},
+)

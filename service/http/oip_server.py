@@ -8,10 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from service.codec.json import json_type, parse_object
 from service.context import context_of
+from service.engine.interface import status_of
 from service.errors import BadRequest, Forbidden, Unavailable
-from service.http import oip_describe
+from service.http import oip_describe, oip_extensions
+from service.http.asgi import call_of
 from service.http.body import read_body
-from service.http.oip_openapi import BODY_ERRORS
+from service.http.oip_openapi import BODY_ERRORS, ERRORS
 from service.http.oip_schemas import (
     Error,
     Live,
@@ -24,11 +26,11 @@ from service.http.oip_schemas import (
 )
 from service.http.openapi import ModelName, ModelVersion
 from service.pipeline.admission import Room
-from service.pipeline.engine import status_of
 from service.settings import env_name
 from service.version import VERSION
 
-router = APIRouter()
+router = APIRouter(tags=["Open Inference Protocol v2"], responses=ERRORS)
+router.include_router(oip_extensions.router)
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -258,5 +260,6 @@ async def _control_parameters(request: Request) -> dict[str, Any]:
 
 async def _control_body(request: Request) -> dict[str, Any]:
     # Not refused when the service is full: that is when operators need these routes.
-    body = await read_body(request, Room(), limit=_CONTROL_BYTES, setting=None)
+    call = call_of(request.scope, request.receive, context_of(request))
+    body = await read_body(call, Room(), limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

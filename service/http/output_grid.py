@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from service.codec.grids import OUTPUT_GRID, from_network, to_network
-from service.context import context_of, record_of
 from service.errors import PayloadTooLarge
 from service.http.inference import infer
 from service.http.offload import offload
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from fastapi import Request
-
-    from models.config import ModelConfig
     from service.codec.grids import Grid
-    from service.pipeline.admission import Room
-    from service.pipeline.engine import Fields, PredictResult
+    from service.engine.interface import Fields, PredictResult
+    from service.http.call import Call
 
 _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""
 
 
 async def infer_onto(
-    request: Request,
-    room: Room,
+    call: Call,
     fields: Fields,
     *,
-    config: ModelConfig,
     output_grid: Grid | None,
     priority: int,
     seconds: float | None,
@@ -42,36 +35,37 @@ async def infer_onto(
         PayloadTooLarge, QueueFull: there never is, or is no room now, for all that this takes.
     """
     if output_grid is None:
-        return await infer(request, fields, config=config, priority=priority, seconds=seconds)
-    record = record_of(request)
-    _hold_all(request, room, len(fields), config, output_grid)
+        return await infer(call, fields, priority=priority, seconds=seconds)
+    config = call.served.config
+    _hold_all(call, len(fields), output_grid)
     started = time.perf_counter()
     inside = len(fields) * math.prod(config.grid.training)
     fields = await offload(fields.size + inside > _HEAVY_VALUES, to_network, fields, config)
-    record.decode_seconds = (record.decode_seconds or 0.0) + time.perf_counter() - started
-    result = await infer(request, fields, config=config, priority=priority, seconds=seconds)
+    call.decode_seconds = (call.decode_seconds or 0.0) + time.perf_counter() - started
+    result = await infer(call, fields, priority=priority, seconds=seconds)
     started = time.perf_counter()
     outside = len(fields) * math.prod(output_grid)
     answer = await offload(
         result.fields.size + outside > _HEAVY_VALUES,
         from_network, result.fields, output_grid, config,
     )  # fmt: skip
-    record.encode_seconds = time.perf_counter() - started
-    return replace(result, fields=answer)
+    call.encode_seconds = time.perf_counter() - started
+    result.fields = answer
+    return result
 
 
-def _hold_all(
-    request: Request, room: Room, count: int, config: ModelConfig, output_grid: Grid
-) -> None:
+def _hold_all(call: Call, count: int, output_grid: Grid) -> None:
     """Count input and answer on the network's grid, and the answer: a small body can ask for a large one."""
+    config = call.served.config
     channels = config.architecture
     inside = channels.in_channels + channels.out_channels
     values = inside * math.prod(config.grid.training)
     size = 4 * count * (values + channels.out_channels * math.prod(output_grid))
-    most = context_of(request).settings.max_inflight_bytes
+    most = call.context.settings.max_inflight_bytes
     if size > most:
         raise PayloadTooLarge(
             f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
         )
-    room.hold_more(size)
+    assert call.room is not None
+    call.room.hold_more(size)

@@ -1,78 +1,79 @@
-"""Errors as responses: RFC 9457 problem+json on our routes, {"error": text} on Open Inference Protocol paths."""
+"""Errors as replies: RFC 9457 problem+json on our routes, {"error": text} on Open Inference Protocol paths."""
 
 from __future__ import annotations
 
-import math
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 
 from service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError, Unavailable
+from service.http.access_log import shown_path
+from service.http.call import Reply, encoded
 from service.logs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request
+    from starlette.routing import BaseRoute
+
+    from service.http.call import Call
+
+logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499
-"""Not a registered status: what logs and metrics show for a client that went away. Nobody reads the response."""
+"""Not a registered status: what logs and metrics show for a client that went away. Nobody reads the reply."""
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers. Unexpected exceptions are the middleware's, which still has the request's record."""
+    """Register the handlers of FastAPI's routes. What nobody foresaw is asgi.py's, which has the request's call."""
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
 
 
-def problem_response(
-    path: str, error: ServiceError, *, headers: Mapping[str, str] | None = None
-) -> Response:
-    """The response to `error` in the form that `path` calls for."""
-    sent = dict(headers or {})
-    if error.retry_after is not None:
-        sent["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+def problem(path: str, error: ServiceError) -> Reply:
+    """The reply to `error` in the form that `path` calls for."""
+    document: dict[str, Any]
     if path == "/v2" or path.startswith("/v2/"):
-        return Response(
-            orjson.dumps({"error": _text(error.message)}),
-            error.status,
-            sent,
-            media_type="application/json",
-        )
-    problem = {
-        "type": f"urn:turbofno:problem:{error.slug}",
-        "title": error.title,
-        "status": error.status,
-        "detail": _text(error.message),
-        "instance": _text(path),
-        "request_id": request_id.get(),
-    }
-    return Response(orjson.dumps(problem), error.status, sent, media_type=MEDIA_TYPE)
+        media_type, document = "application/json", {"error": _text(error.message)}
+    else:
+        media_type = MEDIA_TYPE
+        document = {
+            "type": f"urn:turbofno:problem:{error.slug}",
+            "title": error.title,
+            "status": error.status,
+            "detail": _text(error.message),
+            "instance": _text(path),
+            "request_id": request_id.get(),
+        }
+    headers = encoded({"Content-Type": media_type, **error.headers})
+    return Reply(error.status, headers, (orjson.dumps(document),))
 
 
-def unexpected(path: str) -> Response:
-    """The response to an exception nobody foresaw: its id for the log, nothing of its inside."""
-    return problem_response(
-        path,
+def unexpected(call: Call) -> Reply:
+    """The reply to the exception being handled, which nobody foresaw: its id for the log, nothing of its inside."""
+    logger.exception("unexpected failure of %s %s", call.method, shown_path(call))
+    return problem(
+        call.path,
         ServiceError(
             "the server failed on this request; its log has the cause under request id "
-            f"{request_id.get() or 'unknown'}"
+            f"{call.request_id}"
         ),
     )
 
 
-def given_up(path: str) -> Response:
-    """The response to a request that is cancelled while its client waits: the process ends."""
-    return problem_response(
-        path,
+def given_up(call: Call) -> Reply:
+    """The reply to a request that is cancelled while its client waits: the process ends."""
+    return problem(
+        call.path,
         Unavailable(
             "the service stopped before it had answered; retry, another instance may answer",
             retry_after=1.0,
@@ -80,33 +81,52 @@ def given_up(path: str) -> Response:
     )
 
 
-def disconnected() -> Response:
-    """What logs and metrics see when the client went away. Nobody reads it."""
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
 def _text(text: str) -> str:
     """As it can be encoded: paths and messages may hold lone surrogates from a client."""
     return text.encode("utf-8", "replace").decode()
 
 
+def _response(request: Request, error: ServiceError) -> Response:
+    reply = problem(request.scope["path"], error)
+    response = Response(b"".join(reply.body), reply.status)
+    response.raw_headers += reply.headers
+    return response
+
+
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return problem_response(request.scope["path"], error)
+    return _response(request, error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
-    known: ServiceError
     if error.status_code == HTTPStatus.NOT_FOUND:
-        known = NotFound(f"there is no route {path!r}; GET /docs lists the routes")
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        known = MethodNotAllowed(f"{request.method} is not allowed on {path!r}; use {allowed}")
-    else:
-        known = _other(error.status_code, str(error.detail))
-    return problem_response(path, known, headers=error.headers)
+        return _response(
+            request, NotFound(f"there is no route {path!r}; GET /docs lists the routes")
+        )
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        refusal = not_allowed(request.method, path, _methods(request))
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
+        return _response(request, refusal)
+    return _response(request, _other(error.status_code, str(error.detail)))
+
+
+def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
+    """The error of a method that a path has not. `methods` are those that it has; HEAD goes with GET."""
+    allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
+    return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that FastAPI's routes have for the path of a request."""
+    routes: list[BaseRoute] = request.app.router.routes
+    return [
+        method
+        for method in ("GET", "POST")
+        if any(one.matches({**request.scope, "method": method})[0] is Match.FULL for one in routes)
+    ]
 
 
 def _other(status: int, message: str) -> ServiceError:
@@ -120,9 +140,7 @@ def _other(status: int, message: str) -> ServiceError:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return problem_response(
-        request.scope["path"], BadRequest("; ".join(_describe(one) for one in error.errors()))
-    )
+    return _response(request, BadRequest("; ".join(_describe(one) for one in error.errors())))
 
 
 def _describe(error: Mapping[str, Any]) -> str:
@@ -130,7 +148,3 @@ def _describe(error: Mapping[str, Any]) -> str:
     given = str(error.get("input"))
     shown = "" if error["type"] == "missing" else f", got {given[:80]!r}"
     return f"{where} parameter {'.'.join(map(str, names))!r}: {error['msg']}{shown}"
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
-    return disconnected()

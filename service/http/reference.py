@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Any
-
-from fastapi import APIRouter, Query, Request, Response
-from pydantic import WithJsonSchema
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.sampling import PARAMETER_NAMES, complete, parameters_of
 from service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
 from service.codec.negotiate import JSON, NPY, codec_for_answer, codec_for_body
-from service.context import context_of, record_of
 from service.errors import BadRequest, Forbidden, InvalidField, NotFound
-from service.http.inference import admit, unless_disconnected
+from service.http.described import REQUEST_BODY, RESPONSES, path_parameter
 from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import ModelName, problem
-from service.http.predict import REQUEST_BODY, RESPONSES, read_fields
+from service.http.openapi import problem
+from service.http.operation import Operation
+from service.http.parameters import Parameter, integer, read_query
+from service.http.predict import answered, read_fields
 from service.settings import env_name
 from service.solver.messages import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from models.config import Channel, ModelConfig
     from service.codec.negotiate import Codec
-    from service.pipeline.admission import Room
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
+    from service.http.call import Call, Reply
     from service.solver.process import SolverProcess
-
-router = APIRouter(tags=["reference"])
 
 SEEDS = 1 << 20
 _MAX_STEPS = 1000
@@ -45,92 +42,79 @@ _SUCCESS = {
     "description": "One field [channels, *grid], in the form that Accept asks for: by default .npy.",
     "content": RESPONSES[200]["content"],
 }
-
-Seed = Annotated[int, Query(ge=0, lt=SEEDS, description="which sample")]
-SeedOrBody = Annotated[
-    int | None,
-    Query(ge=0, lt=SEEDS, description="solve this sample; without, the field in the body"),
-    WithJsonSchema({"type": "integer", "minimum": 0, "exclusiveMaximum": SEEDS}),
-]
-Grid = Annotated[
-    int,
-    Query(ge=0, lt=2**31, description="points along each axis; 0: as the model was trained on"),
-]
-Steps = Annotated[
-    int, Query(ge=1, le=_MAX_STEPS, description="of a model with a time step: how many")
-]
-_KNOBS: list[dict[str, Any]] = [
-    {
-        "name": name,
-        "in": "query",
-        "description": "of the sampler, where the model's description lists it, with its range",
-        "schema": {"type": "number"},
-    }
+_SEED = integer("seed", "which sample", most=SEEDS - 1, default=0)
+_SEED_OR_BODY = integer("seed", "solve this sample; without, the field in the body", most=SEEDS - 1)
+_GRID = integer("grid", "points along each axis; 0: as the model was trained on", default=0)
+_STEPS = integer(
+    "steps", "of a model with a time step: how many", least=1, most=_MAX_STEPS, default=1
+)
+_KNOBS = tuple(
+    Parameter(
+        name,
+        "of the sampler, where the model's description lists it, with its range",
+        {"type": "number"},
+        "a number",
+        str,
+    )
     for name in sorted(PARAMETER_NAMES)
-]
-
-
-@router.get(
-    "/v1/models/{name}/sample",
-    summary="Draw a random input",
-    openapi_extra={"parameters": _KNOBS},
-    responses={200: _SUCCESS, **_ERRORS},
-    response_class=Response,
 )
-async def sample(request: Request, name: ModelName, seed: Seed = 0, grid: Grid = 0) -> Response:
-    """A field that the model takes; with no more parameters, from the distribution that it was trained on."""
-    solver, config = _begin(request, name)
-    job = _drawing(request, config, seed, grid, known={"seed", "grid"}, seconds=_seconds(request))
-    writer = _writer(request, NPY)
-    room = admit(request, config)
-    field = await _run(request, solver, config, job)
-    return await _answer(room, {INPUT: field}, config.inputs, config, writer)
+_OF_SAMPLE = (_SEED, _GRID, *_KNOBS)
+_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_KNOBS)
+_OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
-@router.post(
-    "/v1/models/{name}:solve",
-    summary="Solve with the PDE solver",
-    openapi_extra={"parameters": _KNOBS, "requestBody": {**REQUEST_BODY, "required": False}},
-    responses={200: _SUCCESS, **_ERRORS},
-    response_class=Response,
-)
-async def solve(
-    request: Request, name: ModelName, seed: SeedOrBody = None, grid: Grid = 0, steps: Steps = 1
-) -> Response:
-    """What the model should have answered: for a sample (`seed` and the sampler's parameters), or for a field in the body.
+class Asked(NamedTuple):
+    """The headers of a request to the solver, read."""
 
-    A sample is solved as the function that it is, on the solver's own grid; a field is first interpolated.
-    """
-    solver, config = _begin(request, name)
+    job: Job | None
+    """None: the field to solve is in the body."""
+    steps: int
+    reader: Codec
+    writer: Codec
+
+
+def _parse_sample(call: Call) -> Asked:
+    _solver(call)
+    given = read_query(call, _OF_SAMPLE, hint="")
+    return Asked(_drawing(call, given), 0, NPY, _writer(call, NPY))
+
+
+def _parse_solve(call: Call) -> Asked:
+    _solver(call)
+    config = call.served.config
+    given = read_query(call, _OF_SOLVE, hint="")
+    steps = given["steps"]
     if steps > 1 and config.time_step is None:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
-    seconds = _seconds(request)
-    if seed is not None:
-        known = {"seed", "grid", "steps"}
-        job = _drawing(request, config, seed, grid, known=known, seconds=seconds, steps=steps)
-        writer = _writer(request, NPY)
-        room = admit(request, config)
-        field = await _run(request, solver, config, job)
-        return await _answer(room, {OUTPUT: field}, config.outputs, config, writer)
-    _refuse_unknown(request, {"seed", "steps"})
-    reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)
-    writer = _writer(request, reader)
-    room = admit(request, config)
-    fields, form = await read_fields(request, room, reader, config)
+    if given["seed"] is not None:
+        return Asked(_drawing(call, given, steps=steps), steps, NPY, _writer(call, NPY))
+    read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
+    reader = codec_for_body(call.header(b"content-type"))
+    return Asked(None, steps, reader, _writer(call, reader))
+
+
+async def _run_sample(call: Call) -> Reply:
+    call.body.skip()
+    field = await _solved(call, call.asked.job)
+    return await _answer(call, {INPUT: field}, call.served.config.inputs)
+
+
+async def _run_solve(call: Call) -> Reply:
+    asked, config = call.asked, call.served.config
+    if asked.job is not None:
+        call.body.skip()
+        return await _answer(call, {OUTPUT: await _solved(call, asked.job)}, config.outputs)
+    fields, form = await read_fields(call, asked.reader)
     if len(fields) != 1:
         raise InvalidField(f"the solver takes one field a request, the body has {len(fields)}")
-    job = Job(_pde(config), seconds, solve=True, steps=steps, shape=fields.shape[1:])
-    field = await _run(request, solver, config, job, fields[0])
-    outputs = arrays_from_fields(field[None], config, form)
-    return await _answer(room, outputs, config.outputs, config, writer)
+    job = Job(_pde(config), _seconds(call), solve=True, steps=asked.steps, shape=fields.shape[1:])
+    field = await _solved(call, job, fields[0])
+    return await _answer(call, arrays_from_fields(field[None], config, form), config.outputs)
 
 
-def _begin(request: Request, name: str) -> tuple[SolverProcess, ModelConfig]:
-    context = context_of(request)
-    # The request's record names no model: a solver's seconds are not to count as latency of the model.
-    record_of(request).protocol = "solver"
-    config = context.engine.config(name)
-    if context.solver is None:
+def _solver(call: Call) -> SolverProcess:
+    solver, config = call.context.solver, call.served.config
+    if solver is None:
         raise Forbidden(
             "samples and solutions are switched off, with the web page: start the server with "
             f"{env_name('ui')}=true to allow them"
@@ -139,44 +123,24 @@ def _begin(request: Request, name: str) -> tuple[SolverProcess, ModelConfig]:
         raise NotFound(
             f"there is no sampler and no solver for model {config.name!r}: only the zoo's problems have them"
         )
-    return context.solver, config
+    return solver
 
 
-def _drawing(
-    request: Request,
-    config: ModelConfig,
-    seed: int,
-    grid: int,
-    *,
-    known: set[str],
-    seconds: float,
-    steps: int = 0,
-) -> Job:
+def _drawing(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
     """The job for a sample, solved if there are `steps`. Raises BadRequest, InvalidField."""
-    _refuse_unknown(request, known | PARAMETER_NAMES)
-    points = grid or config.grid.training[0]
+    config = call.served.config
+    points = given["grid"] or config.grid.training[0]
     shape = [1, config.architecture.in_channels, *[points] * config.architecture.n_dim]
     check_shape(shape, config, max_fields=1, name="grid")
     try:
-        given = {
-            name: float(value)
-            for name, value in request.query_params.items()
-            if name in PARAMETER_NAMES
-        }
-        values = complete(parameters_of(config.pde) or (), given)
+        knobs = {name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None}
+        values = complete(parameters_of(config.pde) or (), knobs)
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return Job(
-        _pde(config), seconds, solve=steps > 0, seed=seed, points=points, values=values, steps=steps
-    )
-
-
-def _refuse_unknown(request: Request, known: set[str] | frozenset[str]) -> None:
-    unknown = sorted(set(request.query_params) - known)
-    if unknown:
-        raise BadRequest(
-            f"unknown query parameter {unknown[0][:80]!r}, expected some of {', '.join(sorted(known))}"
-        )
+        _pde(config), _seconds(call),
+        solve=steps > 0, seed=given["seed"], points=points, values=values, steps=steps,
+    )  # fmt: skip
 
 
 def _pde(config: ModelConfig) -> str:
@@ -184,39 +148,29 @@ def _pde(config: ModelConfig) -> str:
     return config.pde.model_dump_json()
 
 
-def _seconds(request: Request) -> float:
-    return context_of(request).settings.solver_seconds
+def _seconds(call: Call) -> float:
+    return call.context.settings.solver_seconds
 
 
-def _writer(request: Request, form_of_body: Codec) -> Codec:
-    return codec_for_answer(", ".join(request.headers.getlist("accept")), request=form_of_body)
+def _writer(call: Call, form_of_body: Codec) -> Codec:
+    return codec_for_answer(call.header(b"accept"), request=form_of_body)
 
 
-async def _run(
-    request: Request,
-    solver: SolverProcess,
-    config: ModelConfig,
-    job: Job,
-    field: Fields | None = None,
-) -> Fields:
+async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
     started = time.perf_counter()
+    served = call.served
     try:
-        return await unless_disconnected(request, asyncio.ensure_future(solver.run(job, field)))
+        return await _solver(call).run(job, field)
     finally:
         taken = time.perf_counter() - started
-        context_of(request).metrics.solver.labels(config.name, config.version).observe(taken)
+        call.context.metrics.solver.labels(served.name, served.version).observe(taken)
 
 
-async def _answer(
-    room: Room,
-    outputs: dict[str, Fields],
-    channels: tuple[Channel, ...],
-    config: ModelConfig,
-    writer: Codec,
-) -> Response:
+async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
+    served, writer = call.served, call.asked.writer
     answer = Answer(
-        model=config.name,
-        version=config.version,
+        model=served.name,
+        version=served.version,
         outputs=outputs,
         units={channel.name: channel.units for channel in channels},
         backend="solver",
@@ -225,6 +179,48 @@ async def _answer(
     values = sum(array.size for array in outputs.values())
     heavy = heavy_to_encode(values, as_json=writer is JSON)
     body = await offload(heavy, writer.encode, answer)
-    room.hold_answer(len(body))
-    headers = {"X-Model-Version": config.version}
-    return Response(body, media_type=writer.media_type, headers=headers)
+    return answered(call, [(b"content-type", writer.content_type), *served.headers], (body,))
+
+
+_NAME = path_parameter("name", "name of a model", "burgers-1d")
+_RESPONSES = {str(code): response for code, response in {200: _SUCCESS, **_ERRORS}.items()}
+
+SAMPLE = Operation(
+    "solver",
+    _parse_sample,
+    _run_sample,
+    {
+        "/v1/models/{name}/sample": {
+            "tags": ["reference"],
+            "summary": "Draw a random input",
+            "operationId": "sample",
+            "description": "A field that the model takes; with no more parameters, from the distribution that it was "
+            "trained on.",
+            "parameters": [_NAME, *(one.described() for one in _OF_SAMPLE)],
+            "responses": _RESPONSES,
+        }
+    },
+    method="GET",
+    queued=False,
+    of_model=False,
+)
+SOLVE = Operation(
+    "solver",
+    _parse_solve,
+    _run_solve,
+    {
+        "/v1/models/{name}:solve": {
+            "tags": ["reference"],
+            "summary": "Solve with the PDE solver",
+            "operationId": "solve",
+            "description": "What the model should have answered: for a sample (`seed` and the sampler's parameters), or "
+            "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
+            "is first interpolated.",
+            "parameters": [_NAME, *(one.described() for one in _OF_SOLVE)],
+            "requestBody": {**REQUEST_BODY, "required": False},
+            "responses": _RESPONSES,
+        }
+    },
+    queued=False,
+    of_model=False,
+)

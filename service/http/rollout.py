@@ -1,37 +1,35 @@
-"""The rollout route: an autoregressive model run on its own output, its frames streamed or all at once."""
+"""Rollouts: an autoregressive model run on its own output, its frames streamed or all at once."""
 
 from __future__ import annotations
 
-import time
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request, Response
 
 from service import answer_warnings
 from service.answer_warnings import FrameWarnings
 from service.codec.fields import OUTPUT, Answer
 from service.codec.negotiate import JSON, codec_for_answer, codec_for_body
-from service.context import context_of, record_of
+from service.engine.interface import Frame, PredictRequest, RolloutRequest, status_of, unread_bytes
 from service.errors import BadRequest, NotRollable, PayloadTooLarge
-from service.http.example_fields import vorticity_field
-from service.http.frame_stream import FORMS, FrameStream, form_asked_for
-from service.http.inference import admit, begin, unless_disconnected
-from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import ModelVersion, problem
-from service.http.predict import REQUEST_BODY, RESPONSES, WARNING_HEADER, Deadline, read_fields
-from service.http.trust import (
-    FRAME_TRUST_SCHEMA,
-    TRUST_HEADERS,
-    UNTOLD,
-    never_told,
-    trust_headers,
-    why_untold,
+from service.http.call import Reply
+from service.http.described import (
+    REQUEST_BODY,
+    RESPONSES,
+    WARNING,
+    WARNING_HEADER,
+    described_twice,
 )
-from service.http.warned import WARNING, counted, warning_header
-from service.pipeline.engine import PredictRequest, RolloutRequest, status_of, unread_bytes
+from service.http.example_fields import vorticity_field
+from service.http.frame_stream import FORMS, form_asked_for, stream
+from service.http.inference import counted, deadline
+from service.http.offload import heavy_to_encode, offload
+from service.http.openapi import problem
+from service.http.operation import Operation
+from service.http.parameters import integer, read_query, seconds_allowed, text
+from service.http.predict import answered, read_fields, told
+from service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from service.settings import env_name
 
 if TYPE_CHECKING:
@@ -40,11 +38,22 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from service.codec.fields import Form, FrameTrust
     from service.codec.negotiate import Codec
-    from service.pipeline.admission import Room
-    from service.pipeline.engine import Fields, Frame, ModelStatus
+    from service.engine.interface import Fields, Frame, ModelStatus
+    from service.http.call import Call
+    from service.http.frame_stream import Form as StreamForm
 
-router = APIRouter(tags=["rollout"])
-
+_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
+_PARAMETERS = (
+    integer("steps", "number of the last step", least=1, required=True, example=10),
+    text(
+        "frames",
+        "all; last; or k: those of steps k, 2 k, ... and the last",
+        "(all|last|[1-9][0-9]{0,8})",
+        "all, last, or a whole number above 0",
+        default="all",
+    ),
+    integer("start", "number of the step that the input is at, to resume from a frame", default=0),
+)
 _JSON_FACTOR = 3
 """JSON takes about so many times the bytes of its float32."""
 _EVERY = {"all": 1, "last": 0}
@@ -88,152 +97,45 @@ _REQUEST_BODY = {
         },
     },
 }
-Name = Annotated[str, Path(description="name of a model", examples=["navier-stokes-2d"])]
-Steps = Annotated[int, Query(ge=1, lt=2**31, description="number of the last step", examples=[10])]
-Start = Annotated[
-    int,
-    Query(
-        ge=0,
-        lt=2**31,
-        description="number of the step that the input is at, to resume from a frame",
-    ),
-]
-Frames = Annotated[
-    str,
-    Query(
-        pattern=r"^(all|last|[1-9][0-9]{0,8})$",
-        description="all; last; or k: those of steps k, 2 k, ... and the last",
-    ),
-]
 
 
-@router.post(
-    "/v1/models/{name}:rollout",
-    summary="Roll the newest version out",
-    openapi_extra={"requestBody": _REQUEST_BODY},
-    responses=_ROLLOUT_RESPONSES,
-    response_class=Response,
-)
-async def rollout_newest(
-    request: Request,
-    name: Name,
-    steps: Steps,
-    frames: Frames = "all",
-    start: Start = 0,
-    deadline_ms: Deadline = None,
-) -> Response:
-    """Run the model on its own output, on the device, until step `steps`."""
-    return await _rollout(request, name, None, (start, steps, frames), deadline_ms)
+class Asked(NamedTuple):
+    """The headers of a rollout, read."""
+
+    start: int
+    last: int
+    every: int
+    seconds: float | None
+    reader: Codec
+    writer: Codec | None
+    """None: the frames are streamed."""
+    streamed: StreamForm | None
 
 
-@router.post(
-    "/v1/models/{name}/versions/{version}:rollout",
-    summary="Roll one version out",
-    openapi_extra={"requestBody": _REQUEST_BODY},
-    responses=_ROLLOUT_RESPONSES,
-    response_class=Response,
-)
-async def rollout_version(
-    request: Request,
-    name: Name,
-    version: ModelVersion,
-    steps: Steps,
-    frames: Frames = "all",
-    start: Start = 0,
-    deadline_ms: Deadline = None,
-) -> Response:
-    """Run a chosen version of the model on its own output, on the device, until step `steps`."""
-    return await _rollout(request, name, version, (start, steps, frames), deadline_ms)
-
-
-async def _rollout(
-    request: Request,
-    name: str,
-    version: str | None,
-    span: tuple[int, int, str],
-    deadline_ms: float | None,
-) -> Response:
-    context, record = context_of(request), record_of(request)
-    config = begin(request, "rollout", name, version)
-    _check(request, config, *span[:2])
-    accept = ", ".join(request.headers.getlist("accept"))
-    reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)
-    streamed = form_asked_for(accept)
-    writer = None if streamed else codec_for_answer(accept or None, request=reader)
-    room = admit(request, config)
-    fields, form = await read_fields(request, room, reader, config)
-    if not len(fields):
-        raise BadRequest("a rollout needs at least one field")
-    record.fields = len(fields)
-    allowed = context.settings.request_deadline_seconds
-    start, last, frames = span
-    job = RolloutRequest(
-        PredictRequest(
-            model=config.name,
-            version=config.version,
-            config=config,
-            fields=fields,
-            request_id=record.request_id,
-            client=record.caller.name,
-            client_max_fields=record.caller.max_fields,
-            deadline=time.monotonic()
-            + min(allowed, allowed if deadline_ms is None else deadline_ms / 1e3),
-        ),
-        last=last,
-        start=start,
-        every=_EVERY[frames] if frames in _EVERY else int(frames),
+def _parse(call: Call) -> Asked:
+    given = read_query(call, _PARAMETERS, hint=_HINT)
+    _check(call, given["start"], given["steps"])
+    frames, accept = given["frames"], call.header(b"accept")
+    reader = codec_for_body(call.header(b"content-type"))
+    streamed = form_asked_for(accept or "")
+    return Asked(
+        given["start"],
+        given["steps"],
+        _EVERY[frames] if frames in _EVERY else int(frames),
+        seconds_allowed(call),
+        reader,
+        None if streamed else codec_for_answer(accept, request=reader),
+        streamed,
     )
-    grid = fields.shape[2:]
-    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(config, last)
-    warnings = counted(request, config, known)
-    frame_warnings = FrameWarnings(config, grid)
-
-    def warnings_of(frame: Frame) -> tuple[str, ...]:
-        return counted(request, config, frame_warnings.of(frame))
-
-    headers = {"X-Model-Version": config.version}
-    judged = context.settings.trust
-    if streamed is not None:
-        # The body, the state on the device, and what the client has not yet taken.
-        room.hold(2 * fields.nbytes + unread_bytes(fields))
-        about = _about(config, job, status_of(config, context.engine))
-        return FrameStream(
-            request,
-            context.engine.rollout(job),
-            streamed,
-            about,
-            headers | never_told(config, judged=judged) | warning_header(warnings),
-            warnings_of,
-        )
-    assert writer is not None
-    _hold_all(request, room, job, writer)
-    stack, frames_made = await unless_disconnected(request, _all(context.engine.rollout(job)))
-    warnings = (*warnings, *(text for frame in frames_made for text in warnings_of(frame)))
-    trust = _trust_of(frames_made)
-    untold = why_untold(config, trust, judged=judged)
-    answer = await offload(
-        heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, config, form, status_of(config, context.engine), trust,
-        untold.get(UNTOLD, ""), warnings,
-    )  # fmt: skip
-    room.hold_answer(len(answer))
-    largest = {name: tuple(map(max, values)) for name, values in trust.items()}
-    headers |= trust_headers(largest) | untold | warning_header(warnings)
-    return Response(answer, media_type=writer.media_type, headers=headers)
 
 
-def _check(request: Request, config: ModelConfig, start: int, last: int) -> None:
-    unknown = sorted(set(request.query_params) - {"steps", "frames", "start"})
-    if unknown:
-        raise BadRequest(
-            f"unknown query parameter {unknown[0][:80]!r}; 'steps', 'frames' and 'start' are known (a version "
-            "goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
-        )
+def _check(call: Call, start: int, last: int) -> None:
+    config = call.served.config
     if start >= last:
         raise BadRequest(
             f"'steps' is the number of the last step, so it must be over 'start': got {last}, {start}"
         )
-    most = context_of(request).settings.max_rollout_steps
+    most = call.context.settings.max_rollout_steps
     if last - start > most:
         raise PayloadTooLarge(
             f"a rollout may run {most} steps ({env_name('max_rollout_steps')}), this one asks for "
@@ -250,6 +152,73 @@ def _check(request: Request, config: ModelConfig, start: int, last: int) -> None
             f"model {config.name!r} cannot be rolled out: {why}; use :predict, or a model whose output is its "
             "next input"
         )
+
+
+async def _run(call: Call) -> Reply:
+    asked: Asked = call.asked
+    context, served, room = call.context, call.served, call.room
+    assert room is not None
+    config, engine = served.config, context.engine
+    fields, form = await read_fields(call, asked.reader)
+    if not len(fields):
+        raise BadRequest("a rollout needs at least one field")
+    call.fields = len(fields)
+    job = RolloutRequest(
+        PredictRequest(
+            model=served.name,
+            version=served.version,
+            config=config,
+            fields=fields,
+            request_id=call.request_id,
+            client=call.caller.name,
+            client_max_fields=call.caller.max_fields,
+            deadline=deadline(call, asked.seconds),
+        ),
+        last=asked.last,
+        start=asked.start,
+        every=asked.every,
+    )
+    grid = fields.shape[2:]
+    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(config, asked.last)
+    warnings = counted(call, known)
+    frame_warnings = FrameWarnings(config, grid)
+
+    def warnings_of(frame: Frame) -> tuple[str, ...]:
+        return counted(call, frame_warnings.of(frame))
+
+    if asked.streamed is not None:
+        # The body, the state on the device, and what the client has not yet taken.
+        room.hold(2 * fields.nbytes + unread_bytes(fields))
+        about = _about(config, job, status_of(config, engine))
+        headers = [
+            (b"content-type", asked.streamed.media_type.encode()),
+            *served.headers,
+            # The second keeps proxies from holding frames back.
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+            *told(served.never_told, warnings),
+        ]
+        events = stream(engine.rollout(job), asked.streamed, about, warnings_of)
+        return Reply(200, headers, stream=events)
+    writer = asked.writer
+    assert writer is not None
+    _hold_all(call, job, writer)
+    stack, frames = await _all(engine.rollout(job))
+    warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
+    trust = _trust_of(frames)
+    untold = served.untold(dict.fromkeys(trust, ()))
+    body = await offload(
+        heavy_to_encode(stack.size, as_json=writer is JSON),
+        _encode, stack, writer, config, form, status_of(config, engine), trust, untold, warnings,
+    )  # fmt: skip
+    largest = {name: tuple(map(max, values)) for name, values in trust.items()}
+    headers = [
+        (b"content-type", writer.content_type),
+        *served.headers,
+        *trust_headers(largest),
+        *told(untold, warnings),
+    ]
+    return answered(call, headers, (body,))
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:
@@ -276,18 +245,19 @@ def _count(job: RolloutRequest) -> int:
     return job.last // job.every - job.start // job.every + bool(job.last % job.every)
 
 
-def _hold_all(request: Request, room: Room, job: RolloutRequest, codec: Codec) -> None:
+def _hold_all(call: Call, job: RolloutRequest, codec: Codec) -> None:
     """Count all frames before the first is made. Raises PayloadTooLarge, QueueFull."""
     fields = job.initial.fields
     size = _count(job) * fields.nbytes * (_JSON_FACTOR if codec is JSON else 1)
-    most = context_of(request).settings.max_inflight_bytes
+    most = call.context.settings.max_inflight_bytes
     if 2 * fields.nbytes + size > most:
         raise PayloadTooLarge(
             f"an answer of {_count(job)} frames takes about {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
             f"(Accept: {FORMS[0].media_type})"
         )
-    room.hold(2 * fields.nbytes + size)
+    assert call.room is not None
+    call.room.hold(2 * fields.nbytes + size)
 
 
 async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
@@ -295,7 +265,7 @@ async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
     async with aclosing(frames):
         made = [one async for one in frames if one.fields is not None]
     stack = np.stack([one.fields for one in made if one.fields is not None])
-    return stack, [replace(one, fields=None) for one in made]
+    return stack, [Frame(one.step, trust=one.trust) for one in made]
 
 
 def _trust_of(frames: list[Frame]) -> FrameTrust:
@@ -336,3 +306,21 @@ def _encode(
             warnings=warnings,
         )
     )
+
+
+OPERATION = Operation(
+    "rollout",
+    _parse,
+    _run,
+    described_twice(
+        "/v1/models/{name}VERSION:rollout",
+        tag="rollout",
+        summaries=("Roll the newest version out", "Roll one version out"),
+        description="Run the model on its own output, on the device, until step `steps`.",
+        parameters=_PARAMETERS,
+        body=_REQUEST_BODY,
+        responses=_ROLLOUT_RESPONSES,
+        example="navier-stokes-2d",
+    ),
+    queued=False,
+)

@@ -8,10 +8,9 @@ from models.statistics import INPUT_DISTANCE, RESIDUAL
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from models.config import ModelConfig
-    from service.pipeline.engine import Trust
+    from service.engine.interface import Trust
+    from service.http.call import Headers
 
 _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",
@@ -25,6 +24,7 @@ TRUST_LARGEST: dict[str, Any] = {
     for name, meaning in _MEANINGS.items()
 }
 UNTOLD = "X-Trust"
+NOT_COMPUTED = "trust signals could not be computed"
 _WHY_UNTOLD = "in words, why the answer carries no trust signals; absent if it does"
 TRUST_STATUS: dict[str, Any] = {"type": "string", "description": _WHY_UNTOLD}
 TRUST_HEADERS: dict[str, Any] = {
@@ -69,18 +69,9 @@ def trust_status(config: ModelConfig, *, judged: bool) -> str:
     return status if config.evaluation else f"{status}, not evaluated"
 
 
-def why_untold(config: ModelConfig, trust: Mapping[str, object], *, judged: bool) -> dict[str, str]:
-    """The header X-Trust, which says why an answer carries no signals; none if it does."""
-    if trust:
-        return {}
-    return never_told(config, judged=judged) or {UNTOLD: "trust signals could not be computed"}
-
-
-def never_told(config: ModelConfig, *, judged: bool) -> dict[str, str]:
-    """The header X-Trust of a model whose answers carry no signals at all; none if they may."""
-    if judged and _signals(config):
-        return {}
-    return {UNTOLD: trust_status(config, judged=judged)}
+def never_told(config: ModelConfig, *, judged: bool) -> str:
+    """The reason why no answer of a model carries signals, as X-Trust says it; empty if answers may."""
+    return "" if judged and _signals(config) else trust_status(config, judged=judged)
 
 
 def _signals(config: ModelConfig) -> list[str]:
@@ -97,9 +88,9 @@ def largest(trust: Trust) -> dict[str, float]:
     return {name: max(values) for name, values in trust.items() if values}
 
 
-def trust_headers(trust: Trust) -> dict[str, str]:
+def trust_headers(trust: Trust) -> Headers:
     """X-Trust-Input-Distance and the like, to four digits."""
-    return {
-        f"X-Trust-{name.replace('_', '-').title()}": f"{value:.4g}"
+    return [
+        (b"x-trust-" + name.replace("_", "-").encode(), b"%.4g" % value)
         for name, value in largest(trust).items()
-    }
+    ]

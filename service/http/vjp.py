@@ -1,41 +1,33 @@
-"""The gradient route: vector-Jacobian products of a model with respect to its input, batched like predictions."""
+"""Gradients: vector-Jacobian products of a model with respect to its input, batched like predictions."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
-
-from fastapi import APIRouter, Query, Request, Response
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from service import answer_warnings
 from service.codec.fields import Answer
-from service.codec.negotiate import (
-    CODECS,
-    JSON,
-    NPY,
-    NPZ,
-    SAFETENSORS,
-    codec_for_answer,
-    codec_for_body,
-)
+from service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
 from service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
-from service.context import context_of, record_of
-from service.errors import BadRequest, NotAcceptable, UnsupportedMediaType
+from service.engine.vjp import VjpShapes, join, part
+from service.errors import NotAcceptable, UnsupportedMediaType
+from service.http.described import REQUEST_BODY, RESPONSES, described_twice
 from service.http.example_fields import burgers_field
-from service.http.inference import admit, begin, infer
+from service.http.inference import counted, infer
 from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import ModelName, ModelVersion, problem
-from service.http.predict import REQUEST_BODY, RESPONSES, Deadline, Priority, read_arrays
-from service.http.warned import counted, warning_header
-from service.pipeline.vjp import VjpShapes, join, part
+from service.http.openapi import problem
+from service.http.operation import Operation
+from service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
+from service.http.predict import answered, codecs, read_arrays, told
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.codec.fields import Array
     from service.codec.negotiate import Codec
-    from service.pipeline.engine import Fields, PredictResult
+    from service.engine.interface import Fields, PredictResult
+    from service.http.call import Call, Reply
+    from service.http.served import Served
 
-router = APIRouter(tags=["gradients"])
+_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"
+_PARAMETERS = (flag("output", "also give the output"), PRIORITY)
 
 _FIELD = burgers_field()
 _MEAN = [1 / len(_FIELD)] * len(_FIELD)
@@ -94,104 +86,57 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     422: problem("The model cannot take these fields or this cotangent, or has no gradient."),
 }
 
-Output = Annotated[bool, Query(description="also give the output")]
+
+class Asked(NamedTuple):
+    """The headers of a request for gradients, read."""
+
+    reader: Codec
+    writer: Codec
+    priority: int
+    seconds: float | None
+    output: bool
 
 
-@router.post(
-    "/v1/models/{name}:vjp",
-    summary="Gradient through the newest version",
-    openapi_extra={"requestBody": _REQUEST_BODY},
-    responses=_RESPONSES,
-    response_class=Response,
-)
-async def vjp_newest(
-    request: Request,
-    name: ModelName,
-    output: Output = False,
-    priority: Priority = 0,
-    deadline_ms: Deadline = None,
-) -> Response:
-    """Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input)."""
-    return await _vjp(
-        request, name, None, output=output, priority=priority, deadline_ms=deadline_ms
-    )
-
-
-@router.post(
-    "/v1/models/{name}/versions/{version}:vjp",
-    summary="Gradient through one version",
-    openapi_extra={"requestBody": _REQUEST_BODY},
-    responses=_RESPONSES,
-    response_class=Response,
-)
-async def vjp_version(
-    request: Request,
-    name: ModelName,
-    version: ModelVersion,
-    output: Output = False,
-    priority: Priority = 0,
-    deadline_ms: Deadline = None,
-) -> Response:
-    """Multiply a cotangent by the Jacobian of a chosen version of the model."""
-    return await _vjp(
-        request, name, version, output=output, priority=priority, deadline_ms=deadline_ms
-    )
-
-
-async def _vjp(
-    request: Request,
-    name: str,
-    version: str | None,
-    *,
-    output: bool,
-    priority: int,
-    deadline_ms: float | None,
-) -> Response:
-    record = record_of(request)
-    config = begin(request, "vjp", name, version)
-    _refuse_unknown_parameters(request)
-    reader, writer = _codecs(request, output=output)
-    room = admit(request, config)
-    most = context_of(request).settings.max_fields_per_request
-
-    def check(arrays: dict[str, Array]) -> tuple[Fields, tuple[VjpShapes, VjpForm]]:
-        fields, cotangents, form = vjp_from_arrays(arrays, config, max_fields=most)
-        rows, shapes = join(fields, cotangents)
-        return rows, (shapes, form)
-
-    rows, (shapes, form) = await read_arrays(request, room, reader, check)
-    seconds = None if deadline_ms is None else deadline_ms / 1e3
-    result = await infer(
-        request, rows, config=config, priority=priority, seconds=seconds, vjp=shapes
-    )
-    warned = answer_warnings.of_grids(config, shapes.input[1:])
-    warnings = counted(request, config, warned)
-    started = time.perf_counter()
-    heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
-    answer = await offload(
-        heavy, _encode, result, shapes, form, writer, config, warnings, output=output
-    )
-    record.encode_seconds = time.perf_counter() - started
-    room.hold_answer(len(answer))
-    headers = {"X-Model-Version": result.version, **warning_header(warnings)}
-    return Response(answer, media_type=writer.media_type, headers=headers)
-
-
-def _codecs(request: Request, *, output: bool) -> tuple[Codec, Codec]:
-    """What reads the body and writes the answer. Raises UnsupportedMediaType, NotAcceptable."""
-    reader = codec_for_body(", ".join(request.headers.getlist("content-type")) or None)
+def _parse(call: Call) -> Asked:
+    given = read_query(call, _PARAMETERS, hint=_HINT)
+    output = given["output"]
+    reader, writer = codecs(call)
     if reader is NPY:
         raise UnsupportedMediaType(
             f"{NPY.media_type} carries one array, a gradient needs two, the input and the cotangent: send them by name "
             f"as {NPZ.media_type}, {SAFETENSORS.media_type} or {JSON.media_type}"
         )
-    writer = codec_for_answer(", ".join(request.headers.getlist("accept")), request=reader)
     if writer is NPY and output:
         raise NotAcceptable(
             f"{NPY.media_type} carries one array, gradient and output are two: leave output=true out, or ask for "
             f"{NPZ.media_type}, {SAFETENSORS.media_type} or {JSON.media_type}"
         )
-    return reader, writer
+    return Asked(reader, writer, given["priority"], seconds_allowed(call), output)
+
+
+async def _run(call: Call) -> Reply:
+    asked: Asked = call.asked
+    served, writer = call.served, asked.writer
+    rows, (shapes, form) = await read_arrays(call, asked.reader, _decode)
+    result = await infer(call, rows, priority=asked.priority, seconds=asked.seconds, vjp=shapes)
+    warnings = counted(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
+    started = time.perf_counter()
+    heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
+    body = await offload(
+        heavy, _encode, result, shapes, form, writer, served, warnings, output=asked.output
+    )
+    call.encode_seconds = time.perf_counter() - started
+    headers = [(b"content-type", writer.content_type), *served.headers, *told("", warnings)]
+    return answered(call, headers, (body,))
+
+
+def _decode(
+    body: memoryview, codec: Codec, served: Served, most: int
+) -> tuple[Fields, tuple[VjpShapes, VjpForm]]:
+    arrays = codec.decode(body, max_bytes=most)
+    fields, cotangents, form = vjp_from_arrays(arrays, served.config, max_fields=served.max_fields)
+    rows, shapes = join(fields, cotangents)
+    return rows, (shapes, form)
 
 
 def _encode(
@@ -199,12 +144,13 @@ def _encode(
     shapes: VjpShapes,
     form: VjpForm,
     codec: Codec,
-    config: ModelConfig,
+    served: Served,
     warnings: tuple[str, ...],
     *,
     output: bool,
 ) -> bytes:
     gradients, outputs = part(result.fields, shapes)
+    config = served.config
     return codec.encode(
         Answer(
             model=result.model,
@@ -218,10 +164,17 @@ def _encode(
     )
 
 
-def _refuse_unknown_parameters(request: Request) -> None:
-    unknown = sorted(set(request.query_params) - {"output", "priority"})
-    if unknown:
-        raise BadRequest(
-            f"unknown query parameter {unknown[0][:80]!r}; 'output' and 'priority' are known (a version goes into "
-            "the path: /v1/models/NAME/versions/VERSION:vjp)"
-        )
+OPERATION = Operation(
+    "vjp",
+    _parse,
+    _run,
+    described_twice(
+        "/v1/models/{name}VERSION:vjp",
+        tag="gradients",
+        summaries=("Gradient through the newest version", "Gradient through one version"),
+        description="Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input).",
+        parameters=_PARAMETERS,
+        body=_REQUEST_BODY,
+        responses=_RESPONSES,
+    ),
+)

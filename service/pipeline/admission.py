@@ -75,8 +75,9 @@ class Room:
 
     def hold_answer(self, size: int) -> None:
         """The same, never refused: the work is done, and it is for others to wait until the answer is sent."""
-        self._change(size - self._held)
-        self._held = size
+        if size != self._held:
+            self._change(size - self._held)
+            self._held = size
 
 
 class Admission:
@@ -104,6 +105,7 @@ class Admission:
         model: str,
         version: str,
         caller: Caller = ANYONE,
+        coming: int = 0,
     ) -> Room:
         """Let one request in, from before its body is read until its answer is sent, when it is to leave its room.
 
@@ -114,6 +116,7 @@ class Admission:
             content_length: bytes of the decoded body; None if not known beforehand (chunked or compressed).
             model, version: what the request is for.
             caller: whose room it takes.
+            coming: requests of the model that were let in and are not in its queue yet.
 
         Raises:
             Unavailable: the service is draining.
@@ -128,7 +131,7 @@ class Admission:
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
             )
-        self.refuse_if_full(model, version)
+        self._slots.check_room(model, version, coming=coming)
         self._check_room(caller, model, size)
         self._requests += 1
         self._idle.clear()
@@ -155,10 +158,6 @@ class Admission:
                 "the service is shutting down and takes no new work; retry, another instance may answer",
                 retry_after=self._settings.drain_seconds,
             )
-
-    def refuse_if_full(self, model: str, version: str, *, coming: int = 0) -> None:
-        """Raises QueueFull if the model's queue has no room for even one more field, beside so many on their way."""
-        self._slots.check_room(model, version, coming=coming)
 
     @contextmanager
     def reading(self, patience: asyncio.Timeout) -> Iterator[None]:

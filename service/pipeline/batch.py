@@ -12,41 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from service.errors import (
-    InferenceFailed,
-    InvalidField,
-    ServiceError,
-    Unavailable,
-)
-from service.runtime.page_locked import straight
+from service.engine.interface import NOWHERE
+from service.engine.out_of_memory import out_of_memory, release_frames
+from service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from service.pipeline.engine import Fields
-    from service.pipeline.ticket import ModelOutput, Runnable, Slice, Ticket
+    from service.engine.runnable import ModelOutput, Runnable
+    from service.pipeline.ticket import Slice, Ticket
 
     Parts = list[tuple[int, Slice]]
     """Slices to run together, each with the index of the slice of the batch that it is, or is a part of."""
 
 logger = logging.getLogger(__name__)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, of the device or of the machine.
-
-    torch has an exception of its own for its CUDA allocator alone: pinned memory, custom ops and its CPU
-    allocator say it in words.
-    """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError)
-        and any(words in str(error) for words in ("out of memory", "DefaultCPUAllocator"))
-    )
-
-
-def release_frames(error: Exception) -> None:
-    """Let go of what the failed calls still hold in their frames, which is most of the memory."""
-    error.__traceback__ = None
 
 
 @dataclass(slots=True)
@@ -79,7 +58,7 @@ class BatchReport:
 
     @property
     def runnable(self) -> Runnable:
-        return self.slices[0].ticket.runnable
+        return self.slices[0].ticket.kind.runnable
 
     @property
     def device_seconds(self) -> float:
@@ -114,12 +93,16 @@ class _Batch:
         return self._finish
 
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:
-        fields = [part.fields for _, part in parts]
-        runnable, vjp = self._report.runnable, self._report.slices[0].ticket.vjp
+        fields = [part.of(part.ticket.request.fields) for _, part in parts]
+        runnable, vjp = self._report.runnable, parts[0][1].ticket.request.vjp
         if vjp is not None:
             return runnable.start_vjp(fields, vjp)
-        answers = [answer for _, part in parts if (answer := _place(part)) is not None]
-        if len(answers) == len(parts) and straight(answers):
+        answers = [
+            part.of(answer)
+            for _, part in parts
+            if (answer := part.ticket.request.answer) is not None
+        ]
+        if len(answers) == len(parts):
             return runnable.start(fields, answers)
         return runnable.start(fields)
 
@@ -182,7 +165,7 @@ class _Batch:
         report = self._report
         report.gather_seconds += output.gather_seconds
         report.compute_seconds += output.compute_seconds
-        report.backend, report.precision = output.backend, output.precision
+        report.backend, report.precision, *_ = output.ran
         report.largest_run = max(report.largest_run, _size(parts))
         # NaN and infinity survive a sum, so most batches need no closer look; a sum may also overflow by itself.
         total = output.total
@@ -191,96 +174,86 @@ class _Batch:
             with np.errstate(over="ignore", invalid="ignore"):
                 total = output.fields.sum()
         all_finite = math.isfinite(total)
-        copies = _Copies()
-        start = 0
-        for index, part in parts:
-            count = part.stop - part.start
-            fields = _answer_of(part, output, start)
-            trust = {name: values[start : start + count] for name, values in output.trust.items()}
-            start += count
-            if not all_finite:
-                finite = np.isfinite(fields).reshape(count, -1).all(axis=1)
-                if not finite.all():
-                    report.errors[index] = _not_finite(part, int(np.argmin(finite)))
-                    continue
+        sizes = [part.stop - part.start for _, part in parts]
+        rows = None if output.fields is None else torch.from_numpy(output.fields).split(sizes)
+        copied: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        """To where, from where."""
+        # Nor is an answer to keep the memory of its whole batch: who reads it may be slow.
+        lent = output.release is not None or len(parts) > 1
+        end = 0
+        for number, (index, part) in enumerate(parts):
+            begin, end = end, end + sizes[number]
+            ticket = part.ticket
+            result = ticket.result
+            assert result is not None
             try:
-                _give(part, fields, trust, output, copies)
+                own = None if rows is None else rows[number]
+                if not all_finite:
+                    _check_finite(part, own)
+                if own is not None:
+                    _place(part, own, copied, lent=lent)
             except ServiceError as error:
                 report.errors[index] = error
-            else:
-                for name, values in trust.items():
-                    report.trust.setdefault(name, []).extend(values)
-        copies.make()
+                continue
+            result.backend, result.precision, *_ = output.ran
+            for name, values in output.trust.items():
+                of_all = list(result.trust.get(name, ())) or [0.0] * ticket.size
+                of_all[part.start : part.stop] = values[begin:end]
+                result.trust[name] = tuple(of_all)
+                report.trust.setdefault(name, []).extend(values[begin:end])
+        if copied[0]:
+            # By one call: each gives the interpreter lock away, and waits to get it back.
+            torch._foreach_copy_(*copied)
 
 
-class _Copies:
-    """Copies between arrays, made by one call: each call gives the interpreter lock away, and waits to get it back."""
-
-    def __init__(self) -> None:
-        self._to: list[torch.Tensor] = []
-        self._source: list[torch.Tensor] = []
-
-    def add(self, to: Fields, source: Fields) -> None:
-        self._to.append(torch.from_numpy(to))
-        self._source.append(torch.from_numpy(source))
-
-    def make(self) -> None:
-        if self._to:
-            torch._foreach_copy_(self._to, self._source)
-
-
-def _give(
+def _place(
     part: Slice,
-    fields: Fields,
-    trust: dict[str, list[float]],
-    output: ModelOutput,
-    copies: _Copies,
+    rows: torch.Tensor,
+    copied: tuple[list[torch.Tensor], list[torch.Tensor]],
+    *,
+    lent: bool,
 ) -> None:
+    """Give the outputs of a slice to its ticket, or note that they are to be copied there.
+
+    Raises:
+        InferenceFailed: the ticket's answer was made for others.
+    """
     ticket = part.ticket
-    ticket.backend, ticket.precision = output.backend, output.precision
-    for name, values in trust.items():
-        of_all = ticket.trust.setdefault(name, [0.0] * ticket.size)
-        of_all[part.start : part.stop] = values
-    if output.fields is None:
-        ticket.outputs = ticket.answer
+    request, result = ticket.request, ticket.result
+    assert result is not None
+    if not lent and request.answer is None and part.whole:
+        result.fields = rows.numpy()
         return
-    if part.whole and ticket.answer is None and output.release is None:
-        ticket.outputs = fields
+    shape = (ticket.size, *rows.shape[1:])
+    if result.fields is NOWHERE:
+        result.fields = np.empty(shape, np.float32)
+    elif result.fields.shape != shape:
+        raise InferenceFailed(
+            f"model {result.model!r} gave shape {shape}, expected {result.fields.shape}"
+        )
+    copied[0].append(torch.from_numpy(part.of(result.fields)))
+    copied[1].append(rows)
+
+
+def _check_finite(part: Slice, rows: torch.Tensor | None) -> None:
+    """Raise InvalidField if the outputs of a slice, in its answer if None, have NaN or infinity."""
+    ticket = part.ticket
+    if rows is None:
+        assert ticket.request.answer is not None
+        rows = torch.from_numpy(part.of(ticket.request.answer))
+    finite = rows.isfinite().flatten(1).all(1).numpy()
+    if finite.all():
         return
-    if ticket.outputs is None:
-        ticket.outputs = _room(ticket, fields.shape[1:])
-    copies.add(ticket.outputs[part.start : part.stop], fields)
-
-
-def _place(part: Slice) -> Fields | None:
-    """Where the outputs of a slice are to stand, if that is known beforehand."""
-    answer = part.ticket.answer
-    return None if answer is None else answer[part.start : part.stop]
-
-
-def _answer_of(part: Slice, output: ModelOutput, start: int) -> Fields:
-    """The outputs of a slice, which in those of the whole run begin at `start`."""
-    if output.fields is not None:
-        return output.fields[start : start + part.stop - part.start]
-    placed = _place(part)
-    assert placed is not None
-    return placed
+    what = "values" if ticket.request.vjp is None else "values, or its cotangent's,"
+    raise InvalidField(
+        f"model {ticket.kind.flow.model!r} gave NaN or infinity for field {part.start + int(np.argmin(finite))} of "
+        f"{ticket.size} (counted from 0): its {what} are probably far outside the training range; "
+        "compare them with the input statistics in the model's description"
+    )
 
 
 def _size(parts: Parts) -> int:
     return sum(part.stop - part.start for _, part in parts)
-
-
-def _room(ticket: Ticket, shape: tuple[int, ...]) -> Fields:
-    """Where the outputs of a ticket go. Raises InferenceFailed if that was made for others."""
-    expected = (ticket.size, *shape)
-    if ticket.answer is None:
-        return np.empty(expected, np.float32)
-    if ticket.answer.shape != expected:
-        raise InferenceFailed(
-            f"model {ticket.runnable.name!r} gave shape {expected}, expected {ticket.answer.shape}"
-        )
-    return ticket.answer
 
 
 def _owned(output: ModelOutput) -> ModelOutput:
@@ -316,17 +289,8 @@ def _halves(parts: Parts) -> list[Parts]:
     return [first, second]
 
 
-def _not_finite(part: Slice, index: int) -> InvalidField:
-    what = "values" if part.ticket.vjp is None else "values, or its cotangent's,"
-    return InvalidField(
-        f"model {part.ticket.runnable.name!r} gave NaN or infinity for field {part.start + index} of "
-        f"{part.ticket.size} (counted from 0): its {what} are probably far outside the training range; "
-        "compare them with the input statistics in the model's description"
-    )
-
-
 def _explain(ticket: Ticket, error: Exception) -> ServiceError:
-    runnable, about = ticket.runnable, {"data": {"request_id": ticket.request_id}}
+    runnable, about = ticket.kind.runnable, {"data": {"request_id": ticket.request.request_id}}
     if isinstance(error, ServiceError):
         return error
     if out_of_memory(error):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from service.pipeline.shares import Flow
-    from service.pipeline.ticket import Bucket, Ticket
+    from service.pipeline.ticket import Bucket, Kind, Ticket
     from service.settings import Settings
 
 
@@ -84,26 +84,28 @@ class Batcher:
         """Number of tickets that wait, in whole or in part."""
         return sum(len(lane) for queue in self._queues.values() for lane in queue.lanes.values())
 
-    def add(self, ticket: Ticket) -> None:
-        """Put a ticket at the end of its bucket's lane."""
-        queue = self._queues.get(ticket.bucket)
+    def add(self, *tickets: Ticket) -> None:
+        """Put tickets of one kind at the end of their lane."""
+        kind = tickets[0].kind
+        queue = self._queues.get(kind.bucket)
         if queue is None:
-            queue = self._queues[ticket.bucket] = _Queue(self._policy_limit(ticket))
-            queue.limit = self.limit(ticket)
-        queue.add(ticket)
+            queue = self._queues[kind.bucket] = _Queue(self._policy_limit(kind))
+            queue.limit = self.limit(kind)
+        queue.add(kind.flow, tickets)
 
-    def limit(self, ticket: Ticket) -> int:
+    def limit(self, kind: Kind) -> int:
         """Most fields in a batch of such tickets."""
-        limit = self._policy_limit(ticket)
-        return min(limit, self._learnt.get(ticket.bucket, limit))
+        limit = self._policy_limit(kind)
+        return min(limit, self._learnt.get(kind.bucket, limit))
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
         """Charge the device time of a batch to the flows whose fields ran in it."""
         fields: Counter[Flow] = Counter()
-        for part in batch:
-            fields[part.ticket.flow] += part.stop - part.start
+        for ticket, start, stop in batch:
+            fields[ticket.kind.flow] += stop - start
+        total = fields.total()
         for flow, count in fields.items():
-            self._shares.charge(flow, seconds * count / fields.total())
+            self._shares.charge(flow, seconds * count / total)
 
     def lower_limit(self, bucket: Bucket, fields: int) -> None:
         """From now on at most that many fields of this bucket in a batch: more ran out of memory."""
@@ -119,10 +121,10 @@ class Batcher:
 
     def discard(self, ticket: Ticket) -> None:
         """Forget a ticket, if it still waits."""
-        queue = self._queues.get(ticket.bucket)
+        queue = self._queues.get(ticket.kind.bucket)
         if queue is not None:
             queue.discard(ticket)
-            self._drop_if_empty(ticket.bucket)
+            self._drop_if_empty(ticket.kind.bucket)
 
     def next_batch(self, now: float, *, full_only: bool = False) -> Decision:
         """Take the next batch out of the queues, and every expired or settled ticket met on the way.
@@ -149,9 +151,8 @@ class Batcher:
                 return Decision(tuple(batch), tuple(expired))
         return Decision((), tuple(expired), wake_at)
 
-    def _policy_limit(self, ticket: Ticket) -> int:
-        policy = self._policy.for_model(ticket.runnable.name)
-        return policy.limit(ticket.field_bytes, ticket.kept_bytes)
+    def _policy_limit(self, kind: Kind) -> int:
+        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.kept_bytes)
 
     def _turns(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""
@@ -176,12 +177,12 @@ class _Queue:
         self._fields = 0
         self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 
-    def add(self, ticket: Ticket) -> None:
-        self.lanes.setdefault(ticket.flow, OrderedDict())[ticket.turn] = ticket
-        self._fields += ticket.waiting
+    def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
+        self.lanes.setdefault(flow, OrderedDict()).update((one.turn, one) for one in tickets)
+        self._fields += sum(one.size for one in tickets)
 
     def discard(self, ticket: Ticket) -> None:
-        if ticket.turn in self.lanes.get(ticket.flow, ()):
+        if ticket.turn in self.lanes.get(ticket.kind.flow, ()):
             self._fields -= ticket.waiting
             self._remove(ticket)
 
@@ -195,8 +196,8 @@ class _Queue:
             return float("-inf")
         return min(
             ticket.arrival + delay
-            if ticket.deadline is None
-            else min(ticket.arrival + delay, (ticket.arrival + ticket.deadline) / 2)
+            if ticket.request.deadline is None
+            else min(ticket.arrival + delay, (ticket.arrival + ticket.request.deadline) / 2)
             for lane in self.lanes.values()
             for ticket in lane.values()
         )
@@ -215,31 +216,35 @@ class _Queue:
         self, flow: Flow, room: int, now: float, batch: list[Slice], expired: list[Ticket]
     ) -> int:
         """Move what fits from the head of one lane into the batch; returns the room left."""
-        while room and flow in self.lanes:
-            ticket = next(iter(self.lanes[flow].values()))
-            if ticket.settled:
-                self.discard(ticket)
-                continue
+        lane = self.lanes[flow]
+        while room and lane:
+            turn, ticket = next(iter(lane.items()))
+            start, deadline = ticket.taken, ticket.request.deadline
             # Once a part has run the work has started, and its deadline is met.
-            if ticket.taken == 0 and ticket.deadline is not None and ticket.deadline <= now:
-                self.discard(ticket)
-                expired.append(ticket)
+            late = start == 0 and deadline is not None and deadline <= now
+            if late or ticket.settled:
+                del lane[turn]
+                self._fields -= ticket.size - start
+                if not ticket.settled:
+                    expired.append(ticket)
                 continue
-            if ticket.size <= self.limit and ticket.size > room:
+            if room < ticket.size <= self.limit:
                 break
-            count = min(ticket.waiting, room)
-            batch.append(Slice(ticket, ticket.taken, ticket.taken + count))
+            del lane[turn]
+            count = min(ticket.size - start, room)
             ticket.taken += count
             self._fields -= count
             room -= count
-            self._remove(ticket)
-            if ticket.waiting:
+            batch.append(Slice(ticket, start, ticket.taken))
+            if ticket.taken < ticket.size:
                 ticket.give_way()
-                self.lanes.setdefault(flow, OrderedDict())[ticket.turn] = ticket
+                lane[ticket.turn] = ticket
+        if not lane:
+            del self.lanes[flow]
         return room
 
     def _remove(self, ticket: Ticket) -> None:
-        lane = self.lanes[ticket.flow]
+        lane = self.lanes[ticket.kind.flow]
         del lane[ticket.turn]
         if not lane:
-            del self.lanes[ticket.flow]
+            del self.lanes[ticket.kind.flow]

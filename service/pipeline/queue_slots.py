@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from service.errors import PayloadTooLarge, QueueFull
-from service.model_limits import UNLIMITED
 from service.pipeline.batcher import Policy
+from service.pipeline.ticket import Slice
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from service.engine.interface import PredictRequest
     from service.metrics import Metrics
-    from service.model_limits import ModelLimits
-    from service.pipeline.engine import PredictRequest
-    from service.pipeline.ticket import Ticket
+    from service.pipeline.shares import Flow
+    from service.pipeline.ticket import Kind, Ticket
     from service.settings import Settings
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""
-_UNCOUNTED = nullcontext()
 _MARGIN = 1.1
 """Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
 
@@ -49,6 +49,10 @@ class QueueSlots:
         """Seconds that each batch on the device should take, in their order."""
         self._running_since = 0.0
         """When the first of them had the device to itself."""
+        self._limited = {
+            name: one.fields for name, one in settings.model_limits.items() if one.fields
+        }
+        """Models with a limit -> most fields in work."""
         self._in_work: Counter[tuple[str, str]] = Counter()
         """By ("caller" or "model", its name)."""
         self.total = 0
@@ -63,58 +67,98 @@ class QueueSlots:
         Raises:
             QueueFull: there is no room for them, or too much is ahead of them to start before their deadline.
         """
-        name, version = ticket.runnable.name, ticket.runnable.version
-        self._check(name, version, ticket.size)
-        if ticket.deadline is not None:
-            self._check_deadline(ticket, ticket.deadline - ticket.arrival)
-        self._count(ticket, was=0, now=ticket.size)
+        kind, deadline = ticket.kind, ticket.request.deadline
+        self._check(kind.bucket.model, kind.bucket.version, ticket.size)
+        if deadline is not None:
+            self._check_deadline(kind.flow, deadline - ticket.arrival, ticket.arrival)
+        self._count(kind, ticket.size, min(ticket.size, self._turn(kind)))
+
+    def take_all(self, tickets: Sequence[Ticket]) -> bool:
+        """Count tickets of one kind in that came together, if the last would find room even behind the others.
+
+        False if not: nothing is counted then, and some of them may find room one by one.
+        """
+        kind, arrival, turn = tickets[0].kind, tickets[0].arrival, self._turn(tickets[0].kind)
+        model, version = kind.bucket[:2]
+        fields = sum(one.size for one in tickets)
+        if (
+            self._waiting[model, version] + fields > self._settings.max_queued_fields_per_model
+            or self.total + fields > self._settings.max_queued_fields
+        ):
+            return False
+        ahead = sum(min(one.size, turn) for one in tickets)
+        allowed = min(
+            (one.request.deadline for one in tickets if one.request.deadline is not None),
+            default=inf,
+        )
+        own = ahead * kind.field_bytes * self._seconds_per_byte.get(model, 0.0)
+        wait = self.wait_seconds(model, kind.flow.level, arrival) + own
+        if wait * _MARGIN > allowed - arrival:
+            return False
+        self._count(kind, fields, ahead)
+        return True
 
     def release(self, ticket: Ticket, fields: int) -> None:
-        """Count `fields` out, which its ticket counts as taken already: they have started to run or were dropped."""
-        self._count(ticket, was=ticket.waiting + fields, now=ticket.waiting)
+        """Count `fields` out, which its ticket counts as taken already: they were dropped."""
+        self._release((Slice(ticket, ticket.taken - fields, ticket.taken),))
+
+    def _release(self, slices: Sequence[Slice]) -> None:
+        """Count slices of one bucket out."""
+        kind = slices[0].ticket.kind
+        turn, fields = self._turn(kind), 0
+        levels = self._ahead[kind.bucket.model]
+        for ticket, start, stop in slices:
+            fields += stop - start
+            waited = ticket.size - start
+            ahead = min(waited, turn) - min(waited - stop + start, turn)
+            levels[ticket.kind.flow.level] -= ahead * kind.field_bytes
+        self._count(kind, -fields, 0)
 
     def check_room(self, model: str, version: str, *, coming: int = 0) -> None:
         """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
         self._check(model, version, coming + 1)
 
-    def in_work(self, request: PredictRequest) -> AbstractContextManager[None]:
-        """Count a request's fields to its model and its caller, from the queue to the answer, if those have limits.
+    @contextmanager
+    def in_work(self, request: PredictRequest) -> Iterator[None]:
+        """Count a request's fields to its model and its caller while it lasts; see `enter`."""
+        self.enter(request)
+        try:
+            yield
+        finally:
+            self.leave(request)
+
+    def limits(self, request: PredictRequest) -> bool:
+        """True if its model or its caller has a limit of fields in work, so that `enter` is to be called."""
+        return request.client_max_fields > 0 or request.model in self._limited
+
+    def enter(self, request: PredictRequest) -> None:
+        """Count its fields to its model and its caller, until it leaves with its answer.
 
         Raises:
             PayloadTooLarge: they are more than either may have in work at all.
             QueueFull: they are too many beside what it has in work now.
         """
-        limits = self._settings.model_limits.get(request.model, UNLIMITED)
-        limited = limits.fields or request.client_max_fields
-        return self._counted(request, limits) if limited else _UNCOUNTED
-
-    @contextmanager
-    def _counted(self, request: PredictRequest, limits: ModelLimits) -> Iterator[None]:
-        fields = len(request.fields)
-        counted = []
-        if limits.fields:
-            counted.append(("model", request.model))
+        fields, model, client = len(request.fields), request.model, request.client
+        if most := self._limited.get(model, 0):
             self._check_work(
-                request.model, f"model {request.model!r}", counted[-1], fields, limits.fields,
+                model, f"model {model!r}", ("model", model), fields, most,
                 f" ({env_name('model_limits')})",
             )  # fmt: skip
+        if most := request.client_max_fields:
+            self._check_work(model, f"API key {client!r}", ("caller", client), fields, most, "")
+        self._add_work(request, fields)
+
+    def leave(self, *requests: PredictRequest) -> None:
+        """The other end of `enter`, of requests without a limit nothing."""
+        for request in requests:
+            if request.client_max_fields or request.model in self._limited:
+                self._add_work(request, -len(request.fields))
+
+    def _add_work(self, request: PredictRequest, fields: int) -> None:
+        if request.model in self._limited:
+            self._in_work["model", request.model] += fields
         if request.client_max_fields:
-            counted.append(("caller", request.client))
-            self._check_work(
-                request.model,
-                f"API key {request.client!r}",
-                counted[-1],
-                fields,
-                request.client_max_fields,
-                "",
-            )
-        for one in counted:
-            self._in_work[one] += fields
-        try:
-            yield
-        finally:
-            for one in counted:
-                self._in_work[one] -= fields
+            self._in_work["caller", request.client] += fields
 
     def _check_work(
         self,
@@ -137,6 +181,13 @@ class QueueSlots:
             self._metrics.reject(reason, model)
             raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
         raise self._full(message, reason, model)
+
+    def hand_over(self, batch: Sequence[Slice], now: float) -> float:
+        """Count a batch out on its way to the device. Seconds that it should take; 0: not known yet."""
+        self._release(batch)
+        kind = batch[0].ticket.kind
+        fields = sum(stop - start for _, start, stop in batch)
+        return self.start_batch(kind.bucket.model, fields * kind.field_bytes, now)
 
     def start_batch(self, model: str, size: int, now: float) -> float:
         """Note a batch of so many input bytes on its way to the device. Seconds that it should take; 0: not known yet."""
@@ -205,14 +256,14 @@ class QueueSlots:
             model,
         )
 
-    def _check_deadline(self, ticket: Ticket, allowed: float) -> None:
-        wait = self.wait_seconds(ticket.flow.model, ticket.flow.level, ticket.arrival)
+    def _check_deadline(self, flow: Flow, allowed: float, now: float) -> None:
+        wait = self.wait_seconds(flow.model, flow.level, now)
         if wait * _MARGIN > allowed > 0.0:
             raise self._full(
                 f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
                 f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
                 "too_late",
-                ticket.flow.model,
+                flow.model,
                 wait * _MARGIN - allowed,
             )
 
@@ -225,18 +276,20 @@ class QueueSlots:
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
         )
 
-    def _count(self, ticket: Ticket, *, was: int, now: int) -> None:
-        """Note that of a ticket's fields so many wait, where so many did."""
-        model, version = ticket.runnable.name, ticket.runnable.version
-        self.total += now - was
-        key = (model, version)
+    def _turn(self, kind: Kind) -> int:
+        """Most fields of a ticket of that kind that run before whoever comes after it."""
+        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.kept_bytes)
+
+    def _count(self, kind: Kind, fields: int, ahead: int) -> None:
+        """Note that so many more fields wait, and so many more of them run before whoever comes."""
+        key = model, _ = kind.bucket[:2]
+        self.total += fields
         if key not in self._waiting:
             self._metrics.queue_depth.labels(*key).set_function(partial(self.waiting, *key))
-        self._waiting[key] += now - was
-        self._bytes[model] += (now - was) * ticket.field_bytes
-        turn = self._policy.for_model(model).limit(ticket.field_bytes, ticket.kept_bytes)
+        self._waiting[key] += fields
+        self._bytes[model] += fields * kind.field_bytes
         levels = self._ahead.setdefault(model, Counter())
-        levels[ticket.flow.level] += (min(now, turn) - min(was, turn)) * ticket.field_bytes
+        levels[kind.flow.level] += ahead * kind.field_bytes
 
 
 def _bounded(seconds: float) -> float:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from service.engine.interface import Frame, unread_bytes
+from service.engine.out_of_memory import out_of_memory, release_frames
 from service.errors import BlowUp, DeadlineExceeded, InferenceFailed, ServiceError, Unavailable
-from service.pipeline.batch import out_of_memory, release_frames
-from service.pipeline.engine import Frame, unread_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -25,23 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from service.engine.interface import Fields, RolloutRequest
+    from service.engine.runnable import State, Steppable, Turn
     from service.metrics import Metrics
     from service.pipeline.batcher import Policy
-    from service.pipeline.engine import Fields, RolloutRequest
-    from service.runtime.rollout_turn import State, Turn
-
-    class Steppable(Protocol):
-        """A loaded model, as rollouts see it. Both methods are for the device thread."""
-
-        @property
-        def name(self) -> str: ...
-
-        @property
-        def version(self) -> str: ...
-
-        def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn: ...
-
-        def free_memory(self) -> None: ...
 
     class RunOnDevice(Protocol):
         """Scheduler.run_on_device."""

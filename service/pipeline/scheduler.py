@@ -7,24 +7,25 @@ import logging
 import time
 from collections import deque
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from service.engine.interface import NOWHERE, PredictResult
 from service.errors import DeadlineExceeded, DeviceLost, InferenceFailed, ServiceError, Unavailable
 from service.pipeline.batch import BatchReport, start_batch
 from service.pipeline.batcher import Batcher, Policy
-from service.pipeline.engine import PredictResult
 from service.pipeline.memory_limits import MemoryLimits
-from service.pipeline.ticket import Ticket
+from service.pipeline.ticket import CANCELLED, Ticket
 from service.pipeline.worker import Worker, cores
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from service.metrics import Metrics
-    from service.pipeline.engine import PredictRequest
     from service.pipeline.queue_slots import QueueSlots
-    from service.pipeline.ticket import Runnable, Slice
+    from service.pipeline.ticket import Slice
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ T = TypeVar("T")
 SHORT_SECONDS = 0.004
 """On a single core a batch that should take no longer runs on the event loop: in another thread it would take as much
 of the core from it, and each of the two wait for the other besides."""
+_EXPIRY_SECONDS = 0.005
+"""The shortest time between two looks for what waits past its deadline."""
 STOP_SECONDS = 1.0
 """How long the device threads may take to end once they have nothing left to do."""
 
@@ -55,11 +58,16 @@ class Scheduler:
         max_in_flight: int = 1,
         prepare_thread: Callable[[], None] = lambda: None,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
+        on_ended: Callable[[list[Ticket]], None] = lambda _: None,
     ) -> None:
-        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each of its threads."""
+        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each of its threads.
+
+        `on_batch` is called after each batch, `on_ended` with tickets that were told their outcomes, each once.
+        """
         self._metrics = metrics
         self._slots = slots
         self._on_batch = on_batch
+        self._on_ended = on_ended
         self._max_batch = settings.max_batch_size
         self._batcher = Batcher(Policy.of(settings))
         self._memory_limits = MemoryLimits(self._batcher, metrics)
@@ -76,6 +84,9 @@ class Scheduler:
         self._closed = False
         self._pump_scheduled = False
         self._wake: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        """Time to look for what waits past its deadline."""
+        self._expires = 0.0
         self.failure = ""
         """Why the device can run nothing more, or empty."""
 
@@ -84,55 +95,23 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         self._worker.start()
 
-    async def submit(self, runnable: Runnable, request: PredictRequest) -> PredictResult:
-        """Queue the fields and wait for the answer. Cancelling the caller drops what has not started.
+    def submit(self, block: Sequence[Ticket]) -> None:
+        """Queue tickets that came together. Each gets its one outcome, later or at once:
 
-        Raises:
-            QueueFull, PayloadTooLarge (both also by the caller's own limit), DeadlineExceeded, Unavailable
-                (closed, or out of memory), InvalidField (the output is not finite), InferenceFailed.
+        a result, or QueueFull, PayloadTooLarge (both also by the caller's own limit), DeadlineExceeded, Unavailable
+        (closed, or out of memory), InvalidField (the output is not finite), InferenceFailed.
         """
-        self._refuse_if_over()
-        ticket = Ticket(
-            runnable,
-            request.fields,
-            time.monotonic(),
-            self._loop.create_future(),
-            priority=request.priority,
-            deadline=request.deadline,
-            request_id=request.request_id,
-            trace=request.trace,
-            answer=request.answer,
-            vjp=request.vjp,
-        )
-        with self._slots.in_work(request):
-            self._slots.take(ticket)
-            return await self._outcome(ticket)
-
-    async def _outcome(self, ticket: Ticket) -> PredictResult:
-        self._live.add(ticket)
-        self._idle.clear()
-        self._batcher.add(ticket)
-        timer = (
-            None
-            if ticket.deadline is None
-            else self._loop.call_later(
-                max(0.0, ticket.deadline - ticket.arrival), self._expire, ticket
-            )
-        )
+        if self.failure or self._closed:
+            for ticket in block:
+                self._refuse(ticket, self._lost() if self.failure else _closed())
+            return
+        for _, group in groupby(block, key=attrgetter("kind")):
+            self._queue(list(group))
         self._schedule_pump()
-        try:
-            return await ticket.outcome
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._drop(ticket)
-            self._live.discard(ticket)
-            if not self._live:
-                self._idle.set()
-            if ticket.under_way and ticket.answer is not None:
-                # Cancelled, or failed, while a batch may still write there.
-                ticket.landed = self._loop.create_future()
-                await ticket.landed
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Drop what has not started: nobody wants its answer any more. Its outcome is told nevertheless."""
+        self._fail(ticket, CANCELLED)
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
         """Run `work` on the device thread, in turns with the batches if there are any. Raises what it raises."""
@@ -150,6 +129,8 @@ class Scheduler:
                 await self._idle.wait()
         except TimeoutError:
             logger.warning("%d requests were unfinished when the drain time ended", len(self._live))
+        if self._expiry is not None:
+            self._expiry.cancel()
         for ticket in list(self._live):
             self._fail(ticket, _closed())
         while self._jobs:
@@ -193,22 +174,16 @@ class Scheduler:
         now = time.monotonic()
         decision = self._batcher.next_batch(now, full_only=self._in_flight > 1)
         for ticket in decision.expired:
-            self._expire(ticket)
-        if decision.batch:
-            first = decision.batch[0].ticket
-            count = sum(part.stop - part.start for part in decision.batch)
-            expected = self._slots.start_batch(first.runnable.name, count * first.field_bytes, now)
-            for part in decision.batch:
-                ticket = part.ticket
+            self._expire(ticket, now)
+        if batch := decision.batch:
+            expected = self._slots.hand_over(batch, now)
+            for ticket, *_ in batch:
                 ticket.under_way += 1
-                self._slots.release(ticket, part.stop - part.start)
-                if ticket.started is None:
-                    ticket.started = now
-            work, finish = (
-                partial(start_batch, decision.batch),
-                partial(self._finish_batch, decision.batch),
-            )
-            if self._one_core and 0.0 < expected <= SHORT_SECONDS and first.vjp is None:
+                if ticket.result is None:
+                    ticket.result = _begun(ticket, now)
+            work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
+            gradients = batch[0].ticket.request.vjp is not None
+            if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
                 self._run_here(work, finish)
                 return False
             self._hand_over(work, finish)
@@ -263,62 +238,45 @@ class Scheduler:
         else:
             future.set_result(result)
 
-    def _finish_batch(self, slices: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
+    def _finish_batch(self, batch: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
         self._slots.end_batch(time.monotonic())
-        for part in slices:
-            _land(part.ticket)
         if isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
-            for part in slices:
-                name = part.ticket.runnable.name
-                self._fail(
-                    part.ticket,
-                    InferenceFailed(
-                        f"model {name!r} failed on the batch of this request; the server's log has the cause"
-                    ),
-                )
+        size = sum(stop - start for _, start, stop in batch)
+        ended = []
+        for index, (ticket, start, stop) in enumerate(batch):
+            ticket.under_way -= 1
+            ticket.done += stop - start
+            answer = ticket.result
+            assert answer is not None
+            answer.batch_sizes += (size,)
+            if isinstance(result, BaseException):
+                error: ServiceError | None = _batch_failed(ticket)
+            else:
+                answer.compute_seconds += result.compute_seconds
+                error = result.errors.get(index)
+            if ticket.over:
+                # It was waited for alone because the batch might still write its answer.
+                if not ticket.under_way and ticket.request.answer is not None:
+                    ended.append(ticket)
+            elif error is not None:
+                self._fail(ticket, error)
+            elif ticket.done == ticket.size:
+                ticket.over = True
+                ended.append(ticket)
+        self._tell(ended)
+        if isinstance(result, BaseException):
             return
-        size = result.size
-        for index, part in enumerate(slices):
-            self._finish_slice(part, result, size, result.errors.get(index))
         self._record(result)
         if result.splits:
-            self._memory_limits.lower(slices[0].ticket.bucket, result)
+            self._memory_limits.lower(batch[0].ticket.kind.bucket, result)
         for error in result.errors.values():
             if isinstance(error, DeviceLost):
                 self._give_up(error.message)
 
-    def _finish_slice(
-        self, part: Slice, report: BatchReport, size: int, error: ServiceError | None
-    ) -> None:
-        ticket = part.ticket
-        ticket.done += part.stop - part.start
-        ticket.compute_seconds += report.compute_seconds
-        ticket.batch_sizes.append(size)
-        if error is not None:
-            self._fail(ticket, error)
-        elif ticket.done == ticket.size and not ticket.settled:
-            assert ticket.outputs is not None
-            assert ticket.started is not None
-            ticket.outcome.set_result(
-                PredictResult(
-                    model=ticket.runnable.name,
-                    version=ticket.runnable.version,
-                    fields=ticket.outputs,
-                    queue_seconds=ticket.started - ticket.arrival,
-                    compute_seconds=ticket.compute_seconds,
-                    batch_sizes=tuple(ticket.batch_sizes),
-                    backend=ticket.backend,
-                    precision=ticket.precision,
-                    trust={name: tuple(values) for name, values in ticket.trust.items()},
-                )
-            )
-            answered = self._metrics.fields if ticket.vjp is None else self._metrics.gradients
-            answered.labels(ticket.runnable.name, ticket.runnable.version).inc(ticket.size)
-
     def _record(self, report: BatchReport) -> None:
-        runnable = report.runnable
-        model, version, backend = runnable.name, runnable.version, report.backend or "none"
+        kind = report.slices[0].ticket.kind
+        model, version, backend = *kind.bucket[:2], report.backend or "none"
         size = report.size
         metrics = self._metrics
         metrics.batch_size.labels(model, version, backend).observe(size)
@@ -328,8 +286,7 @@ class Scheduler:
         )
         metrics.backend_batches.labels(model, backend, report.precision).inc()
         metrics.note_trust(model, version, report.trust)
-        ticket = report.slices[0].ticket
-        room = self._batcher.limit(ticket) * ticket.field_bytes
+        room = self._batcher.limit(kind) * kind.field_bytes
         self._slots.note_batch(model, room, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
         self._on_batch(report)
@@ -353,30 +310,107 @@ class Scheduler:
         if self._closed:
             raise _closed()
 
-    def _expire(self, ticket: Ticket) -> None:
-        if ticket.taken or ticket.settled:
-            return
-        self._metrics.reject("deadline", ticket.runnable.name)
-        waited = time.monotonic() - ticket.arrival
+    def _queue(self, tickets: list[Ticket]) -> None:
+        """Take in those of one kind that find room."""
+        limited = any(self._slots.limits(one.request) for one in tickets)
+        if limited or len(tickets) == 1 or not self._slots.take_all(tickets):
+            tickets = [one for one in tickets if self._takes(one)]
+            if not tickets:
+                return
+        self._live.update(tickets)
+        self._idle.clear()
+        self._batcher.add(*tickets)
+        deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
+        if deadlines:
+            self._expire_at(min(deadlines))
+
+    def _takes(self, ticket: Ticket) -> bool:
+        try:
+            self._slots.enter(ticket.request)
+            try:
+                self._slots.take(ticket)
+            except ServiceError:
+                self._slots.leave(ticket.request)
+                raise
+        except ServiceError as error:
+            self._refuse(ticket, error)
+            return False
+        return True
+
+    def _expire_at(self, when: float) -> None:
+        """Look then, at the latest, for what waits past its deadline."""
+        if self._expiry is None or when < self._expires:
+            if self._expiry is not None:
+                self._expiry.cancel()
+            self._expires = when
+            delay = max(_EXPIRY_SECONDS, when - time.monotonic())
+            self._expiry = self._loop.call_later(delay, self._expire_due)
+
+    def _expire_due(self) -> None:
+        now, self._expiry = time.monotonic(), None
+        later = []
+        for ticket in list(self._live):
+            deadline = ticket.request.deadline
+            if deadline is None or ticket.taken or ticket.settled:
+                continue
+            if deadline <= now:
+                self._expire(ticket, now)
+            else:
+                later.append(deadline)
+        if later:
+            self._expire_at(min(later))
+
+    def _expire(self, ticket: Ticket, now: float) -> None:
+        self._metrics.reject("deadline", ticket.kind.flow.model)
         self._fail(
             ticket,
             DeadlineExceeded(
-                f"the request waited {waited:.3g} s in the queue and its deadline passed before it ran; "
+                f"the request waited {now - ticket.arrival:.3g} s in the queue and its deadline passed before it ran; "
                 "give it more time, or retry when there is less load (the default deadline is "
                 f"{env_name('request_deadline_seconds')})"
             ),
         )
 
     def _fail(self, ticket: Ticket, error: ServiceError) -> None:
-        if not ticket.settled:
-            ticket.outcome.set_exception(error)
-
-    def _drop(self, ticket: Ticket) -> None:
-        """Take what has not been handed over out of the queue and give its slots back."""
+        """Give back what waits of it, and tell it, unless a batch may still write its answer."""
+        if ticket.over:
+            return
+        ticket.over, ticket.error = True, error
         if waiting := ticket.waiting:
             self._batcher.discard(ticket)
             ticket.taken = ticket.size
             self._slots.release(ticket, waiting)
+        if not ticket.under_way or ticket.request.answer is None:
+            self._tell([ticket])
+
+    def _tell(self, ended: list[Ticket]) -> None:
+        """Give tickets that were taken in and are over their outcomes."""
+        answered = 0
+        for ticket in ended:
+            if ticket.error is None:
+                answered += ticket.size
+            if ticket.outcome.done():
+                continue
+            if ticket.error is None:
+                assert ticket.result is not None
+                ticket.outcome.set_result(ticket.result)
+            else:
+                ticket.outcome.set_exception(ticket.error)
+        self._slots.leave(*[ticket.request for ticket in ended])
+        self._live.difference_update(ended)
+        if not self._live:
+            self._idle.set()
+        if answered:
+            kind = ended[0].kind
+            counter = self._metrics.fields if kind.bucket.vjp is None else self._metrics.gradients
+            counter.labels(*kind.bucket[:2]).inc(answered)
+        self._on_ended(ended)
+
+    def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
+        """It was not taken in."""
+        ticket.over, ticket.error = True, error
+        ticket.outcome.set_exception(error)
+        self._on_ended([ticket])
 
 
 def _job(work: Callable[[], T]) -> Callable[[], T]:
@@ -385,11 +419,17 @@ def _job(work: Callable[[], T]) -> Callable[[], T]:
     return lambda: result
 
 
-def _land(ticket: Ticket) -> None:
-    """The device threads are done with one of its slices."""
-    ticket.under_way -= 1
-    if not ticket.under_way and ticket.landed is not None and not ticket.landed.done():
-        ticket.landed.set_result(None)
+def _begun(ticket: Ticket, now: float) -> PredictResult:
+    """Facts of an answer that are known when its first slice is handed over."""
+    bucket, request = ticket.kind.bucket, ticket.request
+    fields = NOWHERE if request.answer is None else request.answer
+    return PredictResult(bucket.model, bucket.version, fields, now - ticket.arrival, 0.0, (), "")
+
+
+def _batch_failed(ticket: Ticket) -> InferenceFailed:
+    return InferenceFailed(
+        f"model {ticket.kind.flow.model!r} failed on the batch of this request; the server's log has the cause"
+    )
 
 
 def _closed() -> Unavailable:

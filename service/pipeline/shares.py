@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-LEVELS = 10
-"""Priorities 1 (highest) to 10; what is beyond counts as 10."""
+PRIORITIES = range(11)
+"""Priorities that a request may ask for: 1 is the highest, 10 the lowest, 0 the protocol's default."""
 DEFAULT_LEVEL = 5
 """What priority 0, the protocol's default, stands for: in the middle, so that batch work can step back by itself."""
 _STEP = 2.0
@@ -20,8 +20,8 @@ _LEAST_SECONDS = 1e-6
 
 
 def level_of(priority: int) -> int:
-    """The level of an Open Inference Protocol priority."""
-    return min(priority, LEVELS) if priority > 0 else DEFAULT_LEVEL
+    """The level of an Open Inference Protocol priority; what is beyond the range counts as the lowest."""
+    return min(priority, PRIORITIES[-1]) if priority > 0 else DEFAULT_LEVEL
 
 
 class Flow(NamedTuple):

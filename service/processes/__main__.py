@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 
 import uvloop
@@ -16,6 +17,8 @@ from service.server import SWITCH_SECONDS, keep_objects
 def main() -> int:
     launch = Launch.load(sys.stdin.buffer.read())
     die_with(launch.supervisor)
+    # a front end takes it once it serves
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)
     sys.setswitchinterval(SWITCH_SECONDS)
     if launch.role == "engine":

@@ -7,11 +7,12 @@ import contextlib
 import logging
 import os
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import zmq
 
+from service.errors import ServiceError
 from service.processes.messages import Message
 
 if TYPE_CHECKING:
@@ -25,8 +26,27 @@ logger = logging.getLogger(__name__)
 # As plain numbers: zmq's own are of Python's enum, and to combine two takes longer than to send.
 _READABLE, _AT_ONCE, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Message])
+
+class References(Protocol):
+    """Values that do not travel, but are known on both sides: arrays and configurations."""
+
+    def refer(self, value: Any) -> Any:
+        """The value to send to `Channel.peer` in place of such a one."""
+        ...
+
+    def resolve(self, kind: type, reference: Any) -> Any:
+        """The value of that kind for what `Channel.peer` sent. Raises ServiceError if its messages are of no use."""
+        ...
+
+
+class _Nothing:
+    """Everything travels as it is."""
+
+    def refer(self, value: Any) -> Any:
+        raise NotImplementedError(f"a {type(value).__name__} does not travel")
+
+    def resolve(self, kind: type, _: Any) -> Any:
+        raise NotImplementedError(f"a {kind.__name__} does not travel")
 
 
 def new_endpoint() -> str:
@@ -41,9 +61,17 @@ class Channel:
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], receive: Callable[[bytes, Message], None]
+        self,
+        socket: zmq.Socket[bytes],
+        receive: Callable[[bytes, list[Message]], None],
+        references: References | None,
     ) -> None:
         self._socket = socket
+        self.peer = b""
+        """Whose messages are being written or read."""
+        known = references or _Nothing()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=known.refer)
+        self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=known.resolve)
         self._many = socket.type == zmq.ROUTER
         self._receive = receive
         self._loop = asyncio.get_running_loop()
@@ -54,23 +82,35 @@ class Channel:
         self._loop.call_soon(self._take_in)
 
     @classmethod
-    def listen(cls, endpoint: str, receive: Callable[[bytes, Message], None]) -> Channel:
-        """Take messages in at `endpoint`, from processes of the same user only."""
+    def listen(
+        cls,
+        endpoint: str,
+        receive: Callable[[bytes, list[Message]], None],
+        references: References | None = None,
+    ) -> Channel:
+        """Take messages in at `endpoint`, from processes of the same user only.
+
+        `receive` is called with a peer's identity and all that it sent in one turn of its event loop.
+        """
         socket = _socket(zmq.ROUTER)
         socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         socket.bind(endpoint)
-        return cls(socket, receive)
+        return cls(socket, receive, references)
 
     @classmethod
     def connect(
-        cls, endpoint: str, identity: bytes, receive: Callable[[bytes, Message], None]
+        cls,
+        endpoint: str,
+        identity: bytes,
+        receive: Callable[[bytes, list[Message]], None],
+        references: References | None = None,
     ) -> Channel:
         """Talk to the process that listens at `endpoint`."""
         socket = _socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.connect(endpoint)
-        return cls(socket, receive)
+        return cls(socket, receive, references)
 
     def send(self, message: Message, to: bytes = b"") -> None:
         """Send after this turn of the loop. What a peer that is gone would get is dropped."""
@@ -84,7 +124,8 @@ class Channel:
         if self._socket.closed:
             return
         for to, messages in outgoing.items():
-            data = _encoded(messages)
+            self.peer = to
+            data = self._encoded(messages)
             # It would block only for want of a peer: of one that closed its end.
             with contextlib.suppress(zmq.Again):
                 if to:
@@ -111,29 +152,31 @@ class Channel:
             # Of several parts, which nobody of ours sends, the last.
             while self._socket.get(zmq.RCVMORE):
                 data = self._socket.recv()
+            self.peer = sender
             try:
-                for message in _decoder.decode(data):
-                    self._receive(sender, message)
+                self._receive(sender, self._decoder.decode(data))
+            except ServiceError as error:
+                logger.warning("messages of %s are of no use: %s", sender, error)
             except Exception:
                 # What else has come in must still be met: the descriptor will not tell of it again.
                 logger.exception("a message of %s could not be dealt with", sender)
         self._loop.call_soon(self._take_in)
 
-
-def _encoded(messages: list[Message]) -> bytes:
-    """All of them but what cannot be written, which must not take the others with it."""
-    try:
-        return _encoder.encode(messages)
-    except Exception:
-        return _encoder.encode(list(_written(messages)))
-
-
-def _written(messages: list[Message]) -> Iterator[msgspec.Raw]:
-    for message in messages:
+    def _encoded(self, messages: list[Message]) -> bytes:
+        """All of them but what cannot be written, which must not take the others with it."""
         try:
-            yield msgspec.Raw(_encoder.encode(message))
+            return self._encoder.encode(messages)
         except Exception:
-            logger.exception("a %s could not be written and is not sent", type(message).__name__)
+            return self._encoder.encode(list(self._written(messages)))
+
+    def _written(self, messages: list[Message]) -> Iterator[msgspec.Raw]:
+        for message in messages:
+            try:
+                yield msgspec.Raw(self._encoder.encode(message))
+            except Exception:
+                logger.exception(
+                    "a %s could not be written and is not sent", type(message).__name__
+                )
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:

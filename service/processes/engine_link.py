@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from service import errors
+from service.engine.interface import NOWHERE
 from service.errors import InferenceFailed, ServiceError, Unavailable
 from service.processes.channel import Channel
 from service.processes.messages import (
     Ask,
-    Attach,
     Begin,
     Cancel,
     Framed,
@@ -30,7 +32,23 @@ from service.processes.rollout_ring import Reader
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from service.pipeline.engine import Fields, Frame
+    from models.config import ModelConfig
+    from service.engine.interface import (
+        Fields,
+        Frame,
+        PredictRequest,
+        PredictResult,
+        RolloutRequest,
+    )
+    from service.processes.memory import SlotMemory
+
+
+class _Call(NamedTuple):
+    """A call that waits for an engine's answer."""
+
+    outcome: asyncio.Future[Any]
+    lent: tuple[Fields, Fields] | None
+    """The slots that the engine may read and write: kept until it answers, even if nobody waits any more."""
 
 
 class EngineLink:
@@ -40,50 +58,53 @@ class EngineLink:
         self,
         endpoint: str,
         identity: bytes,
-        attachment: Attach,
+        memory: SlotMemory,
         *,
+        digest_of: Callable[[ModelConfig], str],
         on_state: Callable[[], None],
         on_queue: Callable[[], None],
     ) -> None:
+        """`memory` is where all arrays lie that pass here; `digest_of` tells a configuration from all others."""
+        self._memory, self._digest_of = memory, digest_of
         self._on_state, self._on_queue = on_state, on_queue
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._lent: dict[int, tuple[Fields, Fields]] = {}
-        """The slots that the engine may read and write: kept until it answers, even if nobody waits any more."""
+        self._calls: dict[int, _Call] = {}
         self._readers: dict[int, Reader] = {}
-        self._channel = Channel.connect(endpoint, identity, self._receive)
-        self._channel.send(attachment)
         self.state = State(ready=False, failure="", models=())
         self.queue = Queue((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
         """(model, version) that can serve -> digest of its configuration."""
         self.fields_under_way = 0
+        self._dead = ""
+        """The reason why nothing is answered any more, or empty."""
+        self._channel = Channel.connect(endpoint, identity, self._receive, self)
+        # In a message of its own: arrays in the same one could not be resolved yet. And last: it may be answered here.
+        self._channel.send(memory.attachment())
+        self._channel.flush()
 
-    async def predict(
-        self, fields: Fields, answer: Fields, message: Callable[[int], Predict]
-    ) -> Predicted:
-        """Have the engine fill `answer`. Cancelling drops work not yet started. Raises as Engine.predict."""
+    async def predict(self, request: PredictRequest) -> PredictResult:
+        """Have the engine fill the request's `answer`. Cancelling drops work not yet started. Raises as Engine.predict."""
         number = next(self._numbers)
-        future = self._lend(number, fields, answer)
-        self._channel.send(message(number))
+        assert request.answer is not None
+        outcome = self._lend(number, request.fields, request.answer)
+        self._channel.send(Predict(number, request))
         try:
-            predicted: Predicted = await future
+            result: PredictResult = await outcome
         except asyncio.CancelledError:
             self._channel.send(Cancel(number))
             raise
         finally:
             # Else an error and this frame would refer to each other, and keep the slots until garbage is collected.
-            del future
-        return predicted
+            del outcome
+        result.fields = request.answer
+        return result
 
-    async def rollout(
-        self, fields: Fields, ring: Fields, message: Callable[[int], Begin]
-    ) -> AsyncGenerator[Frame]:
+    async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
         """Have the engine send frames through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
         number = next(self._numbers)
-        end = self._lend(number, fields, ring)
-        reader = self._readers[number] = Reader(ring)
-        self._channel.send(message(number))
+        end = self._lend(number, request.initial.fields, ring)
+        reader = self._readers[number] = Reader()
+        self._channel.send(Begin(number, request, ring))
         try:
             async with aclosing(reader.frames()) as frames:
                 async for frame in frames:
@@ -103,59 +124,77 @@ class EngineLink:
     async def ask(self, method: str, arguments: tuple[str, ...]) -> Any:
         """Call `load`, `unload` or `counters` of the engine."""
         number = next(self._numbers)
-        future = self._expect(number)
+        outcome = self._expect(number)
         self._channel.send(Ask(number, method, arguments))
-        told: Told = await future
-        return told.value
+        return await outcome
 
     def close(self, why: str) -> None:
         """The engine will answer nothing more: refuse what waits for it."""
+        self._dead = why
         self._channel.close()
-        for number in list(self._waiting):
+        for number in list(self._calls):
             self._settle(number, Unavailable(why, retry_after=1.0))
 
+    def refer(self, value: Any) -> Any:
+        """See References."""
+        if isinstance(value, np.ndarray):
+            return self._memory.span(value)
+        return self._digest_of(value)
+
+    def resolve(self, _: type, reference: Any) -> Fields:
+        """See References."""
+        return NOWHERE if reference is None else self._memory.at(reference)
+
     def _lend(self, number: int, fields: Fields, answer: Fields) -> asyncio.Future[Any]:
-        self._lent[number] = (fields, answer)
+        outcome = self._expect(number, (fields, answer))
         self.fields_under_way += len(fields)
-        return self._expect(number)
+        return outcome
 
-    def _expect(self, number: int) -> asyncio.Future[Any]:
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        return future
+    def _expect(
+        self, number: int, lent: tuple[Fields, Fields] | None = None
+    ) -> asyncio.Future[Any]:
+        if self._dead:
+            # It died between the choice of this engine and now.
+            raise Unavailable(self._dead, retry_after=1.0)
+        outcome = asyncio.get_running_loop().create_future()
+        self._calls[number] = _Call(outcome, lent)
+        return outcome
 
-    def _receive(self, _: bytes, message: Message) -> None:
-        match message:
-            case Predicted() | Told():
-                self._settle(message.id, message)
-            case Framed() if reader := self._readers.get(message.id):
-                reader.arrived(message)
-            case Refused():
-                self._settle(message.id, _error(message))
-            case State():
-                self.state = message
-                self.digests = {
-                    (model.status.name, model.status.version): model.digest
-                    for model in message.models
-                    if model.digest
-                }
-                self._on_state()
-            case Queue():
-                self.queue = message
-                self._on_queue()
+    def _receive(self, _: bytes, messages: list[Message]) -> None:
+        for message in messages:
+            match message:
+                case Predicted():
+                    self._settle(message.id, message.result)
+                case Told():
+                    self._settle(message.id, message.value)
+                case Framed() if reader := self._readers.get(message.id):
+                    reader.arrived(message.frame)
+                case Refused():
+                    self._settle(message.id, _error(message))
+                case State():
+                    self.state = message
+                    self.digests = {
+                        (model.status.name, model.status.version): model.digest
+                        for model in message.models
+                        if model.digest
+                    }
+                    self._on_state()
+                case Queue():
+                    self.queue = message
+                    self._on_queue()
 
-    def _settle(self, number: int, outcome: Predicted | Told | ServiceError) -> None:
-        future = self._waiting.pop(number)
-        lent = self._lent.pop(number, None)
-        if lent is not None:
-            self.fields_under_way -= len(lent[0])
-        if future.done():
+    def _settle(self, number: int, outcome: Any) -> None:
+        call = self._calls.pop(number)
+        if call.lent is not None:
+            self.fields_under_way -= len(call.lent[0])
+        if call.outcome.done():
             return
         if reader := self._readers.get(number):
             reader.ended()
         if isinstance(outcome, ServiceError):
-            future.set_exception(outcome)
+            call.outcome.set_exception(outcome)
         else:
-            future.set_result(outcome)
+            call.outcome.set_result(outcome)
 
 
 def _error(refused: Refused) -> ServiceError:

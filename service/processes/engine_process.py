@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import logging
 import signal
@@ -11,14 +10,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from models.config import ModelConfig
+from service.engine.interface import NOWHERE
+from service.engine.local import LocalEngine
 from service.errors import InferenceFailed, ServiceError, Unavailable
 from service.metrics import Metrics
-from service.pipeline.engine import PredictRequest, RolloutRequest
-from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.vjp import VjpShapes
 from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import Lifeline
 from service.processes.memory import LentMemory
@@ -48,13 +45,13 @@ from service.triton_metrics import TritonMetrics
 from service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from models.config import ModelConfig
-    from service.pipeline.engine import Fields, ModelStatus
+    from service.engine.interface import ModelStatus, PredictResult
+    from service.pipeline.ticket import Ticket
     from service.processes.lifeline import Launch
 
 logger = logging.getLogger(__name__)
@@ -63,6 +60,50 @@ _STATE_SECONDS = 0.05
 """How often to look whether models changed their state."""
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
+_UNKNOWN = ModelConfig.__new__(ModelConfig)
+"""Stands for one that is not remembered, and is unlike all others."""
+
+
+class _FrontEnd:
+    """A front end that lives, and what it waits for."""
+
+    def __init__(self, identity: bytes, memory: LentMemory, channel: Channel) -> None:
+        self.identity = identity
+        self.memory = memory
+        self.tickets: dict[int, Ticket] = {}
+        """By number: predictions, which it may cancel."""
+        self.rollouts: dict[int, asyncio.Task[Told]] = {}
+        """The same of rollouts."""
+        self.writers: dict[int, Writer] = {}
+        self._channel = channel
+
+    def tell(self, message: Message) -> None:
+        self._channel.send(message, self.identity)
+
+
+class _Answer:
+    """The outcome of a prediction (pipeline/ticket.py): a message, beside those of all that ended with it."""
+
+    __slots__ = ("_front_end", "_number", "_told")
+
+    def __init__(self, front_end: _FrontEnd, number: int) -> None:
+        self._front_end, self._number = front_end, number
+        self._told = False
+
+    def done(self) -> bool:
+        return self._told
+
+    def set_result(self, result: PredictResult) -> None:
+        result.fields = NOWHERE
+        self._tell(Predicted(self._number, result))
+
+    def set_exception(self, error: ServiceError) -> None:
+        self._tell(_refused(self._number, error))
+
+    def _tell(self, message: Message) -> None:
+        self._told = True
+        self._front_end.tickets.pop(self._number, None)
+        self._front_end.tell(message)
 
 
 class EngineServer:
@@ -83,19 +124,16 @@ class EngineServer:
         self._on_call = on_call
         self._on_memory = on_memory
         self._slots = slots
-        self._memories: dict[bytes, LentMemory] = {}
-        self._work: dict[tuple[bytes, int], asyncio.Task[Predicted | Told]] = {}
-        """Of each front end by number: what it may cancel."""
-        self._calls: dict[tuple[bytes, int], asyncio.Task[Predicted | Told]] = {}
-        """The same, carried through whatever becomes of the front end."""
-        self._writers: dict[tuple[bytes, int], Writer] = {}
+        self._front_ends: dict[bytes, _FrontEnd] = {}
+        self._calls: set[asyncio.Task[Told]] = set()
+        """Carried through whatever becomes of the front end that asked."""
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
         """(model, version) -> its configuration, the digest and JSON of that."""
         self._state = State(ready=False, failure="", models=())
         self._queue = Queue((), 0.0)
         self.endpoint = new_endpoint()
-        self._channel = Channel.listen(self.endpoint, self._receive)
+        self._channel = Channel.listen(self.endpoint, self._receive, self)
 
     async def run(self) -> None:
         """Tell the front ends of every change, until the device fails or the task is cancelled."""
@@ -108,122 +146,113 @@ class EngineServer:
             await asyncio.sleep(_STATE_SECONDS)
         self._publish()
 
-    def forget(self, front_end: bytes) -> None:
-        """It is dead: stop what it asked for, let go of its memory."""
-        self._memories.pop(front_end, None)
-        for (sender, _), work in self._work.items():
-            if sender == front_end:
-                work.cancel()
+    def forget(self, identity: bytes) -> None:
+        """That front end is dead: stop what it asked for, let go of its memory."""
+        front_end = self._front_ends.pop(identity, None)
+        if front_end is not None:
+            for ticket in list(front_end.tickets.values()):
+                self._engine.cancel(ticket)
+            for rollout in front_end.rollouts.values():
+                rollout.cancel()
+
+    def refer(self, value: Any) -> Any:
+        """See References."""
+        if value is NOWHERE:
+            return None
+        return self._front_ends[self._channel.peer].memory.span(value)
+
+    def resolve(self, kind: type, reference: Any) -> Any:
+        """See References."""
+        if kind is ModelConfig:
+            return self._configs.get(reference, _UNKNOWN)
+        front_end = self._front_ends.get(self._channel.peer)
+        if front_end is None:
+            raise Unavailable("the front end that asked is gone")
+        return front_end.memory.array(reference)
 
     def close(self) -> None:
         """Send what is ready to be sent, and listen no more."""
         self._channel.flush()
         self._channel.close()
 
-    def _receive(self, sender: bytes, message: Message) -> None:
+    def _receive(self, sender: bytes, messages: list[Message]) -> None:
+        front_end = self._front_ends.get(sender)
+        block = [message for message in messages if isinstance(message, Predict)]
+        if block and front_end is not None:
+            self._predict(front_end, block)
+        for message in messages:
+            if isinstance(message, Attach):
+                front_end = self._attach(sender, message)
+            elif front_end is not None:
+                self._take(front_end, message)
+
+    def _take(self, front_end: _FrontEnd, message: Message) -> None:
         match message:
-            case Attach():
-                try:
-                    memory = self._memories[sender] = LentMemory(message)
-                except OSError as error:
-                    logger.warning("the memory of %s is gone: %s", sender.decode(), error)
-                else:
-                    self._on_memory(memory.bytes)
-                self._channel.send(self._state, sender)
-                self._channel.send(self._queue, sender)
-            case Predict() | Begin() | Ask():
-                self._work_on(sender, message)
-            case Taken() if writer := self._writers.get((sender, message.id)):
+            case Begin() | Ask():
+                self._begin(front_end, message)
+            case Taken() if writer := front_end.writers.get(message.id):
                 writer.taken()
-            case Cancel() if work := self._work.get((sender, message.id)):
-                work.cancel()
+            case Cancel() if ticket := front_end.tickets.get(message.id):
+                self._engine.cancel(ticket)
+            case Cancel() if rollout := front_end.rollouts.get(message.id):
+                rollout.cancel()
 
-    def _work_on(self, sender: bytes, message: Predict | Begin | Ask) -> None:
-        """Begin, and see to it that it is answered: also what is cancelled before its task ran at all."""
-        key = (sender, message.id)
-        tasks = self._calls if isinstance(message, Ask) else self._work
-        tasks[key] = task = asyncio.create_task(self._work_of(sender, message))
-        task.add_done_callback(partial(self._answer, key))
-
-    def _work_of(
-        self, sender: bytes, message: Predict | Begin | Ask
-    ) -> Coroutine[Any, Any, Predicted | Told]:
-        match message:
-            case Predict():
-                return self._predict(sender, message)
-            case Begin():
-                return self._rollout(sender, message)
-            case Ask():
-                return self._call(message)
-
-    def _answer(self, key: tuple[bytes, int], task: asyncio.Task[Predicted | Told]) -> None:
-        self._calls.pop(key, None)
-        self._work.pop(key, None)
-        sender, number = key
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled():
-            error = Unavailable("cancelled")
-        elif error is not None and not isinstance(error, ServiceError):
-            logger.error(
-                "unexpected failure of request %d of %s", number, sender.decode(), exc_info=error
-            )
-            error = InferenceFailed(
-                "the engine failed on this request; the server's log has the cause"
-            )
-        answer = (
-            task.result() if error is None else Refused(number, type(error).__name__, vars(error))
-        )
-        self._channel.send(answer, sender)
-
-    def _request(
-        self, sender: bytes, message: Predict | Begin, answer: Fields | None = None
-    ) -> PredictRequest:
-        config = self._configs.get(message.digest)
-        if config is None:
-            raise Unavailable(
-                f"model {message.request['model']!r} was replaced while this request was read; send it again",
-                retry_after=1.0,
-            )
-        fields = self._memory_of(sender).array(message.fields)
-        vjp = msgspec.convert(message.request["vjp"], VjpShapes | None)
-        values = message.request | {"vjp": vjp}
-        return PredictRequest(fields=fields, config=config, answer=answer, **values)
-
-    def _memory_of(self, sender: bytes) -> LentMemory:
-        memory = self._memories.get(sender)
-        if memory is None:
-            raise Unavailable("the front end that asked is gone")
-        return memory
-
-    async def _predict(self, sender: bytes, message: Predict) -> Predicted:
-        answer = self._memory_of(sender).array(message.answer)
-        # Until this ends, in whichever way, batches may write into the answer.
-        result = await self._engine.predict(self._request(sender, message, answer))
-        return Predicted(
-            message.id,
-            result.version,
-            result.queue_seconds,
-            result.compute_seconds,
-            result.batch_sizes,
-            result.backend,
-            result.precision,
-            result.trust,
-        )
-
-    async def _rollout(self, sender: bytes, message: Begin) -> Told:
-        request = RolloutRequest(self._request(sender, message), **message.rollout)
-        key = (sender, message.id)
-        writer = self._writers[key] = Writer(self._memory_of(sender).array(message.ring))
+    def _attach(self, identity: bytes, attachment: Attach) -> _FrontEnd | None:
         try:
-            async with aclosing(self._engine.rollout(request)) as frames:
+            memory = LentMemory(attachment)
+        except OSError as error:
+            logger.warning("the memory of %s is gone: %s", identity.decode(), error)
+            return None
+        self._on_memory(memory.bytes)
+        front_end = self._front_ends[identity] = _FrontEnd(identity, memory, self._channel)
+        front_end.tell(self._state)
+        front_end.tell(self._queue)
+        return front_end
+
+    def _predict(self, front_end: _FrontEnd, block: list[Predict]) -> None:
+        answers = [_Answer(front_end, message.id) for message in block]
+        try:
+            tickets = self._engine.submit(
+                zip((message.request for message in block), answers, strict=True)
+            )
+        except Exception as error:
+            for message, answer in zip(block, answers, strict=True):
+                if not answer.done():
+                    answer.set_exception(_unexpected(message.id, front_end, error))
+            return
+        for message, ticket in zip(block, tickets, strict=True):
+            if ticket is not None and not ticket.over:
+                front_end.tickets[message.id] = ticket
+
+    def _begin(self, front_end: _FrontEnd, message: Begin | Ask) -> None:
+        """Begin, and see to it that it is answered: also what is cancelled before its task ran at all."""
+        if isinstance(message, Ask):
+            task = asyncio.create_task(self._call(message))
+            self._calls.add(task)
+        else:
+            task = asyncio.create_task(self._rollout(front_end, message))
+            front_end.rollouts[message.id] = task
+        task.add_done_callback(partial(self._answer, front_end, message.id))
+
+    def _answer(self, front_end: _FrontEnd, number: int, task: asyncio.Task[Told]) -> None:
+        self._calls.discard(task)
+        front_end.rollouts.pop(number, None)
+        error = Unavailable("cancelled") if task.cancelled() else task.exception()
+        if error is None:
+            front_end.tell(task.result())
+            return
+        if not isinstance(error, ServiceError):
+            error = _unexpected(number, front_end, error)
+        front_end.tell(_refused(number, error))
+
+    async def _rollout(self, front_end: _FrontEnd, message: Begin) -> Told:
+        writer = front_end.writers[message.id] = Writer(message.ring)
+        try:
+            async with aclosing(self._engine.rollout(message.request)) as frames:
                 async for frame in frames:
-                    await writer.put(frame)
-                    self._channel.send(
-                        Framed(message.id, frame.step, frame.fields is not None, frame.trust),
-                        sender,
-                    )
+                    front_end.tell(Framed(message.id, await writer.put(frame)))
         finally:
-            del self._writers[key]
+            del front_end.writers[message.id]
         return Told(message.id, None)
 
     async def _call(self, message: Ask) -> Told:
@@ -234,7 +263,7 @@ class EngineServer:
             self._on_call()
         # So that who asked for a change sees it when it has been told that it is done.
         self._publish()
-        return Told(message.id, None if value is None else dataclasses.asdict(value))
+        return Told(message.id, value)
 
     def _publish(self) -> None:
         statuses = self._engine.statuses()
@@ -247,11 +276,11 @@ class EngineServer:
             tuple((s.name, s.version, self._slots.waiting(s.name, s.version)) for s in statuses),
             self._slots.drain_seconds,
         )
-        for front_end in self._memories:
+        for front_end in self._front_ends.values():
             if state != self._state:
-                self._channel.send(state, front_end)
+                front_end.tell(state)
             if queue != self._queue:
-                self._channel.send(queue, front_end)
+                front_end.tell(queue)
         self._state, self._queue = state, queue
 
     def _model_state(self, status: ModelStatus) -> ModelState:
@@ -267,6 +296,20 @@ class EngineServer:
             while len(self._configs) > _REMEMBERED:
                 del self._configs[next(iter(self._configs))]
         return ModelState(status, *known[1:])
+
+
+def _refused(number: int, error: ServiceError) -> Refused:
+    return Refused(number, type(error).__name__, vars(error))
+
+
+def _unexpected(number: int, front_end: _FrontEnd, error: BaseException) -> InferenceFailed:
+    logger.error(
+        "unexpected failure of request %d of %s",
+        number,
+        front_end.identity.decode(),
+        exc_info=error,
+    )
+    return InferenceFailed("the engine failed on this request; the server's log has the cause")
 
 
 async def run(launch: Launch) -> int:

@@ -37,7 +37,9 @@ async def run(launch: Launch) -> int:
     line = Lifeline(launch, metrics.registry, sign=Beat, receive=tell)
     app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=line.scrape)
     config = server_config(app, settings)
-    server = DrainingServer(config, app.state.context, greet if launch.greet else None)
+    server = DrainingServer(
+        config, app.state.context, greet if launch.greet else None, lambda: False
+    )
     try:
         await server.serve(sockets=[bind(settings, shared=True)])
     finally:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from service.engine.remembered import Remembered
 from service.errors import Unavailable
-from service.pipeline.remembered import Remembered
 from service.processes.channel import Channel
 from service.processes.messages import Beat, Message, Scrape, Scraped
 from service.settings import Settings
@@ -92,7 +92,7 @@ class Lifeline:
         self._receive = receive
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
-        self._channel = Channel.connect(launch.endpoint, launch.identity, self._on_message)
+        self._channel = Channel.connect(launch.endpoint, launch.identity, self._on_messages)
         self._beating = asyncio.create_task(self._keep_beating())
 
     async def scrape(self) -> bytes:
@@ -122,13 +122,14 @@ class Lifeline:
             self.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _on_message(self, _: bytes, message: Message) -> None:
-        match message:
-            case Scrape():
-                self._channel.send(Scraped(message.id, generate_latest(self._registry)))
-            case Scraped():
-                future = self._scrapes.get(message.id)
-                if future is not None and not future.done():
-                    future.set_result(message.text)
-            case _:
-                self._receive(message)
+    def _on_messages(self, _: bytes, messages: list[Message]) -> None:
+        for message in messages:
+            match message:
+                case Scrape():
+                    self._channel.send(Scraped(message.id, generate_latest(self._registry)))
+                case Scraped():
+                    future = self._scrapes.get(message.id)
+                    if future is not None and not future.done():
+                        future.set_result(message.text)
+                case _:
+                    self._receive(message)

@@ -14,25 +14,30 @@ import os
 import secrets
 import weakref
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from service.errors import PayloadTooLarge, Unavailable
-from service.processes.messages import Attach, Span
+from service.processes.messages import Attach
 from service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
+
+    Span: TypeAlias = tuple[int, Sequence[int]]
+    """A float32 array, C-contiguous, in a front end's memory: the byte where it begins, and its shape."""
 
 HEAVY_BYTES = 1 << 20
 """Fields longer than this (about 0.2 ms) are copied off the event loop."""
 
 _PAGE = 4096
 _ALIGNMENT = 64
+_FLOAT = np.dtype(np.float32)
 
 
 class SlotMemory:
@@ -48,8 +53,10 @@ class SlotMemory:
         self._start: int = np.frombuffer(self._map, np.uint8).ctypes.data
         self._free = [(0, size)]
         """Start and stop, in bytes; in order, never adjoining."""
+        self._slots: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
+        """By the identity of a reference to each: such an array has no hash."""
         # Garbage is collected on any thread, at any time, even while the list above changes.
-        self._given_back: deque[tuple[int, int]] = deque()
+        self._given_back: deque[weakref.ref[NDArray[np.uint8]]] = deque()
 
     @property
     def used_bytes(self) -> int:
@@ -89,8 +96,8 @@ class SlotMemory:
         else:
             self._free[index] = (start + needed, stop)
         array = np.frombuffer(self._map, np.uint8, size, start)
-        given_back = partial(self._given_back.append, (start, start + needed))
-        weakref.finalize(array, given_back).atexit = False
+        given = weakref.ref(array, self._given_back.append)
+        self._slots[id(given)] = given, start, start + needed
         return array
 
     def buffer(self, size: int, aligned_at: int) -> memoryview:
@@ -100,20 +107,24 @@ class SlotMemory:
 
     def array(self, shape: tuple[int, ...]) -> Fields:
         """An uninitialised float32 array."""
-        count = math.prod(shape)
-        return np.frombuffer(self.slot(4 * count).data, np.float32, count).reshape(shape)
+        return np.ndarray(shape, _FLOAT, self.slot(4 * math.prod(shape)))
 
     def holds(self, fields: Fields) -> bool:
         """Whether an array lies in this memory."""
-        return 0 <= fields.ctypes.data - self._start < self._size
+        return 0 <= _address(fields) - self._start < self._size
 
     def span(self, fields: Fields) -> Span:
-        """Where an array of this memory lies."""
-        return Span(fields.ctypes.data - self._start, fields.shape)
+        """Place of an array of this memory."""
+        return _address(fields) - self._start, fields.shape
+
+    def at(self, span: Span) -> Fields:
+        """The float32 array there, for as long as somebody else holds its slot."""
+        start, shape = span
+        return np.ndarray(shape, _FLOAT, self._map, start)
 
     def _take_back(self) -> None:
         while self._given_back:
-            start, stop = self._given_back.popleft()
+            _, start, stop = self._slots.pop(id(self._given_back.popleft()))
             index = bisect.bisect(self._free, (start, stop))
             if index < len(self._free) and self._free[index][0] == stop:
                 stop = self._free.pop(index)[1]
@@ -136,10 +147,20 @@ class LentMemory:
         try:
             # one array, of which all others are views: it ends before the memory does
             self.bytes = np.frombuffer(mmap.mmap(fd, attachment.size), np.uint8)
+            self._start = _address(self.bytes)
         finally:
             os.close(fd)
 
+    def span(self, fields: Fields) -> Span:
+        """Place of an array of this memory."""
+        return _address(fields) - self._start, fields.shape
+
     def array(self, span: Span) -> Fields:
         """The float32 array there."""
-        stop = span.offset + 4 * math.prod(span.shape)
-        return self.bytes[span.offset : stop].view(np.float32).reshape(span.shape)
+        start, shape = span
+        return np.ndarray(shape, _FLOAT, self.bytes, start)
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

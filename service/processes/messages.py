@@ -1,4 +1,8 @@
-"""What the processes tell each other; fields travel in shared memory, everything else in these."""
+"""Messages between the processes.
+
+Arrays travel as their places in the front end's shared memory, a model's configuration as its digest (`References` in
+channel.py); everything else as it is.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,19 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from service.pipeline.engine import ModelStatus
-from service.pipeline.remembered import Remembered
+from service.engine.interface import (
+    Fields,
+    Frame,
+    ModelStatus,
+    PredictRequest,
+    PredictResult,
+    RolloutRequest,
+)
+from service.engine.remembered import Remembered
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A float32 array of this shape, C-contiguous, at this byte of the front end's shared memory."""
-
-    offset: int
-    shape: tuple[int, ...]
 
 
 class Attach(_Message, frozen=True):
@@ -31,16 +35,10 @@ class Attach(_Message, frozen=True):
 
 
 class Predict(_Message, frozen=True):
-    """Front end to engine. Until its one answer has come, both arrays are the engine's."""
+    """Front end to engine. Until its one answer has come, the request's arrays are the engine's."""
 
     id: int
-    fields: Span
-    answer: Span
-    """Where the answer is to be written."""
-    digest: str
-    """Of the configuration that the fields were checked against."""
-    request: dict[str, Any]
-    """Everything else that a PredictRequest says."""
+    request: PredictRequest
 
 
 class Begin(_Message, frozen=True):
@@ -50,24 +48,16 @@ class Begin(_Message, frozen=True):
     """
 
     id: int
-    fields: Span
-    ring: Span
+    request: RolloutRequest
+    ring: Fields
     """[places, *shape of the fields]: frames go into one place after the other, round and round."""
-    digest: str
-    """Of the configuration that the fields were checked against."""
-    request: dict[str, Any]
-    """Everything else that its PredictRequest says."""
-    rollout: dict[str, int]
-    """Everything else that the RolloutRequest says."""
 
 
 class Framed(_Message, frozen=True):
     """Engine to front end: how far the rollout is, in the next place of the ring; its fields stand there if they are wanted."""
 
     id: int
-    step: int
-    wanted: bool
-    trust: dict[str, tuple[float, ...]]
+    frame: Frame
 
 
 class Taken(_Message, frozen=True):
@@ -91,16 +81,10 @@ class Ask(_Message, frozen=True):
 
 
 class Predicted(_Message, frozen=True):
-    """Engine to front end: the answer stands where it was to be written."""
+    """Engine to front end. The result's fields do not travel: they stand where the request said."""
 
     id: int
-    version: str
-    queue_seconds: float
-    compute_seconds: float
-    batch_sizes: tuple[int, ...]
-    backend: str
-    precision: str
-    trust: dict[str, tuple[float, ...]]
+    result: PredictResult
 
 
 class Told(_Message, frozen=True):

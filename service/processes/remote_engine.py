@@ -6,28 +6,32 @@ import asyncio
 import dataclasses
 from collections import Counter
 from contextlib import aclosing
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from models.config import ModelConfig
-from service.errors import NotFound, Unavailable
-from service.pipeline.engine import ModelCounters, ModelStatus, PredictRequest, PredictResult
+from service.engine.interface import ModelCounters, ModelStatus
+from service.errors import NotFound, ServiceError, Unavailable
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.engine_link import EngineLink
-from service.processes.messages import Begin, Predict, Queue
+from service.processes.messages import Queue
 from service.processes.rollout_ring import copy_whole, places
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from service.pipeline.engine import Fields, Frame, RolloutRequest
+    from service.engine.interface import (
+        Fields,
+        Frame,
+        PredictRequest,
+        PredictResult,
+        RolloutRequest,
+    )
     from service.processes.memory import SlotMemory
     from service.processes.messages import Peer
 
-_BY_VALUE = tuple(
-    one.name
-    for one in dataclasses.fields(PredictRequest)
-    if one.name not in ("fields", "config", "answer")
-)
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
 
@@ -57,7 +61,7 @@ def _total(queue: Queue) -> int:
 
 
 class RemoteEngine:
-    """Implements service.pipeline.engine.Engine over any number of engine processes, each of which has every model.
+    """Implements service.engine.interface.Engine over any number of engine processes, each of which has every model.
 
     All methods are for the event loop. `meet` tells it which engines live.
     """
@@ -74,6 +78,11 @@ class RemoteEngine:
         self._configs: dict[str, ModelConfig] = {}
         """By digest: one object for all engines, and for as long as any of them serves it."""
         self._digests: dict[int, str] = {}
+        """By the identity of a configuration."""
+        self._links_of: dict[int, list[EngineLink]] = {}
+        """The engines that serve it, or else its model."""
+        self._serving: dict[tuple[str, str | None], ModelConfig] = {}
+        """By (model, version); without a version the newest that an engine serves."""
         self._last: list[ModelStatus] = []
         self._draining = False
 
@@ -88,7 +97,8 @@ class RemoteEngine:
                 self._links[peer] = EngineLink(
                     peer.endpoint,
                     self._identity,
-                    self._memory.attachment(),
+                    self._memory,
+                    digest_of=self._digest_of,
                     on_state=self._on_state,
                     on_queue=self._on_queue,
                 )
@@ -109,33 +119,16 @@ class RemoteEngine:
                 "the service stopped before this request was done; retry, another may answer"
             )
         self._links = {}
+        self._on_state()
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
         return self._memory.buffer(size, aligned_at)
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
-        versions = [status for status in self.statuses() if status.name == model]
-        if not versions:
-            if not self._last:
-                raise _no_engine()
-            known = ", ".join(sorted({status.name for status in self._last})) or "none"
-            raise NotFound(f"there is no model {model!r}; there are {known}")
-        if version is not None:
-            have = ", ".join(status.version for status in versions)
-            versions = [status for status in versions if status.version == version]
-            if not versions:
-                raise NotFound(f"model {model!r} has no version {version!r}; it has {have}")
-        for status in reversed(versions):
-            for link in self._links.values():
-                digest = link.digests.get((status.name, status.version))
-                if digest is not None:
-                    return self._configs[digest]
-        newest = versions[-1]
-        why = f" ({newest.reason})" if newest.reason else ""
-        raise Unavailable(
-            f"model {model!r} is {newest.state}{why}",
-            retry_after=1.0 if newest.state == "LOADING" else None,
-        )
+        config = self._serving.get((model, version))
+        if config is None:
+            raise self._not_serving(model, version)
+        return config
 
     def statuses(self) -> list[ModelStatus]:
         return self._last
@@ -144,58 +137,26 @@ class RemoteEngine:
         self.config(model, version)
         serving = [link for link in self._links.values() if (model, version) in link.digests]
         told = await _ask(serving, "counters", model, version)
-        return _sum([ModelCounters(**value) for value in told])
+        return _sum(msgspec.convert(told, list[ModelCounters]))
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        config = request.config or self.config(request.model, request.version)
-        size = len(request.fields)
-        shape: tuple[int, ...] = (size, config.architecture.out_channels, *request.fields.shape[2:])
-        answer = self._memory.array(shape if request.vjp is None else request.fields.shape)
-        fields = await self._placed(request.fields)
-        link = self._choose(config)
-        predicted = await link.predict(
-            fields,
-            answer,
-            lambda number: Predict(
-                number,
-                self._memory.span(fields),
-                self._memory.span(answer),
-                self._digests.get(id(config), ""),
-                _values(request),
-            ),
-        )
-        return PredictResult(
-            model=config.name,
-            version=predicted.version,
-            fields=answer,
-            queue_seconds=predicted.queue_seconds,
-            compute_seconds=predicted.compute_seconds,
-            batch_sizes=predicted.batch_sizes,
-            backend=predicted.backend,
-            precision=predicted.precision,
-            trust=predicted.trust,
-        )
+        config = request.config = request.config or self.config(request.model, request.version)
+        size, _, *grid = shape = request.fields.shape
+        if request.vjp is None:
+            shape = (size, config.architecture.out_channels, *grid)
+        request.answer = self._memory.array(shape)
+        if not self._memory.holds(request.fields):
+            request.fields = await self._placed(request.fields)
+        return await self._choose(config).predict(request)
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
-        config = initial.config or self.config(initial.model, initial.version)
-        shape, steps = initial.fields.shape, request.last - request.start
-        ring = self._memory.array((places(initial.fields.nbytes, steps), *shape))
-        fields = await self._placed(initial.fields)
-        link = self._choose(config)
-        sent = link.rollout(
-            fields,
-            ring,
-            lambda number: Begin(
-                number,
-                self._memory.span(fields),
-                self._memory.span(ring),
-                self._digests.get(id(config), ""),
-                _values(initial),
-                {"last": request.last, "start": request.start, "every": request.every},
-            ),
-        )
-        async with aclosing(sent) as frames:
+        config = initial.config = initial.config or self.config(initial.model, initial.version)
+        places_wanted = places(initial.fields.nbytes, request.last - request.start)
+        ring = self._memory.array((places_wanted, *initial.fields.shape))
+        if not self._memory.holds(initial.fields):
+            initial.fields = await self._placed(initial.fields)
+        async with aclosing(self._choose(config).rollout(request, ring)) as frames:
             async for frame in frames:
                 yield frame
 
@@ -222,24 +183,41 @@ class RemoteEngine:
         return list(self._links.values())
 
     async def _placed(self, fields: Fields) -> Fields:
-        """The same fields in shared memory; those that were parsed or converted do not lie there yet."""
-        if self._memory.holds(fields):
-            return fields
+        """The same fields in shared memory, where those that were parsed or converted do not lie yet."""
         placed = self._memory.array(fields.shape)
         await copy_whole(placed, fields)
         return placed
 
+    def _digest_of(self, config: ModelConfig) -> str:
+        return self._digests.get(id(config), "")
+
     def _choose(self, config: ModelConfig) -> EngineLink:
         """The least busy of the engines that serve the configuration, or else the model."""
-        key = (config.name, config.version)
-        digest = self._digests.get(id(config))
-        serving = [link for link in self._links.values() if key in link.digests]
-        same = [link for link in serving if link.digests[key] == digest]
-        if not serving:
+        links = self._links_of.get(id(config))
+        if not links:
             # Unloaded meanwhile, or its engine died.
-            self.config(*key)
+            self.config(config.name, config.version)
             raise _no_engine()
-        return min(same or serving, key=lambda link: link.fields_under_way)
+        return links[0] if len(links) == 1 else min(links, key=attrgetter("fields_under_way"))
+
+    def _not_serving(self, model: str, version: str | None) -> ServiceError:
+        versions = [status for status in self._last if status.name == model]
+        if not versions:
+            if not self._last:
+                return _no_engine()
+            known = ", ".join(sorted({status.name for status in self._last})) or "none"
+            return NotFound(f"there is no model {model!r}; there are {known}")
+        if version is not None:
+            have = ", ".join(status.version for status in versions)
+            versions = [status for status in versions if status.version == version]
+            if not versions:
+                return NotFound(f"model {model!r} has no version {version!r}; it has {have}")
+        newest = versions[-1]
+        why = f" ({newest.reason})" if newest.reason else ""
+        return Unavailable(
+            f"model {model!r} is {newest.state}{why}",
+            retry_after=1.0 if newest.state == "LOADING" else None,
+        )
 
     def _on_state(self) -> None:
         links = self._links.values()
@@ -262,13 +240,21 @@ class RemoteEngine:
         if not merged:
             merged = {(one.name, one.version): _awaited(one) for one in self._last}
         self._last = sorted(merged.values(), key=lambda one: (one.name, int(one.version)))
+        self._serving = {}
+        for name, version in ((one.name, one.version) for one in self._last):
+            digest = next((d for link in links if (d := link.digests.get((name, version)))), None)
+            if digest is not None:
+                # The newest comes last.
+                self._serving[name, version] = self._serving[name, None] = self._configs[digest]
+        self._links_of = {id(config): self._links_for(config) for config in self._configs.values()}
+
+    def _links_for(self, config: ModelConfig) -> list[EngineLink]:
+        key, digest = (config.name, config.version), self._digest_of(config)
+        serving = [link for link in self._links.values() if key in link.digests]
+        return [link for link in serving if link.digests[key] == digest] or serving
 
     def _on_queue(self) -> None:
         self._queue.tell([link.queue for link in self._links.values()])
-
-
-def _values(request: PredictRequest) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in _BY_VALUE}
 
 
 def _awaited(status: ModelStatus) -> ModelStatus:

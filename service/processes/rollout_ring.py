@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.pipeline.engine import Frame
 from service.processes.memory import HEAVY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from service.pipeline.engine import Fields
-    from service.processes.messages import Framed
+    from service.engine.interface import Fields, Frame
 
 _RING_BYTES = 1024 * 1024
 _MOST_PLACES = 256
@@ -53,12 +51,15 @@ class Writer:
         self._next = 0
         self._free = asyncio.Semaphore(len(ring))
 
-    async def put(self, frame: Frame) -> None:
-        """Wait for a free place, and fill it."""
+    async def put(self, frame: Frame) -> Frame:
+        """Wait for a free place, and fill it. The frame as it stands there."""
         await self._free.acquire()
         if frame.fields is not None:
-            await copy_whole(self._ring[self._next], frame.fields)
+            place = self._ring[self._next]
+            await copy_whole(place, frame.fields)
+            frame.fields = place
         self._next = (self._next + 1) % len(self._ring)
+        return frame
 
     def taken(self) -> None:
         """The oldest place that was filled is free."""
@@ -68,14 +69,12 @@ class Writer:
 class Reader:
     """The front end's end."""
 
-    def __init__(self, ring: Fields) -> None:
-        self._ring = ring
-        self._next = 0
-        self._arrived: asyncio.Queue[Framed | None] = asyncio.Queue()
+    def __init__(self) -> None:
+        self._arrived: asyncio.Queue[Frame | None] = asyncio.Queue()
 
-    def arrived(self, framed: Framed) -> None:
-        """The engine filled the next place."""
-        self._arrived.put_nowait(framed)
+    def arrived(self, frame: Frame) -> None:
+        """The engine filled the next place, if the frame's fields are wanted."""
+        self._arrived.put_nowait(frame)
 
     def ended(self) -> None:
         """No more will arrive."""
@@ -86,10 +85,9 @@ class Reader:
 
         It is a copy: whoever puts an answer together holds all frames, and the ring has room for few.
         """
-        while (framed := await self._arrived.get()) is not None:
-            fields = None
-            if framed.wanted:
-                fields = np.empty_like(self._ring[self._next])
-                await copy_whole(fields, self._ring[self._next])
-            self._next = (self._next + 1) % len(self._ring)
-            yield Frame(framed.step, fields, framed.trust)
+        while (frame := await self._arrived.get()) is not None:
+            if frame.fields is not None:
+                fields = np.empty_like(frame.fields)
+                await copy_whole(fields, frame.fields)
+                frame.fields = fields
+            yield frame

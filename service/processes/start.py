@@ -12,6 +12,7 @@ from service import logs
 from service.processes.port import reserve
 from service.processes.supervisor import Supervisor
 from service.settings import exposure_warnings, http_url, misspelt_variables
+from service.system import with_descriptors
 
 if TYPE_CHECKING:
     from service.model_limits import ModelLimits
@@ -27,6 +28,11 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         logger.warning(problem)
     if not sys.platform.startswith("linux"):
         logger.error("cannot start: several processes need Linux; leave frontends at 0 here")
+        return 1
+    try:
+        settings = with_descriptors(settings)
+    except ValueError as error:
+        logger.error("cannot start: %s", error)
         return 1
     try:
         reserved = reserve(settings)

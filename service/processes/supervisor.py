@@ -17,9 +17,10 @@ from service.processes.channel import Channel, new_endpoint
 from service.processes.lifeline import BEAT_SECONDS, EX_CONFIG, SCRAPE_SECONDS, Launch
 from service.processes.messages import Beat, Engines, Gone, Message, Peer, Scrape, Scraped
 from service.processes.metrics_sum import MetricsSum
+from service.system import on_hangup
 
 if TYPE_CHECKING:
-    from service.pipeline.remembered import Remembered
+    from service.engine.remembered import Remembered
     from service.settings import Settings
 
     Role = Literal["engine", "frontend"]
@@ -84,12 +85,14 @@ class Supervisor:
         self._signals = 0
         self._stop = asyncio.Event()
         self._failed = False
+        self._terminal_is_gone = on_hangup()
 
     async def run(self) -> int:
         """Until a signal, or until a process cannot start. Returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._channel = Channel.listen(self._endpoint, self._receive)
         keepers = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
         await self._stop.wait()
@@ -192,6 +195,13 @@ class Supervisor:
         for running in self._running("frontend"):
             running.process.terminate()
 
+    def _on_hangup(self) -> None:
+        if self._terminal_is_gone():
+            self._on_signal()
+            return
+        for running in self._running("frontend"):
+            running.process.send_signal(signal.SIGHUP)
+
     def _running(self, role: Role | None = None, *, up: bool = False) -> list[_Running]:
         """The processes of a role, or only those that gave a sign of life."""
         seats = (seat for seat in self._seats if role in (None, seat.role))
@@ -218,19 +228,20 @@ class Supervisor:
         for front_end in front_ends:
             self._channel.send(Engines(peers), front_end.launch.identity)
 
-    def _receive(self, sender: bytes, message: Message) -> None:
-        match message:
-            case Beat():
-                self._on_beat(sender, message)
-            case Scrape():
-                task = asyncio.create_task(self._scrape(sender, message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            case Scraped():
-                scrape = self._scrapes.get((sender, message.id))
-                if scrape is not None and not scrape.done():
-                    self._metrics.note(sender, message.text)
-                    scrape.set_result(None)
+    def _receive(self, sender: bytes, messages: list[Message]) -> None:
+        for message in messages:
+            match message:
+                case Beat():
+                    self._on_beat(sender, message)
+                case Scrape():
+                    task = asyncio.create_task(self._scrape(sender, message))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case Scraped():
+                    scrape = self._scrapes.get((sender, message.id))
+                    if scrape is not None and not scrape.done():
+                        self._metrics.note(sender, message.text)
+                        scrape.set_result(None)
 
     def _on_beat(self, sender: bytes, beat: Beat) -> None:
         for seat in self._seats:

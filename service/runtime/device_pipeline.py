@@ -24,11 +24,12 @@ import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
+from service.engine.runnable import ModelOutput
 from service.errors import DeviceLost
 from service.runtime.page_locked import straight
 
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
+    from service.engine.runnable import Ran
 
-    Forward = Callable[[torch.Tensor], torch.Tensor]
+    Forward = Callable[[torch.Tensor], tuple[torch.Tensor, Ran]]
     Judgement = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
     """Numbers by name, one a field, float32 [n], of a batch's inputs and outputs."""
 
@@ -51,22 +53,6 @@ IN_FLIGHT = 3
 def unjudged(_x: torch.Tensor, _y: torch.Tensor) -> dict[str, torch.Tensor]:
     """A judge that says nothing."""
     return {}
-
-
-class Answer(NamedTuple):
-    """What came out; seconds."""
-
-    fields: Fields | None
-    """None if they stand where `start` was told."""
-    gather_seconds: float
-    compute_seconds: float
-    """Of the device, where that is a GPU: without the copies, and without waiting for the batch before."""
-    total: float
-    """Sum of all values: no number, or infinite, if any of them is."""
-    judged: dict[str, list[float]]
-    """What the judge said of each field."""
-    release: Callable[[], None] | None = None
-    """To be called once, when nobody looks at the fields any more; None if they are nobody else's memory."""
 
 
 class Pipeline(Protocol):
@@ -88,7 +74,7 @@ class Pipeline(Protocol):
         forward: Forward,
         judge: Judgement = unjudged,
         answers: Sequence[Fields] = (),
-    ) -> Callable[[], Answer]:
+    ) -> Callable[[], ModelOutput]:
         """Begin `forward`, then `judge`, on the parts as one batch; what it returns waits for the answer.
 
         See Runnable.start.
@@ -115,19 +101,19 @@ class HostPipeline:
         forward: Forward,
         judge: Judgement = unjudged,
         _: Sequence[Fields] = (),
-    ) -> Callable[[], Answer]:
+    ) -> Callable[[], ModelOutput]:
         started = time.perf_counter()
         x = torch.from_numpy(gather(parts))
         gathered = time.perf_counter()
         with torch.inference_mode():
-            y = forward(x)
+            y, ran = forward(x)
             ended = time.perf_counter()
             judged = {name: values.tolist() for name, values in judge(x, y).items()}
         fields = y.numpy()
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(fields.sum())
-        answer = Answer(fields, gathered - started, ended - gathered, total, judged)
-        return lambda: answer
+        output = ModelOutput(fields, ran, gathered - started, ended - gathered, judged, total)
+        return lambda: output
 
 
 def gather(parts: Sequence[Fields]) -> Fields:
@@ -174,7 +160,7 @@ class DevicePipeline:
         forward: Forward,
         judge: Judgement = unjudged,
         answers: Sequence[Fields] = (),
-    ) -> Callable[[], Answer]:
+    ) -> Callable[[], ModelOutput]:
         staging = self._free.get()
         try:
             return self._enqueue(staging, parts, forward, judge, answers)
@@ -207,7 +193,7 @@ class DevicePipeline:
             set_stream(self._kernels)
             self._kernels.wait_event(staging.taken_in)
             staging.began.record(self._kernels)
-            y = forward(x)
+            y, ran = forward(x)
             staging.ended.record(self._kernels)
             judged = judge(x, y)
             numbers = torch.cat([y.sum().view(1), *judged.values()])
@@ -224,6 +210,7 @@ class DevicePipeline:
             (x, y, numbers),
             host_out,
             host_numbers,
+            ran,
             tuple(judged),
             gather_seconds,
             staging,
@@ -246,9 +233,10 @@ class DevicePipeline:
     def _put_out(
         self, staging: _Staging, y: torch.Tensor, answers: Sequence[Fields]
     ) -> torch.Tensor | None:
-        """Copy the batch out on the current stream: into `answers`, or else into what it returns."""
+        """Copy the batch out on the current stream: into `answers` if the GPU reaches them, else into what it returns."""
         sizes = [len(answer) for answer in answers]
-        if sum(sizes) == len(y) and {answer.shape[1:] for answer in answers} == {y.shape[1:]}:
+        fit = sum(sizes) == len(y) and {answer.shape[1:] for answer in answers} == {y.shape[1:]}
+        if fit and straight(answers):
             rows = list(y.split(sizes))
             torch._foreach_copy_([*map(_tensor, answers)], rows, non_blocking=True)
             return None
@@ -265,12 +253,13 @@ class _Running:
     host_out: torch.Tensor | None
     numbers: torch.Tensor
     """The total, then each field's judgements of one name after those of the other."""
+    ran: Ran
     judged: tuple[str, ...]
     gather_seconds: float
     staging: _Staging
     release: Callable[[], None]
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> ModelOutput:
         try:
             compute_seconds = self.staging.wait()
         except RuntimeError as error:
@@ -278,15 +267,16 @@ class _Running:
             raise _lost(error) from error
         total, *judgements = self.numbers.tolist()
         count = len(judgements) // max(1, len(self.judged))
-        return Answer(
+        return ModelOutput(
             None if self.host_out is None else self.host_out.numpy(),
+            self.ran,
             self.gather_seconds,
             compute_seconds,
-            total,
             {
                 name: judgements[start * count : (start + 1) * count]
                 for start, name in enumerate(self.judged)
             },
+            total,
             self.release,
         )
 

@@ -10,13 +10,14 @@ import logging
 import math
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
+from service.engine.runnable import Ran
 from service.runtime import gradient
 from service.runtime.replays import Replays
-from turbofno_ops import ChainRefused, GraphRefused, ModuleGraphs, compile_fno
+from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs, compile_fno
 from turbofno_ops.dispatch import last_backend
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from models.config import Precision
     from models.fno import FNO
-    from service.pipeline.vjp import VjpShapes
+    from service.engine.runnable import Execution
+    from service.engine.vjp import VjpShapes
     from service.runtime.gradient import Kept
     from turbofno_ops import CompiledFNO
 
@@ -34,7 +36,6 @@ _LAYER_BYTES = 2 << 20
 """What a layer's fields may take of a core's caches: larger batches took up to twice as long (`python -m benchmarks.caches`)."""
 
 
-Execution = Literal["none", "chain", "graph", "replay", "module"]
 EXECUTIONS: dict[Execution, str] = {
     "none": "not at all",
     "chain": "as one chain of kernels",
@@ -44,17 +45,8 @@ EXECUTIONS: dict[Execution, str] = {
 }
 
 
-class Ran(NamedTuple):
-    """Backend, precision and execution of a call, and on a GPU why nothing faster ran."""
-
-    backend: str
-    precision: str
-    execution: Execution
-    reason: str = ""
-
-
 class Forward:
-    """Calls are for the device thread; `ran` tells of the last one."""
+    """Calls are for the device thread. Each says what ran, beside what it gives."""
 
     def __init__(
         self, name: str, module: FNO, device: torch.device, *, precision: Precision, max_batch: int
@@ -65,7 +57,6 @@ class Forward:
         self._precision = precision
         self._refusals: set[str] = set()
         self._no_chain = ""
-        self.ran = Ran("none", "fp32", "none")
         self._on_gpu = device.type == "cuda"
         # Not a method of this: the two would refer to each other, and outlive the model until garbage is collected.
         at_once = partial(_at_once, channels=module.arch.hidden_channels, max_batch=max_batch)
@@ -74,10 +65,15 @@ class Forward:
         self._graphs: ModuleGraphs | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
         if self._on_gpu:
-            self._graphs = ModuleGraphs(module, device, max_batch=max_batch)
+            graphs = GraphCache()  # one bound for those of the chain and those of the module
+            self._graphs = ModuleGraphs(module, device, max_batch=max_batch, graphs=graphs)
             try:
                 self._chain = compile_fno(
-                    module.description(), device=device, precision=precision, max_batch=max_batch
+                    module.description(),
+                    device=device,
+                    precision=precision,
+                    max_batch=max_batch,
+                    graphs=graphs,
                 )
             except ChainRefused as refusal:
                 self._no_chain = str(refusal)
@@ -86,7 +82,7 @@ class Forward:
             # thread may be capturing a graph, which that would break.
             torch.cuda.current_stream(device).synchronize()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
         no_chain = self._no_chain
         if self._chain is not None:
@@ -96,13 +92,11 @@ class Forward:
                 no_chain = str(refusal)
                 self._log("is no chain of kernels", no_chain)
             else:
-                self.ran = Ran(self._chain.backend, self._chain.precision, "chain")
-                return y
+                return y, Ran(self._chain.backend, self._chain.precision, "chain")
         if self._graphs is None:
             y = self._replays(x)
             execution: Execution = "replay" if self._replays.recorded(x.shape[1:]) else "module"
-            self.ran = Ran(last_backend(), "fp32", execution)
-            return y
+            return y, Ran(last_backend(), "fp32", execution)
         execution, reason = "graph", no_chain
         try:
             y = self._graphs(x)
@@ -115,20 +109,18 @@ class Forward:
         backend = last_backend()
         # no other backend rounds
         precision = self._precision if backend == "cuda" else "fp32"
-        self.ran = Ran(backend, precision, execution, reason)
-        return y
+        return y, Ran(backend, precision, execution, reason)
 
     def prepare(self, field: torch.Size) -> None:
         """Make batches of such fields, [in_channels, *grid], fast on a CPU; on the device thread."""
         if not self._on_gpu:
             self._replays.prepare(field)
 
-    def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
+    def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> tuple[torch.Tensor, Ran]:
         """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""
         with self._exact():
             answer = gradient.vjp(self._module, rows, shapes)
-        self.ran = Ran(last_backend(), "fp32", "module")
-        return answer
+        return answer, Ran(last_backend(), "fp32", "module")
 
     def measure_gradient(self, field: torch.Tensor) -> Kept:
         """What the gradient of a field [1, in_channels, *grid] takes. Raises NotDifferentiable."""

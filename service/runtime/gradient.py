@@ -9,7 +9,7 @@ import torch
 from service.errors import NotDifferentiable
 
 if TYPE_CHECKING:
-    from service.pipeline.vjp import VjpShapes
+    from service.engine.vjp import VjpShapes
 
 
 class Kept(NamedTuple):
@@ -26,7 +26,7 @@ class Kept(NamedTuple):
 
 
 def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
-    """Rows of input and cotangent -> rows of gradient and output, float32 [n, length]; see service/pipeline/vjp.py.
+    """Rows of input and cotangent -> rows of gradient and output, float32 [n, length]; see service/engine/vjp.py.
 
     Gradients are on within this call only, also where it is called in inference mode.
     """

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from models.activations import activation_bytes
+from service.engine.out_of_memory import out_of_memory, release_frames
+from service.engine.runnable import Ran
+from service.engine.totals import ModelTotals
 from service.errors import DeviceLost, NotDifferentiable
-from service.pipeline.batch import out_of_memory, release_frames
-from service.pipeline.ticket import ModelOutput
-from service.pipeline.totals import ModelTotals
 from service.runtime.device_pipeline import unjudged
 from service.runtime.gradient import Kept
 from service.runtime.judge import Judge
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from models.config import ModelConfig, Precision
-    from service.pipeline.batcher import Policy
-    from service.pipeline.engine import Fields
-    from service.pipeline.vjp import VjpShapes
-    from service.runtime.device_pipeline import Judgement, Pipeline
-    from service.runtime.forward import Execution, Forward
-    from service.runtime.rollout_turn import State, Turn
+    from service.engine.interface import Fields
+    from service.engine.runnable import ModelOutput, State, Turn
+    from service.engine.vjp import VjpShapes
+    from service.runtime.device_pipeline import Pipeline
+    from service.runtime.forward import Forward
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +58,8 @@ class ModelSlot:
         """
         self.config = config
         self.totals = ModelTotals()
-        self.backend = ""
-        self.precision = ""
-        self.execution: Execution = "none"
-        self.execution_reason = ""
+        self.ran = Ran("none")
+        """Backend and precision that ran on the training grid when it was warmed up."""
         self.asked_precision = asked
         self._forward = forward
         self._pipeline = pipeline
@@ -82,6 +79,11 @@ class ModelSlot:
         return self.config.version
 
     @property
+    def field_bytes(self) -> int:
+        """Of a field on the training grid."""
+        return 4 * self.config.architecture.in_channels * math.prod(self.config.grid.training)
+
+    @property
     def device_bytes(self) -> int:
         """Bytes that its compiled chain and its graphs hold on the device."""
         return self._forward.device_bytes
@@ -90,11 +92,11 @@ class ModelSlot:
         self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units; see Runnable."""
-        return self._start(parts, self._checked_forward, self._judge or unjudged, answers)
+        return self._pipeline.start(parts, self._checked_forward, self._judge or unjudged, answers)
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
         """Vector-Jacobian products: rows to rows of these shapes; see Runnable."""
-        return self._start(parts, partial(self._forward.vjp, shapes=shapes))
+        return self._pipeline.start(parts, partial(self._forward.vjp, shapes=shapes))
 
     def kept_bytes(self, shapes: VjpShapes) -> int:
         """Memory that the gradient of one field takes beside its row, about. Raises NotDifferentiable."""
@@ -104,38 +106,13 @@ class ModelSlot:
             )
         return self._kept.bytes(math.prod(shapes.input[1:]))
 
-    def _start(
-        self,
-        parts: Sequence[Fields],
-        run: Callable[[torch.Tensor], torch.Tensor],
-        judge: Judgement = unjudged,
-        answers: Sequence[Fields] = (),
-    ) -> Callable[[], ModelOutput]:
-        wait = self._pipeline.start(parts, run, judge, answers)
-        ran = self._forward.ran
-
-        def output() -> ModelOutput:
-            answer = wait()
-            return ModelOutput(
-                answer.fields,
-                backend=ran.backend,
-                precision=ran.precision,
-                gather_seconds=answer.gather_seconds,
-                compute_seconds=answer.compute_seconds,
-                total=answer.total,
-                release=answer.release,
-                trust=answer.judged,
-            )
-
-        return output
-
     def advance(
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
         """Run rollouts on by so many steps, in one batch; see `run_turn`. On the device thread."""
         with self._pipeline.in_turn(), torch.inference_mode():
             return run_turn(
-                self._checked_forward,
+                lambda x: self._checked_forward(x)[0],
                 states,
                 wanted,
                 steps=steps,
@@ -152,9 +129,9 @@ class ModelSlot:
                 slot._judge.clear()
         torch.cuda.empty_cache()
 
-    def warm_up(self, policy: Policy) -> Iterator[Callable[[], bool]]:
+    def warm_up(self, largest: int, *, max_gradient_bytes: int) -> Iterator[Callable[[], bool]]:
         """The steps of warming up, for the device thread one after the other: a field of zeros on the training grid, its
-        gradient, then batches of each power of two and the largest. A step returns False if it was to be the last.
+        gradient, then batches of each power of two and of `largest` fields. A step returns False if it was to be the last.
 
         They note what runs. No request then pays for first-time set-up. Batches too large for the memory are left out,
         since the pipeline splits those; so are batches that are left after WARM_UP_SECONDS of the device.
@@ -171,8 +148,8 @@ class ModelSlot:
 
         yield partial(timed, partial(self._prepare, shape))
         yield partial(timed, partial(self._try_batch, (1, *shape)))
-        yield partial(timed, partial(self._try_gradient, shape, policy.max_gradient_bytes))
-        size, largest = 1, policy.limit(4 * math.prod(shape))
+        yield partial(timed, partial(self._try_gradient, shape, max_gradient_bytes))
+        size = 1
         while size < largest and spent < WARM_UP_SECONDS:
             size = min(2 * size, largest)
             yield partial(timed, partial(self._try_batch, (size, *shape)))
@@ -194,8 +171,7 @@ class ModelSlot:
                 "a batch of %d does not fit into memory for model %s", shape[0], self.name
             )
             return False
-        self.backend, self.precision = output.backend, output.precision
-        self.execution, self.execution_reason = self._forward.ran[2:]
+        self.ran = output.ran
         if output.release is not None:
             output.release()
         return True
@@ -226,11 +202,11 @@ class ModelSlot:
             logger.warning("model %s has no gradient", self.name, exc_info=error)
         return True
 
-    def _checked_forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._forward(x)
+    def _checked_forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
+        y, ran = self._forward(x)
         expected = (len(x), self.config.architecture.out_channels)
         if y.shape[:2] != expected or y.dtype != torch.float32:
             raise RuntimeError(
                 f"the model gave {y.dtype} {tuple(y.shape)}, expected float32 {expected} first"
             )
-        return y
+        return y, ran

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
 
 logger = logging.getLogger(__name__)
 

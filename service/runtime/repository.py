@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from models.activations import activation_bytes
 from models.checkpoint import load_model
 from models.registry import discover
+from service.engine.interface import ModelStatus
+from service.engine.remembered import Remembered
 from service.errors import NotFound, ServiceError, Unavailable
-from service.pipeline.batcher import Policy
-from service.pipeline.engine import ModelStatus
-from service.pipeline.remembered import Remembered
 from service.runtime.forward import EXECUTIONS, Forward
 from service.runtime.model_slot import ModelSlot
 from service.settings import env_name
@@ -50,37 +50,6 @@ class _Entry:
     slot: ModelSlot | None = None
 
 
-@dataclass(slots=True)
-class _Users:
-    """How many requests hold a slot, and whether none does."""
-
-    count: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class _Lease:
-    """By hand, not by contextmanager: every prediction takes one."""
-
-    __slots__ = ("_all", "_slot", "_users")
-
-    def __init__(self, slot: ModelSlot, users: dict[int, _Users]) -> None:
-        self._slot, self._all = slot, users
-
-    def __enter__(self) -> ModelSlot:
-        users = self._all.get(id(self._slot))
-        if users is None:
-            users = self._all[id(self._slot)] = _Users()
-        self._users = users
-        users.count += 1
-        return self._slot
-
-    def __exit__(self, *_: object) -> None:
-        self._users.count -= 1
-        if not self._users.count:
-            del self._all[id(self._slot)]
-            self._users.idle.set()
-
-
 class Repository:
     """State changes on the event loop only; reading checkpoints on a thread of its own; warm-up on the device's."""
 
@@ -92,14 +61,19 @@ class Repository:
         device: torch.device,
         pipeline: Pipeline,
         run_on_device: Callable[[Callable[[], bool]], Awaitable[bool]],
+        most_fields: Callable[[str, int], int],
     ) -> None:
+        """`most_fields` are those of a batch of a model, by its name and the bytes of a field."""
         self._settings = settings
         self._metrics = metrics
         self._run_on_device = run_on_device
+        self._most_fields = most_fields
         self._device = device
         self._pipeline = pipeline
         self._entries: dict[tuple[str, str], _Entry] = {}
-        self._users: dict[int, _Users] = {}
+        self._users: Counter[ModelSlot] = Counter()
+        """Number of requests that hold a model."""
+        self._unused = asyncio.Event()
         self._lock = asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="turbofno-loader")
         self._required: set[tuple[str, str]] = set()
@@ -186,7 +160,7 @@ class Repository:
                     entry.state, entry.reason, entry.slot = "UNLOADING", _UNLOADED, None
                     await self._until_unused(slot)
                     self._metrics.model_loaded.remove(
-                        slot.name, slot.version, slot.backend, slot.precision
+                        slot.name, slot.version, slot.ran.backend, slot.ran.precision
                     )
                     logger.info("unloaded model %s version %s", slot.name, slot.version)
                 entry.state, entry.reason = "UNAVAILABLE", _UNLOADED
@@ -209,9 +183,16 @@ class Repository:
             retry_after=1.0 if newest.state == "LOADING" else None,
         )
 
-    def lease(self, name: str, version: str | None) -> _Lease:
-        """The same as a context, held against unloading while it lasts. Raises NotFound, Unavailable."""
-        return _Lease(self.slot(name, version), self._users)
+    def hold(self, slot: ModelSlot, requests: int) -> None:
+        """Keep a model from being unloaded until so many requests let it go."""
+        self._users[slot] += requests
+
+    def let_go(self, slot: ModelSlot, requests: int) -> None:
+        """The other end of `hold`."""
+        self._users[slot] -= requests
+        if not self._users[slot]:
+            del self._users[slot]
+            self._unused.set()
 
     def statuses(self) -> list[ModelStatus]:
         """Every known (name, version), sorted."""
@@ -285,9 +266,9 @@ class Repository:
             slot = await asyncio.get_running_loop().run_in_executor(
                 self._loader, self._read, location
             )
-            policy = Policy.of(self._settings).for_model(location.name)
+            largest = self._most_fields(location.name, slot.field_bytes)
             # One by one, so that batches of models that serve run between them.
-            for step in slot.warm_up(policy):
+            for step in slot.warm_up(largest, max_gradient_bytes=self._settings.max_gradient_bytes):
                 if not await self._run_on_device(step):
                     break
         except Exception as error:
@@ -306,15 +287,17 @@ class Repository:
         entry.state, entry.reason, entry.slot = "READY", "", slot
         seconds = time.perf_counter() - started
         if old is not None:
-            self._metrics.model_loaded.remove(old.name, old.version, old.backend, old.precision)
+            self._metrics.model_loaded.remove(
+                old.name, old.version, old.ran.backend, old.ran.precision
+            )
         self._metrics.serve(*key)
-        self._metrics.model_loaded.labels(*key, slot.backend, slot.precision).set(1)
+        self._metrics.model_loaded.labels(*key, slot.ran.backend, slot.ran.precision).set(1)
         self._metrics.model_load_seconds.labels(*key).set(seconds)
         logger.info(
             "loaded model %s version %s on %s in %.2f s; spectral backend %s, %s%s; runs %s",
-            *key, self._device, seconds, slot.backend, slot.precision,
-            "" if slot.precision == slot.asked_precision else f" ({slot.asked_precision} was asked for)",
-            EXECUTIONS[slot.execution] + (f" ({slot.execution_reason})" if slot.execution_reason else ""),
+            *key, self._device, seconds, slot.ran.backend, slot.ran.precision,
+            "" if slot.ran.precision == slot.asked_precision else f" ({slot.asked_precision} was asked for)",
+            EXECUTIONS[slot.ran.execution] + (f" ({slot.ran.reason})" if slot.ran.reason else ""),
         )  # fmt: skip
 
     def _read(self, location: ModelLocation) -> ModelSlot:
@@ -365,9 +348,9 @@ class Repository:
         return [slot for slot in slots if slot is not None]
 
     async def _until_unused(self, slot: ModelSlot) -> None:
-        users = self._users.get(id(slot))
-        if users is not None:
-            await users.idle.wait()
+        while slot in self._users:
+            self._unused.clear()
+            await self._unused.wait()
 
 
 def _status(name: str, version: str, entry: _Entry) -> ModelStatus:
@@ -379,9 +362,9 @@ def _status(name: str, version: str, entry: _Entry) -> ModelStatus:
         version,
         entry.state,
         entry.reason,
-        backend=slot.backend,
-        precision=slot.precision,
+        backend=slot.ran.backend,
+        precision=slot.ran.precision,
         asked_precision=slot.asked_precision,
-        execution=slot.execution,
-        execution_reason=slot.execution_reason,
+        execution=slot.ran.execution,
+        execution_reason=slot.ran.reason,
     )

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from service.pipeline.engine import Fields
+from service.engine.runnable import Turn
 from service.runtime.device_pipeline import unjudged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from models.statistics import Statistics
+    from service.engine.interface import Fields
+    from service.engine.runnable import State
     from service.runtime.device_pipeline import Judgement
-
-State: TypeAlias = torch.Tensor | Fields
-"""Fields of one rollout, [n, channels, *grid]: from the request at first, then as the device left them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What became of the rollouts, each list in their order."""
-
-    states: list[torch.Tensor]
-    """After the last step; on the device."""
-    frames: list[dict[int, Fields]]
-    """Wanted step of the turn (counted from 1) -> float32 [n, channels, *grid]."""
-    excess: list[NDArray[np.float32]]
-    """[steps, n]; see Excess."""
-    trust: list[dict[str, NDArray[np.float32]]]
-    """Signal -> its values [steps, n]."""
 
 
 class Excess:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from service.pipeline.engine import Fields
+    from service.engine.interface import Fields
 
 PREFIX = struct.Struct("<II")
 """Lengths in bytes of the JSON and of the float32 field after it, which may be 0."""

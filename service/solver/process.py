@@ -16,8 +16,8 @@ from service.settings import env_name
 from service.solver.messages import PREFIX, Outcome, packed, unpacked
 
 if TYPE_CHECKING:
+    from service.engine.interface import Fields
     from service.metrics import Metrics
-    from service.pipeline.engine import Fields
     from service.solver.messages import Job
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ _W3C = TraceContextTextMapPropagator()
 
 def trace_batch(report: BatchReport) -> None:
     """Call it at once when the batch has ended: that is where its spans end."""
-    parents = [_W3C.extract({"traceparent": part.ticket.trace}) for part in report.slices]
+    parents = [_W3C.extract({"traceparent": part.ticket.request.trace}) for part in report.slices]
     requests = [trace.get_current_span(parent).get_span_context() for parent in parents]
     ended, since_boot = time.time_ns(), time.monotonic_ns()
     for index, part in enumerate(report.slices):
@@ -46,22 +46,22 @@ class _Spans:
         self, report: BatchReport, index: int, part: Slice, mates: list[SpanContext], ended: int
     ) -> None:
         ticket = part.ticket
-        if part.start == 0 and ticket.started is not None:
+        if part.start == 0 and ticket.result is not None:
             queue = self._tracer.start_span(
                 "queue",
                 self._parent,
                 start_time=self._unix(ticket.arrival),
-                attributes={"turbofno.priority": ticket.priority},
+                attributes={"turbofno.priority": ticket.request.priority},
             )
-            queue.end(self._unix(ticket.started))
+            queue.end(self._unix(ticket.arrival + ticket.result.queue_seconds))
         batch = self._tracer.start_span(
             "batch",
             self._parent,
             start_time=self._unix(report.started),
             links=[Link(mate) for mate in mates],
             attributes={
-                "turbofno.model": ticket.runnable.name,
-                "turbofno.version": ticket.runnable.version,
+                "turbofno.model": ticket.kind.runnable.name,
+                "turbofno.version": ticket.kind.runnable.version,
                 "turbofno.batch.size": report.size,
                 "turbofno.batch.splits": report.splits,
                 "turbofno.fields": part.stop - part.start,

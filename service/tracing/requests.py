@@ -1,58 +1,70 @@
-"""What we add to FastAPI's span of a request: its place in the request's record, and what the record has learnt."""
+"""The span of a request, from its headers to the last byte of its reply, in the caller's trace."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opentelemetry import trace
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from service.context import RECORD_KEY
+from service.http.access_log import POLLED
+from service.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from service.context import RequestRecord
+    from service.http.call import Call
 
 _W3C = TraceContextTextMapPropagator()
 
 
-class TracingMiddleware:
-    """Inside RequestMiddleware, which makes the record; outside everything that refuses."""
+class RequestTracer:
+    """Makes the spans of all requests of an application but those of machines that poll."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer("turbofno", VERSION)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        span = trace.get_current_span()
-        if scope["type"] != "http" or not span.get_span_context().is_valid:
-            await self._app(scope, receive, send)
+    def start(self, call: Call) -> None:
+        """Begin the span of a request whose headers have come; its traceparent is `Call.trace` from then on."""
+        if call.path in POLLED:
             return
-        record: RequestRecord = scope[RECORD_KEY]
-        carrier: dict[str, str] = {}
-        _W3C.inject(carrier)
-        record.trace = carrier["traceparent"]
+        carrier = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in call.headers.items()
+        }
+        span = self._tracer.start_span(
+            f"{call.method} {call.path}",
+            propagate.extract(carrier),
+            SpanKind.SERVER,
+            {"http.request.method": call.method, "url.path": call.path},
+        )
+        call.span = span
+        sent: dict[str, str] = {}
+        _W3C.inject(sent, trace.set_span_in_context(span))
+        call.trace = sent.get("traceparent", "")
 
-        async def send_noting(message: Message) -> None:
-            # Not later: FastAPI ends the span with the last byte of the answer.
-            if message["type"] == "http.response.start":
-                span.set_attributes(_attributes(record))
-                if record.model:
-                    span.update_name(f"{record.protocol} {record.model}")
-            await send(message)
+    def end(self, call: Call, status: int) -> None:
+        """End it, with what was learnt of the request."""
+        span = call.span
+        if span is None:
+            return
+        span.set_attributes(_attributes(call, status))
+        if call.model:
+            span.update_name(f"{call.protocol} {call.model}")
+        if status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
 
-        await self._app(scope, receive, send_noting)
 
-
-def _attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+def _attributes(call: Call, status: int) -> dict[str, AttributeValue]:
     known: dict[str, AttributeValue | None] = {
-        "request_id": record.request_id,
-        "key": record.caller.name or None,
-        "model": record.model or None,
-        "version": record.version or None,
-        "fields": record.fields or None,
-        "decode_seconds": record.decode_seconds,
-        "encode_seconds": record.encode_seconds,
+        "http.response.status_code": status,
+        "turbofno.request_id": call.request_id,
+        "turbofno.key": call.caller.name or None,
+        "turbofno.model": call.model or None,
+        "turbofno.version": call.version or None,
+        "turbofno.fields": call.fields or None,
+        "turbofno.decode_seconds": call.decode_seconds,
+        "turbofno.encode_seconds": call.encode_seconds,
     }
-    return {f"turbofno.{name}": value for name, value in known.items() if value is not None}
+    return {name: value for name, value in known.items() if value is not None}

@@ -40,8 +40,8 @@ class Footprint:
 class ServerProcess:
     """`python -m service serve`; a context manager that kills the process if it is still there.
 
-    `fault` is Python that runs in it first: what a test breaks on purpose. `trust` is for a server that the options
-    make speak TLS.
+    `fault` is Python that runs in it first: what a test breaks on purpose. `shell` is for what a shell does to the process
+    that it becomes, such as "ulimit -n 200" or "exec 2>&-". `trust` is for a server that the options make speak TLS.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class ServerProcess:
         log: Path,
         *options: str,
         fault: str = "",
+        shell: str = ":",
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self.port = free_port()
@@ -65,7 +66,18 @@ class ServerProcess:
         where = ["--model-repository", str(repository)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _DIE_WITH_PARENT, *serve, *where, *options],
+                [
+                    "sh",
+                    "-c",
+                    f'{shell}; exec "$@"',
+                    "sh",
+                    sys.executable,
+                    "-c",
+                    _DIE_WITH_PARENT,
+                    *serve,
+                    *where,
+                    *options,
+                ],
                 cwd=log.parent,
                 env=environment,
                 stdin=subprocess.DEVNULL,

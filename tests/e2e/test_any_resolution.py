@@ -22,6 +22,7 @@ from tritonclient import http as triton
 from models.pde import darcy, navier_stokes
 from models.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
 from service.client import AsyncClient, BadInput, Client, PredictionWarning
+from tests.draws import generator
 from tests.e2e.server_process import ROOT
 from tests.e2e.test_predictions import MARGIN, checkpoint
 
@@ -77,7 +78,7 @@ def exact(name: str, fields: Array, grid: tuple[int, ...]) -> Array:
 def test_answer_is_that_of_a_float64_forward(
     server: ServerProcess, name: str, given: tuple[int, ...], asked: tuple[int, ...]
 ) -> None:
-    fields = np.random.default_rng().normal(size=(2, 1, *given)).astype("f4")
+    fields = generator().normal(size=(2, 1, *given)).astype("f4")
     if name == DARCY.name:
         fields = np.where(fields > 0, 12.0, 3.0).astype("f4")
     with Client(server.url) as client:
@@ -104,7 +105,7 @@ def test_answers_on_other_grids_are_as_near_the_solver_as_the_card_says(
 
 def test_many_grids_share_a_batch_and_each_gets_its_own_answer(server: ServerProcess) -> None:
     grids = [(random.randint(33, 99), random.randint(33, 99)) for _ in range(24)]
-    fields = [np.random.default_rng().normal(size=(1, *grid)).astype("f4") for grid in grids]
+    fields = [generator().normal(size=(1, *grid)).astype("f4") for grid in grids]
     asked = [tuple(random.randint(64, 99) for _ in range(2)) for _ in grids]
     name = NAVIER_STOKES.name
 
@@ -128,7 +129,7 @@ def test_many_grids_share_a_batch_and_each_gets_its_own_answer(server: ServerPro
 
 
 def test_tritonclient_asks_by_a_parameter_and_is_warned(server: ServerProcess) -> None:
-    fields = np.random.default_rng().normal(size=(1, 1, 40)).astype("f4")
+    fields = generator().normal(size=(1, 1, 40)).astype("f4")
     client = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     try:
         tensor = triton.InferInput("input", list(fields.shape), "FP32")
@@ -160,7 +161,7 @@ def test_client_warns_and_refuses(server: ServerProcess) -> None:
 def test_command_line_writes_the_answer_on_the_asked_grid(
     server: ServerProcess, tmp_path: Path, local: bool
 ) -> None:
-    fields = np.random.default_rng().choice([3.0, 12.0], size=(1, 43, 43)).astype("f4")
+    fields = generator().choice([3.0, 12.0], size=(1, 43, 43)).astype("f4")
     np.save(tmp_path / "in.npy", fields)
     where = ["--local"] if local else ["--url", server.url]
     done = subprocess.run(

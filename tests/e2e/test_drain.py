@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.draws import generator
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.traffic import Call, judge, predict_call
 from tests.service.tiny import save_tiny
@@ -59,7 +60,7 @@ def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_with_0(
 
 
 def _call(module: FNO) -> Call:
-    fields = np.random.default_rng().standard_normal((16, 1, 16, 16)).astype(np.float32)
+    fields = generator().standard_normal((16, 1, 16, 16)).astype(np.float32)
     with torch.inference_mode():
         truth = module(torch.from_numpy(fields)).numpy()
     return predict_call("tiny-2d", fields, name="accepted", truth=truth)

@@ -14,6 +14,7 @@ import torch
 import service.client
 from models.checkpoint import load_model
 from service.client import AsyncClient, BadInput, Client
+from tests.draws import generator
 from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ROOT
 
@@ -33,7 +34,7 @@ DOCS = (ROOT / "docs" / "gradients.md").read_text()
 def smooth(*shape: int) -> np.ndarray:
     """Random waves of the size that the zoo was trained on."""
     x = np.linspace(0, 1, shape[-1], endpoint=False)
-    amplitudes = np.random.default_rng().normal(size=(*shape[:-1], 4, 1)) / 4
+    amplitudes = generator().normal(size=(*shape[:-1], 4, 1)) / 4
     return (amplitudes * [np.sin(2 * np.pi * k * x + k) for k in range(1, 5)]).sum(-2)
 
 
@@ -72,7 +73,7 @@ def test_gradients_of_the_zoo_equal_autograd_in_float64(
     server: ServerProcess, model: str, shape: tuple[int, ...]
 ) -> None:
     module = load_model(ZOO / model).module.double()
-    x, v = smooth(*shape), np.random.default_rng().normal(size=shape)
+    x, v = smooth(*shape), generator().normal(size=shape)
     with Client(server.url) as client:
         found = client.vjp_detailed(model, x, v, output=True, version=1, priority=2, deadline=30)
         expected = autograd(module, x, v)

@@ -69,7 +69,7 @@ def _own_server(repository: Path) -> Iterator[str]:
     import uvicorn
 
     from service.app import create_app
-    from service.http.protocol import bounded_protocol
+    from service.http.edge import edge_protocol
     from service.settings import Settings
     from tests.service.tiny import save_tiny
 
@@ -84,7 +84,7 @@ def _own_server(repository: Path) -> Iterator[str]:
         log_config=None,
         access_log=False,
         ws="none",
-        http=bounded_protocol(app.state.context),
+        http=edge_protocol(app.state.context),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="oip-server")

@@ -15,7 +15,7 @@ from service.answer_warnings import (
     of_prediction,
     of_trust,
 )
-from service.pipeline.engine import Frame
+from service.engine.interface import Frame
 from tests.service.tiny import tiny_config
 
 ZOO = Path(__file__).resolve().parents[2] / "models" / "zoo"

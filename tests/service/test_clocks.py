@@ -10,7 +10,7 @@ import service
 ALLOWED = {
     "client/_errors.py": "Retry-After may be a date",
     "logs.py": "the time of a line",
-    "pipeline/totals.py": "the protocol's last_inference, a date",
+    "engine/totals.py": "the protocol's last_inference, a date",
     "tracing/batches.py": "the start of a span, a date",
 }
 WALL_CLOCK = {

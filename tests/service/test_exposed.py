@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +19,7 @@ from service.client import Client, ConnectionFailed, TurboFNOError
 from service.http.tls import tls_options
 from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
+from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
 
 if TYPE_CHECKING:
@@ -100,6 +103,77 @@ def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_p
     assert "alice" in log
     assert KEY not in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one", "several"])
+def test_sighup_has_keys_and_certificates_read_again(
+    certificates: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    save_tiny(tmp_path / "repository")
+    paths = {name: tmp_path / name for name in ("keys", "certificate", "key", "authority")}
+    paths["keys"].write_text(f"alice {KEY}\n")
+    for name, source in {
+        "certificate": "server.pem",
+        "key": "server.key",
+        "authority": "authority.pem",
+    }.items():
+        shutil.copy(certificates / source, paths[name])
+    words = ["--api-keys-file", str(paths["keys"]), "--tls-certificate", str(paths["certificate"])]
+    words += ["--tls-key", str(paths["key"]), "--tls-client-ca", str(paths["authority"])]
+    known = trusting(certificates, "client")
+    log = tmp_path / "log.txt"
+
+    def hang_up(said: str) -> None:
+        """Send SIGHUP and wait until every process with HTTP has said that."""
+        before = log.read_text().count(said)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: log.read_text().count(said) == before + (2 if options else 1), 20)
+
+    def status(key: str, trust: ssl.SSLContext = known) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{server.url}/v1/models", headers=headers, verify=trust).status_code
+
+    def presented() -> str:
+        with (
+            socket.create_connection(("127.0.0.1", server.port)) as plain,
+            known.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            certificate = secure.getpeercert()
+        assert certificate is not None
+        return str(dict(pair for (pair,) in certificate["subject"])["commonName"])
+
+    with ServerProcess(tmp_path / "repository", log, *words, *options, trust=known) as server:
+        started = "Application startup complete"
+        until(lambda: log.read_text().count(started) == (2 if options else 1), 20)
+        until(lambda: {status(KEY) for _ in range(8)} == {200}, 20)
+        assert (status(KEY[::-1]), presented()) == (401, "server")
+
+        paths["keys"].write_text(f"bob {KEY[::-1]}\n")
+        for name, source in {"certificate": "client.pem", "key": "client.key"}.items():
+            shutil.copy(certificates / source, paths[name])
+        hang_up("SIGHUP: the certificates were read again")
+        assert (status(KEY), status(KEY[::-1]), presented()) == (401, 200, "client")
+
+        # what cannot be used leaves what was
+        paths["keys"].write_text("nonsense\n")
+        paths["key"].write_text("nonsense")
+        hang_up("SIGHUP: the certificates stay as they were: TLS cannot be set up")
+        assert "SIGHUP: the keys stay as they were: TURBOFNO_API_KEYS_FILE" in log.read_text()
+        assert (status(KEY), status(KEY[::-1]), presented()) == (401, 200, "client")
+
+        # clients of an authority that is not named any more are not let in
+        shutil.copy(certificates / "client.key", paths["key"])
+        shutil.copy(certificates / "stranger.pem", paths["authority"])
+        hang_up("SIGHUP: the certificates were read again")
+        with pytest.raises((httpx.TransportError, ssl.SSLError)):
+            status(KEY[::-1])
+        stranger = trusting(certificates, "stranger")
+        assert status(KEY[::-1], stranger) == 200
+        assert server.stop() == 0, server.tail()
+    text = log.read_text()
+    assert KEY not in text
+    assert KEY[::-1] not in text
+    assert "Traceback" not in text
 
 
 class _Empty(BaseHTTPRequestHandler):

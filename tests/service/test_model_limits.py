@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from service.model_limits import ModelLimits, parse, text
 from service.processes.start import frontend_settings
 from service.settings import Settings
+from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable, save_tiny
 
@@ -72,7 +73,7 @@ def test_they_hold_over_http(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bounded")
     module = rollable_module()
     save_rollable(tmp_path, module)
-    random = np.random.default_rng()
+    random = generator()
 
     async def main() -> None:
         limits = "bounded fields=6 batch=2, tiny-flow bytes=20000 batch=3"

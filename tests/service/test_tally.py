@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.tally import Tally
+from tests.draws import generator
 
 BOUNDS = (0.25, 1.0, 3.0)
 
@@ -28,7 +29,7 @@ def test_a_tally_is_a_histogram() -> None:
         "signal", "A signal.", ("model", "version"), buckets=BOUNDS, registry=theirs
     )
     assert samples(ours) == {}
-    rng = np.random.default_rng()
+    rng = generator()
     for model in ("a", "b", "a"):
         values = [*BOUNDS, 1e6, *rng.exponential(1.0, rng.integers(0, 9)).tolist()]
         tally.labels(model, "1").observe_all(values)

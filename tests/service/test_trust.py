@@ -18,6 +18,7 @@ from models.checkpoint import load_model
 from models.trust.signals import Signals
 from service import cli
 from service.client import Client, PredictionWarning
+from tests.draws import generator
 from tests.e2e.server_process import ServerProcess
 from tests.service.processes.running import running
 from tests.service.tiny import rollable_module, save_judged, save_rollable, save_tiny
@@ -47,7 +48,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fields(count: int = 5) -> NDArray[np.float32]:
     """Ever larger ones."""
-    noise = np.random.default_rng().normal(size=(count, 1, 32))
+    noise = generator().normal(size=(count, 1, 32))
     return (noise * np.arange(1, count + 1)[:, None, None]).astype(np.float32)
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from service.client import BadInput, Client, ServerError
+from tests.draws import generator
 
 NPY, NPZ = "application/x-npy", "application/x-npz"
-RNG = np.random.default_rng()
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -83,10 +83,10 @@ def test_what_is_no_array_of_real_numbers_is_refused(fields: Any) -> None:
 
 
 def test_named_inputs_go_and_come_by_name() -> None:
-    answer = {"p": RNG.random((2, 4), "f4"), "q": RNG.random((2, 4), "f4")}
+    answer = {"p": generator().random((2, 4), "f4"), "q": generator().random((2, 4), "f4")}
     server = Recorder(npz(**answer))
     # Names that are keywords of numpy's own functions too.
-    given = {"file": RNG.random((2, 4)), "b": torch.ones(2, 4, dtype=torch.bfloat16)}
+    given = {"file": generator().random((2, 4)), "b": torch.ones(2, 4, dtype=torch.bfloat16)}
     with server.client() as client:
         found = client.predict("m", given, output_grid=[4])
     (request,) = server.requests
@@ -129,7 +129,7 @@ def test_a_sample_and_its_solution_are_asked_for_by_seed() -> None:
 
 
 def test_a_field_is_solved_as_it_is() -> None:
-    field = RNG.random((5, 5), "f4")
+    field = generator().random((5, 5), "f4")
     server = Recorder(npy(field))
     with server.client() as client:
         np.testing.assert_array_equal(client.solve("m", field), field)

@@ -308,7 +308,15 @@ def test_safetensors_lie_is_refused(body: bytes) -> None:
         ('{"inputs": {"u": [1, true]}}', "u[1] is true"),
         ('{"inputs": {"u": [{}]}}', "u[0] is a JSON object"),
         ('{"inputs": {"u": "abc"}}', "nested lists of numbers"),
-        ('{"inputs": [1]}', 'key "inputs"'),
+        (
+            '{"inputs": [1]}',
+            '"inputs" is a list, expected an object of named arrays: {"inputs": {"input": [..]}}',
+        ),
+        ('{"inputs": [' + "1," * 999 + "1]}", '"inputs" is a list, expected an object'),
+        (
+            '{"inputs": [{"name": "input"}]}',
+            "Open Inference Protocol: POST it to /v2/models/{name}/infer",
+        ),
         ('{"inputs": {}}', 'key "inputs"'),
         ('{"input": {"u": [1]}}', 'key "inputs"'),
         ('{"inputs": {"u": [1]}, "outputs": 3}', 'unknown key "outputs"'),
@@ -322,6 +330,18 @@ def test_json_that_is_no_field_says_where(text: str, words: str) -> None:
     assert caught.value.status in (400, 422)
     assert words in caught.value.message
     assert len(caught.value.message) < 500
+
+
+def test_npy_bytes_sent_as_json_are_told_their_content_type() -> None:
+    body = npy_of(ARRAY)
+    for decode in (
+        json.decode,
+        lambda body: oip_binary.decode(body, header_length=None, model="m"),
+    ):
+        with pytest.raises(
+            BadRequest, match=r"is a \.npy file, not JSON: send it .* application/x-npy"
+        ):
+            decode(body)
 
 
 def test_json_not_utf8_is_refused() -> None:

@@ -15,12 +15,11 @@ from service.codec.fields import (
     grid_limits,
 )
 from service.errors import BadRequest, InvalidField, PayloadTooLarge
-
-RNG = np.random.default_rng(0)
+from tests.draws import generator
 
 
 def test_tensor_float32_aligned_is_not_copied(two_d: ModelConfig) -> None:
-    array = RNG.normal(size=(2, 2, 8, 6)).astype("f4")
+    array = generator().normal(size=(2, 2, 8, 6)).astype("f4")
     assert fields_from_tensor(array, two_d, max_fields=4) is array
 
 
@@ -29,7 +28,7 @@ def test_tensor_float32_aligned_is_not_copied(two_d: ModelConfig) -> None:
 def test_tensor_other_layouts_become_native_c_order(
     two_d: ModelConfig, dtype: str, order: str
 ) -> None:
-    values = RNG.normal(size=(2, 2, 8, 6)).astype("f2")
+    values = generator().normal(size=(2, 2, 8, 6)).astype("f2")
     fields = fields_from_tensor(np.asarray(values, dtype=dtype, order=order), two_d, max_fields=4)
     assert fields.dtype == np.float32
     assert fields.flags.c_contiguous
@@ -37,7 +36,7 @@ def test_tensor_other_layouts_become_native_c_order(
 
 
 def test_tensor_misaligned_view_is_made_usable(one_d: ModelConfig) -> None:
-    values = RNG.normal(size=(1, 1, 8)).astype("<f4")
+    values = generator().normal(size=(1, 1, 8)).astype("<f4")
     view = np.frombuffer(b"x" + values.tobytes(), dtype="<f4", offset=1).reshape(1, 1, 8)
     fields = fields_from_tensor(view, one_d, max_fields=1)
     assert fields.flags.aligned
@@ -52,14 +51,14 @@ def test_tensor_signalling_nan_is_refused_like_any_other(one_d: ModelConfig) -> 
 
 
 def test_arrays_by_channel_follow_the_models_order(two_d: ModelConfig) -> None:
-    a, b = RNG.normal(size=(2, 3, 8, 6))
+    a, b = generator().normal(size=(2, 3, 8, 6))
     fields, form = fields_from_arrays({"b": b, "a": a}, two_d, max_fields=3)
     assert form == Form(by_channel=True, batched=True)
     np.testing.assert_array_equal(fields, np.stack([a, b], axis=1).astype("f4"))
 
 
 def test_arrays_single_field_forms_get_a_batch_axis(two_d: ModelConfig) -> None:
-    tensor = RNG.normal(size=(2, 8, 6)).astype("f4")
+    tensor = generator().normal(size=(2, 8, 6)).astype("f4")
     by_tensor = fields_from_arrays({"input": tensor}, two_d, max_fields=1)
     by_channel = fields_from_arrays({"a": tensor[0], "b": tensor[1]}, two_d, max_fields=1)
     assert by_tensor[1] == Form(by_channel=False, batched=False)
@@ -71,7 +70,7 @@ def test_arrays_single_field_forms_get_a_batch_axis(two_d: ModelConfig) -> None:
 @pytest.mark.parametrize("by_channel", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
 def test_answer_mirrors_the_form(two_d: ModelConfig, by_channel: bool, batched: bool) -> None:
-    fields = RNG.normal(size=(1, 3, 8, 6)).astype("f4")
+    fields = generator().normal(size=(1, 3, 8, 6)).astype("f4")
     form = Form(by_channel=by_channel, batched=batched)
     arrays = arrays_from_fields(fields, two_d, form)
     expected = fields if batched else fields[0]
@@ -147,14 +146,14 @@ def test_arrays_wrong_names_or_ranks_say_what_is_expected(
 
 
 def test_a_bare_grid_is_one_field_of_a_one_channel_model(one_d: ModelConfig) -> None:
-    bare = RNG.normal(size=8).astype("f4")
+    bare = generator().normal(size=8).astype("f4")
     fields, form = fields_from_arrays({"input": bare}, one_d, max_fields=1)
     np.testing.assert_array_equal(fields, bare[np.newaxis, np.newaxis])
     np.testing.assert_array_equal(arrays_from_fields(fields, one_d, form)["output"], bare)
 
 
 def test_a_bare_grid_keeps_the_channels_of_an_answer_with_several(two_d: ModelConfig) -> None:
-    answer = RNG.normal(size=(1, 3, 8, 6)).astype("f4")
+    answer = generator().normal(size=(1, 3, 8, 6)).astype("f4")
     form = Form(by_channel=False, batched=False, channel_axis=False)
     (found,) = arrays_from_fields(answer, two_d, form).values()
     np.testing.assert_array_equal(found, answer[0])
@@ -195,7 +194,7 @@ def test_a_value_that_no_such_channel_can_have_is_located(
     first, second = two_d.inputs
     bounded = second.model_copy(update={"units": "m2", **bound})
     config = two_d.model_copy(update={"inputs": (first, bounded)})
-    good = RNG.uniform(0.5, 1.5, size=(2, 2, 8, 6)).astype("f4")
+    good = generator().uniform(0.5, 1.5, size=(2, 2, 8, 6)).astype("f4")
     # the first channel has no bounds
     good[:, 0] = bad
     fields_from_tensor(good, config, max_fields=4)

@@ -262,3 +262,26 @@ def test_answer_nonfinite_is_refused_as_json_and_given_in_binary(value: float) -
         oip_binary.encode(output, outputs=(RequestedOutput("output", binary=False),), **options)
     answer = oip_binary.encode(output, outputs=(RequestedOutput("output", binary=True),), **options)
     assert answer.body[answer.json_length :] == output.tobytes()
+
+
+def test_a_long_list_of_numbers_in_a_wrong_place_is_told_as_what_it_is() -> None:
+    numbers = [1] * 1000
+    for key, said in {
+        "outputs": "'outputs' is a JSON array, expected an array of objects",
+        "parameters": "'parameters' of the request is a JSON array, expected an object",
+        "id": "'id' is a JSON array, expected a string",
+        "inputs": "Unable to parse 'inputs'",
+    }.items():
+        with pytest.raises(BadRequest, match=said):
+            decode(
+                orjson.dumps(
+                    {
+                        "inputs": [
+                            {"name": "input", "shape": [1, 1, 1], "datatype": "FP32", "data": [1]}
+                        ],
+                        key: numbers,
+                    }
+                )
+            )
+    with pytest.raises(BadRequest, match="has shape a JSON array, expected a list of at most"):
+        decode(orjson.dumps({"inputs": [{"name": "input", "datatype": "FP32", "shape": numbers}]}))

@@ -11,11 +11,12 @@ from models.config import Channel
 from service.codec.fields import Array
 from service.codec.vjp import arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from service.errors import InvalidField, PayloadTooLarge
+from tests.draws import generator
 from tests.service.tiny import rollable_config, tiny_config
 
 CONFIG = tiny_config("tiny-2d", n_dim=2)
 """u0 -> u, v on 8 x 8 to 64 x 64 points."""
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 X = RNG.standard_normal((3, 1, 9, 11))
 V = RNG.standard_normal((3, 2, 9, 11))
 
@@ -58,7 +59,7 @@ def test_every_layout_is_read_and_answered_in_kind(
 
 def test_a_bare_grid_has_a_bare_gradient_and_one_channel_a_bare_cotangent() -> None:
     config = rollable_config()
-    x, v = RNG.standard_normal((2, 16)).astype("f4")
+    x, v = generator().standard_normal((2, 16)).astype("f4")
     given = {"input": x, "cotangent": v}
     fields, cotangent, form = vjp_from_arrays(given, config, max_fields=1)
     np.testing.assert_array_equal((fields, cotangent), (x[None, None], v[None, None]))

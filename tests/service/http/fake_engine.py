@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from service.engine.interface import Frame, ModelCounters, ModelStatus, PredictResult, heap_buffer
 from service.errors import NotFound
-from service.pipeline.engine import Frame, ModelCounters, ModelStatus, PredictResult, heap_buffer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from models.config import ModelConfig
-    from service.pipeline.engine import Fields, PredictRequest, RolloutRequest
+    from service.engine.interface import Fields, PredictRequest, RolloutRequest
 
 
 class FakeEngine:

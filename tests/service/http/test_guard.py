@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.http import protocol
+from service.http import edge
 from tests.service.http.live import listening
 from tests.service.http.serving import serving
 
@@ -171,7 +171,7 @@ def test_both_ways_of_a_prediction_refuse_and_allow_the_same(
     monkeypatch: pytest.MonkeyPatch, direct: bool, path: str
 ) -> None:
     if not direct:
-        monkeypatch.setattr(protocol, "handler_of", lambda *_: None)
+        monkeypatch.setattr(edge, "target_of", lambda _: None)
     body: dict[str, Any] = {"json": BODY} if path == PREDICT else {"content": RAW}
     page = {"Sec-Fetch-Site": "cross-site", "Origin": ORIGIN}
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from service.errors import QueueFull
-from service.http import oip
+from service.http import oip_infer as oip
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.serving import serving
 
@@ -349,7 +349,7 @@ def test_errors_are_in_the_protocols_form(method: str, path: str, status: int) -
     ("request_of", "count", "thread"),
     [
         (lambda fields: {"json": body(fields)}, 1, "MainThread"),
-        (lambda fields: {"json": body(fields)}, 250, "codec"),
+        (lambda fields: {"json": body(fields)}, 1250, "codec"),
         (lambda fields: binary(fields, parameters={"binary_data_output": True}), 250, "MainThread"),
         (lambda fields: binary(fields, parameters={"binary_data_output": True}), 20_000, "codec"),
     ],

@@ -14,6 +14,7 @@ from models.config import FieldNormalization, ModelConfig
 from models.regrid import at_points, band_limited
 from service.codec.grids import grid_warnings, parse_output_grid
 from service.errors import InvalidField
+from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.serving import serving
 from tests.service.http.test_predict import NPY, post, problem, read, written
@@ -24,7 +25,7 @@ PREDICT = "/v1/models/{}:predict"
 
 
 def drawn(*grid: int, n: int = 3) -> np.ndarray[Any, Any]:
-    return np.random.default_rng().normal(size=(n, 1, *grid)).astype("f4")
+    return generator().normal(size=(n, 1, *grid)).astype("f4")
 
 
 def expected(fields: np.ndarray[Any, Any], grid: tuple[int, ...]) -> np.ndarray[Any, Any]:

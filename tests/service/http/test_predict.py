@@ -323,7 +323,7 @@ def test_predict_client_that_leaves_cancels_the_work() -> None:
     ("media_type", "count", "thread"),
     [
         (JSON, 1, "MainThread"),
-        (JSON, 250, "codec"),
+        (JSON, 1250, "codec"),
         (NPY, 250, "MainThread"),
         (NPY, 20_000, "codec"),
         (NPZ, 1, "codec"),

@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from service import errors
 from service.errors import QueueFull, ServiceError
 from service.http import problems
-from service.http.journal import Journal
-from service.http.middleware import RequestMiddleware
-from service.metrics import Metrics
+from service.http.asgi import CallMiddleware
+from tests.service.http.serving import application
 
 ALL_ERRORS = [
     one
@@ -28,7 +27,8 @@ ALL_ERRORS = [
 def ask(error: Exception, path: str = "/x", method: str = "GET", **options: Any) -> httpx.Response:
     """What a client gets from a route at `/x` and `/v2/x` that raises `error`."""
     app = FastAPI()
-    app.add_middleware(RequestMiddleware, journal=Journal(Metrics(), "test"))
+    context = application()[0].state.context
+    app.add_middleware(CallMiddleware, context=context)
     problems.install(app)
 
     @app.get("/x")
@@ -38,7 +38,7 @@ def ask(error: Exception, path: str = "/x", method: str = "GET", **options: Any)
 
     async def main() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(main())
@@ -76,7 +76,7 @@ def test_unknown_route_and_method_keep_the_form_of_their_path() -> None:
     for path in ("/x", "/v2/x"):
         answer = ask(error, path, "DELETE")
         assert answer.status_code == 405
-        assert answer.headers["allow"] == "GET"
+        assert answer.headers["allow"] == "GET, HEAD"
         assert "use GET" in answer.text
 
 

@@ -20,8 +20,9 @@ from service.app import create_app
 from service.client import AsyncClient, BlowUp, ConnectionFailed, ServerError
 from service.errors import BlowUp as ServerBlowUp
 from service.errors import QueueFull, Unavailable
-from service.http import inference
+from service.http import asgi
 from service.settings import Settings
+from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import rollable_config, tiny_config
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(20)
 
 PATH = "/v1/models/tiny-flow:rollout"
-FIELDS = np.random.default_rng().normal(size=(2, 1, 16)).astype("f4")
+FIELDS = generator(__name__).normal(size=(2, 1, 16)).astype("f4")
 FRAMES, SSE, NPY = "application/vnd.turbofno.frames", "text/event-stream", "application/x-npy"
 
 
@@ -222,7 +223,7 @@ def test_a_client_that_goes_away_ends_the_rollout_at_once_and_gives_its_room_bac
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What predictions wait for before they look: a rollout must not.
-    monkeypatch.setattr(inference, "WATCHED_AFTER_SECONDS", 60.0)
+    monkeypatch.setattr(asgi, "WATCHED_AFTER_SECONDS", 60.0)
 
     async def main() -> None:
         engine = FakeEngine(rollable_config())

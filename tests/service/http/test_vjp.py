@@ -14,11 +14,12 @@ import pytest
 import safetensors.numpy
 
 from service.errors import NotDifferentiable, PayloadTooLarge
+from tests.draws import generator
 from tests.service.http.serving import serving
 from tests.service.http.test_predict import JSON, NPY, NPZ, SAFETENSORS, post, problem
 
 PATH = "/v1/models/tiny-1d:vjp"
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 X = RNG.standard_normal((3, 1, 16), np.float32)
 V = RNG.standard_normal((3, 2, 16), np.float32)
 BODY = {"inputs": {"input": X.tolist(), "cotangent": V.tolist()}}

@@ -10,12 +10,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from service.engine.interface import PredictRequest
 from service.errors import PayloadTooLarge, QueueFull, Unavailable
 from service.metrics import Metrics
 from service.pipeline.admission import ANYONE, Admission, Caller, Room
-from service.pipeline.engine import PredictRequest
 from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.ticket import Ticket
+from service.pipeline.ticket import Kind, Ticket
 from service.settings import Settings
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
@@ -40,7 +40,8 @@ def ticket(
     runnable = Mock(version="1")
     runnable.name = model
     array = np.zeros((fields, 1, 25), np.float32)
-    return Ticket(runnable, array, 0.0, Mock(), priority=priority, deadline=deadline)
+    request = PredictRequest(model, "1", array, "id", priority=priority, deadline=deadline)
+    return Ticket(Kind.of(runnable, request), request, 0.0, Mock(), fields)
 
 
 def inflight(metrics: Metrics) -> float | None:

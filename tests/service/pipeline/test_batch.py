@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from service.engine.interface import Fields, PredictRequest
+from service.engine.runnable import ModelOutput, Ran
 from service.errors import InferenceFailed, Unavailable
 from service.metrics import Metrics
 from service.pipeline import memory_limits
-from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import Scheduler
-from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
+from tests.draws import generator
+from tests.service.pipeline.asking import ask
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -51,7 +53,7 @@ class SmallDevice:
         self.held.add(memory)
         if len(batch) > self.room or (batch[:, 0, 0] == TOO_LARGE).any():
             raise torch.OutOfMemoryError("CUDA out of memory")
-        output = ModelOutput(batch + 1, "fake", gather_seconds=0.25, compute_seconds=0.5)
+        output = ModelOutput(batch + 1, Ran("fake"), gather_seconds=0.25, compute_seconds=0.5)
         return lambda: output
 
     def free_memory(self) -> None:
@@ -72,7 +74,7 @@ class Bench:
     def submit(self, *values: float, grid: int = 4) -> asyncio.Task[Any]:
         fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
         request = PredictRequest("adder", None, fields, "id")
-        return asyncio.create_task(self.scheduler.submit(self.device, request))
+        return asyncio.create_task(ask(self.scheduler, self.device, request))
 
     def read(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, {"model": "adder", "version": "1"})
@@ -170,7 +172,7 @@ async def test_no_field_fits_and_the_next_may(bench: Bench) -> None:
 
 
 def test_random_requests_on_a_device_of_any_size() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
 
     async def main() -> None:
         for room in rng.integers(1, 16, 10):

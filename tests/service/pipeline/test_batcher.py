@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from functools import partial
 from itertools import pairwise
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.engine.interface import PredictRequest
 from service.pipeline.batcher import Batcher, Policy
-from service.pipeline.ticket import Slice, Ticket
+from service.pipeline.ticket import Kind, Slice, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 MODELS = tuple(Mock(version="1") for _ in range(3))
 for index, model in enumerate(MODELS):
     model.name = f"m{index}"
+
+
+_serials = itertools.count()
 
 
 def ticket(
@@ -37,9 +42,15 @@ def ticket(
     outcome = Mock()
     outcome.done.return_value = cancelled
     fields = np.zeros((size, 1, grid), np.float32)
-    return Ticket(
-        MODELS[model], fields, arrival, outcome, priority=priority, deadline=deadline
-    )  # fmt: skip
+    request = PredictRequest(
+        MODELS[model].name, "1", fields, str(next(_serials)), priority=priority, deadline=deadline
+    )
+    return Ticket(Kind.of(MODELS[model], request), request, arrival, outcome, size)
+
+
+def serial(one: Ticket) -> int:
+    """Its place among all tickets that were ever made."""
+    return int(one.request.request_id)
 
 
 def run_dry(batcher: Batcher, now: float) -> tuple[list[tuple[Slice, ...]], list[Ticket]]:
@@ -82,31 +93,31 @@ def test_every_batch_keeps_the_limits_and_every_ticket_is_accounted_for(
     order: dict[object, list[int]] = {}
     for batch in batches:
         fields = sum(part.stop - part.start for part in batch)
-        nbytes = sum(part.fields.nbytes for part in batch)
+        nbytes = sum(part.of(part.ticket.request.fields).nbytes for part in batch)
         assert 1 <= fields <= max_fields
         assert nbytes <= max_bytes or fields == 1
-        assert len({part.ticket.bucket for part in batch}) == 1
+        assert len({part.ticket.kind.bucket for part in batch}) == 1
         for part in batch:
-            ran.setdefault(part.ticket.serial, []).append((part.start, part.stop))
+            ran.setdefault(serial(part.ticket), []).append((part.start, part.stop))
             if part.start == 0:
-                served = order.setdefault((part.ticket.bucket, part.ticket.flow), [])
-                served.append(part.ticket.serial)
+                served = order.setdefault((part.ticket.kind.bucket, part.ticket.kind.flow), [])
+                served.append(serial(part.ticket))
     for serials in order.values():
         assert serials == sorted(serials), "arrival order inside a bucket, at equal priority"
     for one in given_tickets:
-        dead = one.deadline is not None and one.deadline <= now
+        dead = one.request.deadline is not None and one.request.deadline <= now
         if one.settled:
-            assert one.serial not in ran
+            assert serial(one) not in ran
             assert one not in expired
         elif dead:
             assert one in expired
-            assert one.serial not in ran
+            assert serial(one) not in ran
         else:
-            parts = ran[one.serial]
+            parts = ran[serial(one)]
             assert parts[0][0] == 0
             assert parts[-1][1] == one.size
             assert all(a[1] == b[0] for a, b in pairwise(parts))
-            field_bytes = one.fields.nbytes // one.size
+            field_bytes = one.request.fields.nbytes // one.size
             limit = max(1, min(max_fields, max_bytes // field_bytes))
             assert one.size > limit or len(parts) == 1, "only what exceeds a batch is split"
 
@@ -138,10 +149,10 @@ def test_who_comes_waits_one_turn_of_each_request_however_large_they_are(grid: i
         while single.waiting:
             batch = batcher.next_batch(0.0).batch
             batcher.note_ran(batch, 0.1)
-            ran.update({part.ticket.serial: part.stop - part.start for part in batch})
+            ran.update({serial(part.ticket): part.stop - part.start for part in batch})
             turns += 1
         assert turns <= len(larges) + 1
-    least, *_, most = sorted(ran[one.serial] for one in larges)
+    least, *_, most = sorted(ran[serial(one)] for one in larges)
     assert most - least <= 16
 
 
@@ -192,13 +203,13 @@ def served(batcher: Batcher, waiting: dict[str, Callable[[], Ticket]], rounds: i
     kinds = {}
     for kind, make in waiting.items():
         for _ in range(rounds):
-            kinds[(one := make()).serial] = kind
+            kinds[serial(one := make())] = kind
             batcher.add(one)
     got: Counter[str] = Counter()
     for _ in range(rounds):
         batch = batcher.next_batch(0.0).batch
-        batcher.note_ran(batch, seconds[batch[0].ticket.runnable.name])
-        got[kinds[batch[0].ticket.serial]] += seconds[batch[0].ticket.runnable.name]
+        batcher.note_ran(batch, seconds[batch[0].ticket.kind.runnable.name])
+        got[kinds[serial(batch[0].ticket)]] += seconds[batch[0].ticket.kind.runnable.name]
     return got
 
 
@@ -238,8 +249,8 @@ def test_each_level_gets_twice_the_time_of_the_one_below_and_the_lowest_is_not_s
 
 
 def test_default_priority_is_in_the_middle() -> None:
-    assert ticket(priority=0).flow == ticket(priority=5).flow
-    assert ticket(priority=10**6).flow == ticket(priority=10).flow
+    assert ticket(priority=0).kind.flow == ticket(priority=5).kind.flow
+    assert ticket(priority=10**6).kind.flow == ticket(priority=10).kind.flow
 
 
 def test_work_that_fails_at_once_does_not_keep_its_turn() -> None:
@@ -251,7 +262,7 @@ def test_work_that_fails_at_once_does_not_keep_its_turn() -> None:
     for _ in range(3):
         batch = batcher.next_batch(0.0).batch
         batcher.note_ran(batch, 0.0)
-        names.append(batch[0].ticket.runnable.name)
+        names.append(batch[0].ticket.kind.runnable.name)
     assert "m1" in names
 
 
@@ -312,7 +323,7 @@ def test_full_only_lets_a_part_batch_wait_and_nobody_pass_it() -> None:
 def test_lowered_limit_holds_for_its_bucket_until_lifted() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
     waiting, other = ticket(5), ticket(5, grid=8)
-    bucket = waiting.bucket
+    bucket = waiting.kind.bucket
     batcher.add(waiting)
     batcher.add(other)
     batcher.lower_limit(bucket, 2)

@@ -12,13 +12,15 @@ from functools import partial
 import numpy as np
 import pytest
 
+from service.engine.interface import Fields, PredictRequest, PredictResult
+from service.engine.runnable import ModelOutput, Ran
 from service.errors import DeviceLost, InferenceFailed, Unavailable
 from service.metrics import Metrics
-from service.pipeline.engine import Fields, PredictRequest, PredictResult
 from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import Scheduler
-from service.pipeline.ticket import ModelOutput
 from service.settings import Settings
+from tests.draws import generator
+from tests.service.pipeline.asking import ask, queued
 from tests.service.waiting import until
 
 pytestmark = pytest.mark.timeout(20)
@@ -44,7 +46,7 @@ class FakeDevice:
         self._memories = np.empty((in_flight, 1000), np.float32)
         self._count = 0
 
-    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+    def start(self, parts: Sequence[Fields], _: Sequence[Fields] = ()) -> Callable[[], ModelOutput]:
         number, slot = self._count, self._count % len(self._memories)
         self._count += 1
         self.log.append(f"start {number}")
@@ -63,7 +65,7 @@ class FakeDevice:
                 raise DeviceLost("the GPU failed", retry_after=1.0)
             np.negative(memory, out=memory)
             release = partial(memory.fill, np.nan)
-            return ModelOutput(memory, "fake", "tf32", compute_seconds=0.5, release=release)
+            return ModelOutput(memory, Ran("fake", "tf32"), compute_seconds=0.5, release=release)
 
         return wait
 
@@ -86,6 +88,13 @@ async def running(in_flight: int, **settings: int) -> AsyncIterator[tuple[Schedu
         await scheduler.close(within=5)
 
 
+def request_of(
+    values: Sequence[float], grid: int = 4, answer: Fields | None = None
+) -> PredictRequest:
+    fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
+    return PredictRequest("negate", None, fields, "id", answer=answer)
+
+
 def submit(
     scheduler: Scheduler,
     device: FakeDevice,
@@ -93,9 +102,7 @@ def submit(
     grid: int = 4,
     answer: Fields | None = None,
 ) -> asyncio.Task[PredictResult]:
-    fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
-    request = PredictRequest("negate", None, fields, "id", answer=answer)
-    return asyncio.create_task(scheduler.submit(device, request))
+    return asyncio.create_task(ask(scheduler, device, request_of(values, grid, answer)))
 
 
 def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
@@ -163,16 +170,16 @@ def test_nothing_is_written_to_an_answer_once_its_request_has_ended() -> None:
         async with running(2, max_batch_size=4) as (scheduler, device):
             device.held = True
             room = np.zeros((9, 1, 4), np.float32)
-            task = submit(scheduler, device, range(1, 10), answer=room)
+            ticket = queued(scheduler, device, request_of(range(1, 10), answer=room))
             await until(lambda: device.log == ["start 0", "start 1"])
-            task.cancel()
+            scheduler.cancel(ticket)
             device.ends.put(None)
             await until(lambda: "end 0" in device.log)
             await asyncio.sleep(0.02)
-            assert not task.done(), "a batch of it is still on the device"
+            assert not ticket.outcome.done(), "a batch of it is still on the device"
             device.ends.put(None)
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            with pytest.raises(Unavailable, match="cancelled"):
+                await ticket.outcome
             assert device.log.count("end 1") == 1
             assert (room[:8] != 0).all()
             assert not room[8:].any(), "what had not started was dropped"
@@ -191,7 +198,7 @@ def test_without_overlap_one_thread_does_everything() -> None:
 
 
 def test_every_request_gets_its_own_numbers_under_concurrency() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
 
     async def main() -> None:
         async with running(3, max_batch_size=8, max_fields_per_request=100) as (

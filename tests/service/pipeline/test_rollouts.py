@@ -6,19 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+from service.engine import interface
+from service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
+from service.engine.runnable import Turn
 from service.errors import BlowUp, DeadlineExceeded, InferenceFailed, Unavailable
 from service.metrics import Metrics
-from service.pipeline import engine
 from service.pipeline.batcher import Policy
-from service.pipeline.engine import Fields, Frame, PredictRequest, RolloutRequest
 from service.pipeline.rollouts import Rollouts
-from service.runtime.rollout_turn import Excess, State, Turn, run_turn
+from service.runtime.rollout_turn import Excess, run_turn
+
+if TYPE_CHECKING:
+    from service.engine.runnable import State
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -209,7 +213,7 @@ def test_a_blow_up_names_its_step_after_all_frames_before_and_spares_its_mates()
 
 
 def test_who_leaves_stops_and_who_does_not_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "UNREAD_BYTES", 3 * 16)
+    monkeypatch.setattr(interface, "UNREAD_BYTES", 3 * 16)
 
     async def main() -> None:
         some, model = rollouts(), Counter()

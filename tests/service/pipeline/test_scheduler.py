@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 import torch
 
+from service.engine.interface import Fields, PredictRequest, PredictResult
+from service.engine.runnable import ModelOutput, Ran
 from service.errors import DeadlineExceeded, InferenceFailed, InvalidField, QueueFull, Unavailable
 from service.logs import JsonFormatter
 from service.metrics import Metrics
 from service.pipeline import scheduler as scheduler_module
-from service.pipeline.engine import Fields, PredictRequest
 from service.pipeline.queue_slots import QueueSlots
 from service.pipeline.scheduler import SHORT_SECONDS, Scheduler
-from service.pipeline.ticket import ModelOutput
+from service.pipeline.ticket import Kind, Ticket
 from service.settings import Settings
 from tests.clock import within
+from tests.service.pipeline.asking import ask
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -70,7 +72,7 @@ class Doubler:
             torch.empty(1 << 50)
         output = fields * 2
         output[fields[:, 0, 0] == NAN] = np.nan
-        return ModelOutput(output, "fake")
+        return ModelOutput(output, Ran("fake"))
 
 
 def fields(*values: float, grid: int = 4) -> Fields:
@@ -94,7 +96,7 @@ class Bench:
         self.model = Doubler()
 
     def submit(self, *values: float, **options: Any) -> asyncio.Task[Any]:
-        return asyncio.create_task(self.scheduler.submit(self.model, request(*values, **options)))
+        return asyncio.create_task(ask(self.scheduler, self.model, request(*values, **options)))
 
     async def hold(self) -> asyncio.Task[Any]:
         """Occupy the device with one request until `model.gate` is set."""
@@ -331,6 +333,71 @@ async def test_cancelled_request_is_dropped_if_it_has_not_started(bench: Bench) 
     await asyncio.gather(first, stays)
     assert bench.model.sizes == [1, 1]
     assert gone.cancelled()
+
+
+def block(bench: Bench, *values: float, **options: Any) -> list[Ticket]:
+    """Tickets of one field each, submitted together."""
+    loop, kinds = asyncio.get_running_loop(), {}
+    tickets = []
+    for value in values:
+        asked = request(value, **options)
+        kind = kinds.setdefault(asked.priority, Kind.of(bench.model, asked))
+        tickets.append(Ticket(kind, asked, time.monotonic(), loop.create_future(), 1))
+    bench.scheduler.submit(tickets)
+    return tickets
+
+
+@on_bench(max_batch_size=8)
+async def test_a_block_shares_a_batch_and_its_tickets_end_one_by_one(bench: Bench) -> None:
+    first = await bench.hold()
+    tickets = block(bench, 1.0, 2.0, BAD, 4.0)
+    bench.scheduler.cancel(tickets[1])
+    bench.model.gate.set()
+    ended = await asyncio.gather(*(one.outcome for one in tickets), return_exceptions=True)
+    await first
+    assert [type(one) for one in ended] == [
+        *(PredictResult, Unavailable, InferenceFailed, PredictResult)
+    ]
+    assert bench.model.sizes[:2] == [1, 3], "without the one that was cancelled"
+
+
+@on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)
+async def test_of_a_block_without_room_for_all_the_first_find_some(bench: Bench) -> None:
+    first = await bench.hold()
+    tickets = block(bench, *map(float, range(1, 6)))
+    refused = [one for one in tickets if one.outcome.done()]
+    assert refused == tickets[3:]
+    bench.model.gate.set()
+    ended = await asyncio.gather(*(one.outcome for one in tickets), return_exceptions=True)
+    await first
+    assert [type(one) for one in ended] == [*[PredictResult] * 3, *[QueueFull] * 2]
+    assert bench.rejections("queue_full") == 2
+
+
+@on_bench()
+async def test_of_a_block_those_who_could_not_start_in_time_are_refused(bench: Bench) -> None:
+    first = await bench.hold()
+    batch = bench.settings.max_batch_size * fields(0.0).nbytes
+    bench.slots.note_batch("doubler", room=batch, seconds=16.0)
+    # Each field takes a second of the device, and its share of a margin.
+    tickets = block(bench, *map(float, range(1, 6)), deadline=time.monotonic() + 3.0)
+    assert [one.outcome.done() for one in tickets] == [False] * 3 + [True] * 2
+    bench.model.gate.set()
+    ended = await asyncio.gather(*(one.outcome for one in tickets), return_exceptions=True)
+    await first
+    assert [type(one) for one in ended] == [*[PredictResult] * 3, *[QueueFull] * 2]
+    assert bench.rejections("too_late") == 2
+
+
+@on_bench()
+async def test_an_answer_does_not_keep_the_memory_of_its_batch(bench: Bench) -> None:
+    first, second = await asyncio.gather(bench.submit(1.0), bench.submit(2.0))
+    assert bench.model.sizes == [2]
+    for result in (first, second):
+        held = result.fields
+        while held.base is not None:
+            held = held.base
+        assert held.nbytes == result.fields.nbytes
 
 
 @on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)

@@ -11,11 +11,12 @@ import torch
 
 from models.checkpoint import save_model
 from models.fno import FNO
+from service.engine.interface import PredictRequest, PredictResult
+from service.engine.vjp import join, part
 from service.errors import DeadlineExceeded, NotDifferentiable, PayloadTooLarge, Unavailable
 from service.pipeline.batcher import Policy
-from service.pipeline.engine import PredictRequest, PredictResult
-from service.pipeline.vjp import join, part
 from service.runtime.forward import Forward
+from tests.draws import generator
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
 
@@ -35,7 +36,7 @@ def vjp_request(x: Array, v: Array, **options: Any) -> PredictRequest:
 
 
 def drawn(n: int, grid: int = 16) -> tuple[Array, Array]:
-    rng = np.random.default_rng()
+    rng = generator()
     return rng.standard_normal((n, 1, grid), np.float32), rng.standard_normal(
         (n, 2, grid), np.float32
     )
@@ -93,7 +94,7 @@ def test_concurrent_gradients_share_batches_and_predictions_theirs(tmp_path: Pat
 
 def test_mixed_load_of_many_grids_is_all_right(tmp_path: Path) -> None:
     module = save_tiny(tmp_path)
-    rng = np.random.default_rng()
+    rng = generator()
 
     async def main() -> None:
         async with running(tmp_path, max_batch_size=4) as (engine, _):

@@ -24,8 +24,8 @@ class Inbox:
     def __init__(self) -> None:
         self.messages: list[tuple[bytes, Message]] = []
 
-    def receive(self, sender: bytes, message: Message) -> None:
-        self.messages.append((sender, message))
+    def receive(self, sender: bytes, messages: list[Message]) -> None:
+        self.messages.extend((sender, message) for message in messages)
 
     async def until(self, count: int) -> list[tuple[bytes, Message]]:
         """The first so many, and what came soon after them."""

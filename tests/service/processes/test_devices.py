@@ -16,6 +16,7 @@ import torch
 from models.checkpoint import load_model
 from models.problems import PROBLEMS
 from models.trust.calibrate import ZOO
+from tests.draws import generator
 from tests.service.processes.running import (
     Service,
     as_npy,
@@ -42,7 +43,7 @@ class Asked:
     """Inputs of the zoo's models, one to twelve fields each, and their answers; some so large that a GPU fetches them."""
 
     def __init__(self) -> None:
-        rng = np.random.default_rng()
+        rng = generator()
         self.requests: list[tuple[str, bytes, Any]] = []
         for problem in PROBLEMS.values():
             module = load_model(ZOO / problem.name).module

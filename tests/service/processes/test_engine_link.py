@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from service.engine.interface import PredictRequest, PredictResult
 from service.errors import BlowUp, InferenceFailed, ServiceError, Unavailable
 from service.metrics import Metrics
 from service.pipeline.queue_slots import QueueSlots
 from service.processes.engine_link import EngineLink
 from service.processes.engine_process import EngineServer
 from service.processes.memory import SlotMemory
-from service.processes.messages import Peer, Predict
+from service.processes.messages import Peer
 from service.processes.remote_engine import EngineQueue, RemoteEngine
 from service.settings import Settings
 from tests.service.tiny import rollable_config
@@ -32,9 +33,13 @@ class Engine:
     def statuses(self) -> list[Any]:
         return []
 
-    async def predict(self, request: Any) -> Any:
-        del request
-        raise self.error
+    def submit(self, block: Any) -> list[None]:
+        outcomes = [outcome for _, outcome in block]
+        if not isinstance(self.error, ServiceError):
+            raise self.error
+        for outcome in outcomes:
+            outcome.set_exception(self.error)
+        return [None] * len(outcomes)
 
 
 def kinds(kind: type[ServiceError] = ServiceError) -> list[type[ServiceError]]:
@@ -47,21 +52,25 @@ def server_of(engine: Any) -> EngineServer:
     return server
 
 
+def link_to(server: EngineServer, memory: SlotMemory) -> EngineLink:
+    return EngineLink(
+        server.endpoint, b"front", memory,
+        digest_of=lambda _: "digest", on_state=lambda: None, on_queue=lambda: None,
+    )  # fmt: skip
+
+
 def test_every_error_arrives_as_it_was_raised() -> None:
     async def main() -> None:
         engine, memory = Engine(), SlotMemory(2**20)
         server = server_of(engine)
-        link = EngineLink(
-            server.endpoint, b"front", memory.attachment(),
-            on_state=lambda: None, on_queue=lambda: None,
-        )  # fmt: skip
+        link = link_to(server, memory)
 
         async def raised() -> ServiceError:
             fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
-            spans = memory.span(fields), memory.span(answer)
-            values = {"model": "m", "version": None, "request_id": "id", "vjp": None}
+            request = PredictRequest("m", None, fields, "id", answer=answer)
+            del fields, answer
             try:
-                await link.predict(fields, answer, lambda n: Predict(n, *spans, "digest", values))
+                await link.predict(request)
             except ServiceError as error:
                 # Without the frames that hold the slots.
                 return error.with_traceback(None)
@@ -94,10 +103,7 @@ def test_what_an_engine_that_closed_its_end_would_get_is_dropped_and_refused() -
         failures: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
         server, memory = server_of(Engine()), SlotMemory(2**20)
-        link = EngineLink(
-            server.endpoint, b"front", memory.attachment(),
-            on_state=lambda: None, on_queue=lambda: None,
-        )  # fmt: skip
+        link = link_to(server, memory)
         with pytest.raises(InferenceFailed):
             await link.ask("nothing", ())
         server.close()
@@ -110,6 +116,69 @@ def test_what_an_engine_that_closed_its_end_would_get_is_dropped_and_refused() -
         for one in asked:
             with pytest.raises(Unavailable, match="dead"):
                 await one
+        # Chosen in the turn of the loop in which it died.
+        with pytest.raises(Unavailable, match="dead"):
+            await asyncio.wait_for(link.ask("load", ("m",)), 5)
+
+    asyncio.run(main())
+
+
+def test_requests_of_one_turn_come_as_a_block_and_answers_of_one_turn_in_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received: list[list[str]] = []
+    receive = EngineLink._receive
+
+    def note(self: EngineLink, sender: bytes, messages: list[Any]) -> None:
+        received.append([type(one).__name__ for one in messages])
+        receive(self, sender, messages)
+
+    monkeypatch.setattr(EngineLink, "_receive", note)
+
+    class Doubler(Engine):
+        """Doubles blocks, and keeps their sizes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks: list[list[PredictRequest]] = []
+
+        def submit(self, block: Any) -> list[None]:
+            pairs = list(block)
+            self.blocks.append([request for request, _ in pairs])
+            for request, outcome in pairs:
+                request.answer[:] = 2 * request.fields
+                outcome.set_result(
+                    PredictResult(request.model, "1", request.answer, 0.5, 0.25, (2,), "fake")
+                )
+            return [None] * len(pairs)
+
+    async def main() -> None:
+        engine, memory = Doubler(), SlotMemory(2**20)
+        server = server_of(engine)
+        link = link_to(server, memory)
+
+        async def one(value: int) -> None:
+            fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
+            fields[:] = value
+            request = PredictRequest(
+                "m", None, fields, f"id-{value}", config=rollable_config(), answer=answer
+            )
+            result = await link.predict(request)
+            assert result.fields is answer
+            assert (result.fields == 2 * value).all()
+            assert (result.queue_seconds, result.batch_sizes) == (0.5, (2,))
+
+        await asyncio.gather(*(one(value) for value in range(5)))
+        (block,) = engine.blocks
+        assert [request.request_id for request in block] == [f"id-{value}" for value in range(5)]
+        # The engine also tells its state, at times of its own.
+        (answers,) = (message for message in received if "Predicted" in message)
+        assert answers.count("Predicted") == 5
+        for request in block:
+            # The configuration that the digest stands for, not another like it.
+            assert request.config is server._configs["digest"]
+        link.close("over")
+        server.close()
 
     asyncio.run(main())
 

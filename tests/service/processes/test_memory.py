@@ -13,6 +13,7 @@ import pytest
 
 from service.errors import PayloadTooLarge, Unavailable
 from service.processes.memory import LentMemory, SlotMemory
+from tests.draws import generator
 from tests.service.processes.running import ROOT
 
 MIB = 2**20
@@ -70,7 +71,7 @@ def test_arrays_are_seen_where_they_are_lent_to(
     shape: tuple[int, ...],
 ) -> None:
     memory = SlotMemory(MIB)
-    fields = np.random.default_rng().standard_normal(shape).astype(np.float32)
+    fields = generator().standard_normal(shape).astype(np.float32)
     placed = memory.array(shape)
     placed[...] = fields
     lent = LentMemory(memory.attachment()).array(memory.span(placed))

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from service.engine.interface import Frame, PredictRequest, RolloutRequest
 from service.errors import BlowUp
 from service.metrics import Metrics
-from service.pipeline.engine import Frame
 from service.pipeline.queue_slots import QueueSlots
 from service.processes import rollout_ring
 from service.processes.engine_link import EngineLink
 from service.processes.engine_process import EngineServer
 from service.processes.memory import SlotMemory
-from service.processes.messages import Begin, Framed
 from service.processes.rollout_ring import Reader, Writer, copy_whole, places
 from service.settings import Settings
 from tests.service.tiny import rollable_config
@@ -26,8 +25,6 @@ from tests.service.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-
-    from service.pipeline.engine import RolloutRequest
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -42,15 +39,14 @@ def test_a_ring_has_few_places_and_at_least_one() -> None:
 def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> None:
     async def main() -> None:
         ring = np.zeros((3, 2, 5), np.float32)
-        writer, reader = Writer(ring), Reader(ring)
+        writer, reader = Writer(ring), Reader()
         written = []
 
         async def write() -> None:
             for step in range(1, 41):
                 fields = np.full((2, 5), step, np.float32) if step % 4 else None
-                await writer.put(Frame(step, fields))
+                reader.arrived(await writer.put(Frame(step, fields)))
                 written.append(step)
-                reader.arrived(Framed(0, step, fields is not None, {}))
             reader.ended()
 
         writing = asyncio.create_task(write())
@@ -128,19 +124,15 @@ def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent(
         server._configs["digest"] = rollable_config()
         memory = SlotMemory(2**20)
         link = EngineLink(
-            server.endpoint, b"front", memory.attachment(),
-            on_state=lambda: None, on_queue=lambda: None,
+            server.endpoint, b"front", memory,
+            digest_of=lambda _: "digest", on_state=lambda: None, on_queue=lambda: None,
         )  # fmt: skip
-        values = {"model": "m", "version": None, "request_id": "id", "vjp": None}
 
         def rollout() -> AsyncGenerator[Frame]:
             fields, ring = memory.array((2, 1, 8)), memory.array((3, 2, 1, 8))
             fields[:] = 0.5
-            spans = memory.span(fields), memory.span(ring)
-            return link.rollout(
-                fields, ring,
-                lambda number: Begin(number, *spans, "digest", values, {"last": 99}),
-            )  # fmt: skip
+            initial = PredictRequest("m", None, fields, "id", config=rollable_config())
+            return link.rollout(RolloutRequest(initial, last=99), ring)
 
         given = []
         with pytest.raises(BlowUp) as caught:  # noqa: PT012 - the frames before count
@@ -159,7 +151,10 @@ def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent(
         async with aclosing(rollout()) as frames:
             await anext(frames)
         del caught, frames, leaving
-        await until(lambda: not (link._lent or server._work or server._writers or engine.running))
+        (front_end,) = server._front_ends.values()
+        await until(
+            lambda: not (link._calls or front_end.rollouts or front_end.writers or engine.running)
+        )
         assert (memory.used_bytes, link.fields_under_way, link._readers) == (0, 0, {})
         link.close("over")
         server.close()

@@ -23,6 +23,7 @@ import torch
 
 from models.regrid import at_points, band_limited
 from tests.clock import within
+from tests.draws import generator
 from tests.service.processes.running import (
     Service,
     as_npy,
@@ -81,9 +82,7 @@ def service(shared: Service) -> Service:
 
 def random_fields(model: str, n: int | None = None) -> Array:
     grid = [random.randint(8, 64) for _ in range(1 if model == "tiny-1d" else 2)]
-    return np.random.default_rng().standard_normal(
-        (n or random.randint(1, 6), 1, *grid), np.float32
-    )
+    return generator().standard_normal((n or random.randint(1, 6), 1, *grid), np.float32)
 
 
 def by_npy(client: httpx.Client, model: str, fields: Array) -> tuple[httpx.Response, Any]:
@@ -430,7 +429,7 @@ def test_gradients_are_right_and_refused_as_in_one_process(
     with service.client() as client:
         for model, module in modules.items():
             fields = random_fields(model, 3)
-            cotangent = np.random.default_rng().standard_normal((3, 2, *fields.shape[2:]))
+            cotangent = generator().standard_normal((3, 2, *fields.shape[2:]))
             body = safetensors.numpy.save({"input": fields, "cotangent": cotangent})
             headers = {"Content-Type": "application/vnd.safetensors"}
             answer = client.post(f"/v1/models/{model}:vjp", content=body, headers=headers)

@@ -19,16 +19,18 @@ import torch
 from models.checkpoint import load_model, save_model
 from models.config import ModelConfig
 from models.fno import FNO
+from service.engine.interface import PredictRequest
+from service.engine.runnable import ModelOutput
 from service.errors import DeviceLost
-from service.pipeline.engine import PredictRequest
 from service.runtime.device_pipeline import (
     IN_FLIGHT,
-    Answer,
     DevicePipeline,
     HostPipeline,
     Pipeline,
     open_pipeline,
 )
+from tests.draws import generator
+from tests.service.runtime.as_model import as_model
 from tests.service.runtime.test_repository import running
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno_ops import native_status
@@ -40,7 +42,7 @@ PIPELINES = ["cpu", pytest.param("cuda:0", marks=gpu)]
 SLEEP_CYCLES = 2_000_000
 
 
-def taken(answer: Answer) -> np.ndarray:
+def taken(answer: ModelOutput) -> np.ndarray:
     """The numbers, when their memory has been given back."""
     fields = answer.fields.copy()
     if answer.release is not None:
@@ -54,7 +56,7 @@ def test_a_value_that_is_no_number_shows_in_the_total(device: str) -> None:
     for value in (np.nan, np.inf):
         field = np.ones((3, 1, 8), np.float32)
         field[1, 0, 5] = value
-        answer = pipeline.start([field], torch.neg)()
+        answer = pipeline.start([field], as_model(torch.neg))()
         assert not np.isfinite(answer.total)
         np.testing.assert_array_equal(taken(answer), -field)
 
@@ -62,12 +64,12 @@ def test_a_value_that_is_no_number_shows_in_the_total(device: str) -> None:
 @pytest.mark.parametrize("device", PIPELINES)
 def test_parts_of_any_layout_arrive_in_order(device: str) -> None:
     pipeline = open_pipeline(torch.device(device))
-    rng = np.random.default_rng()
+    rng = generator()
     whole = rng.standard_normal((7, 2, 5, 3)).astype(np.float32)
     unaligned = np.frombuffer(b"x" + whole[4:].tobytes(), np.float32, offset=1).reshape(-1, 2, 5, 3)
     strided = np.repeat(whole[:4], 2, axis=0)[::2]
     for parts in ([strided, unaligned], [unaligned], [strided]):
-        answer = pipeline.start(parts, lambda x: 3 * x)()
+        answer = pipeline.start(parts, as_model(lambda x: 3 * x))()
         assert answer.total == pytest.approx(
             float(answer.fields.astype(np.float64).sum()), abs=1e-3
         )
@@ -86,8 +88,8 @@ def test_failure_is_raised_where_it_happens_and_leaves_room_for_the_next(device:
     field = np.ones((1, 1, 8), np.float32)
     for _ in range(2 * IN_FLIGHT):
         with pytest.raises(torch.OutOfMemoryError):
-            pipeline.start([field], fail)
-    np.testing.assert_array_equal(taken(pipeline.start([field], torch.neg)()), -field)
+            pipeline.start([field], as_model(fail))
+    np.testing.assert_array_equal(taken(pipeline.start([field], as_model(torch.neg))()), -field)
 
 
 def test_a_lost_device_fails_every_batch_and_blocks_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_a_lost_device_fails_every_batch_and_blocks_none(monkeypatch: pytest.Mon
     def run() -> None:
         for _ in range(2 * IN_FLIGHT):
             with pytest.raises(DeviceLost):
-                pipeline.start([np.ones((1, 1, 8), np.float32)], torch.neg)
+                pipeline.start([np.ones((1, 1, 8), np.float32)], as_model(torch.neg))
             lost.append(True)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -121,7 +123,7 @@ def run_overlapped(
     pipeline: Pipeline, batches: int, check: bool, *, shape: tuple[int, ...]
 ) -> float:
     """Seconds for so many batches of random numbers, started on this thread, waited for on another."""
-    rng = np.random.default_rng()
+    rng = generator()
     running: queue.Queue[tuple[np.ndarray, object]] = queue.Queue(IN_FLIGHT)
     wrong: list[int] = []
 
@@ -146,7 +148,7 @@ def run_overlapped(
         if check:
             size = int(rng.integers(1, 1 + shape[0]))
             batch = rng.standard_normal((size, *shape[1:])).astype(np.float32)
-        running.put((batch, pipeline.start([batch], forward)))
+        running.put((batch, pipeline.start([batch], as_model(forward))))
     thread.join()
     assert not wrong
     return time.perf_counter() - started
@@ -171,7 +173,7 @@ def test_copies_and_kernels_overlap() -> None:
     batch = np.ones(shape, np.float32)
     started = time.perf_counter()
     for _ in range(batches):
-        taken(pipeline.start([batch], forward)())
+        taken(pipeline.start([batch], as_model(forward))())
     serial = time.perf_counter() - started
     sys.stderr.write(
         f"a batch: {serial / batches:.2e} s alone, {overlapped / batches:.2e} s overlapped\n"
@@ -216,7 +218,7 @@ def test_random_requests_through_the_engine_on_a_gpu(
     tmp_path: Path, precision: str, tolerance: float
 ) -> None:
     module = save_wide(tmp_path)
-    rng = np.random.default_rng()
+    rng = generator()
     runs = ("cuda", precision) if native_status().loaded else ("gemm", "fp32")
 
     async def main() -> None:
@@ -253,7 +255,7 @@ def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refuse
     from service.errors import Unavailable
 
     module = save_wide(tmp_path)
-    rng = np.random.default_rng()
+    rng = generator()
     fields = rng.standard_normal((16, 1, 512, 512), dtype=np.float32)
     other_grid = np.ascontiguousarray(fields[:1, :, :480])
     gc.collect()
@@ -294,7 +296,7 @@ def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refuse
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_models_run_on_a_device_that_is_not_the_default(tmp_path: Path) -> None:
     module = save_tiny(tmp_path, "tiny-2d", n_dim=2)
-    fields = np.random.default_rng().standard_normal((5, 1, 20, 20), dtype=np.float32)
+    fields = generator().standard_normal((5, 1, 20, 20), dtype=np.float32)
     before = torch.cuda.memory_allocated(0)
 
     async def main() -> None:
@@ -309,6 +311,7 @@ def test_models_run_on_a_device_that_is_not_the_default(tmp_path: Path) -> None:
 
 LOSE = """
 import numpy as np, torch
+from service.engine.runnable import ModelOutput
 from service.errors import DeviceLost
 from service.runtime.device_pipeline import DevicePipeline
 
@@ -318,7 +321,7 @@ fail = lambda x: x[:, :, torch.full((8,), 99, device=x.device)]
 lost = 0
 for forward in (fail, torch.neg):
     try:
-        pipeline.start([field], forward)()
+        pipeline.start([field], lambda x: (forward(x), None))()
     except DeviceLost:
         lost += 1
 assert lost == 2, lost

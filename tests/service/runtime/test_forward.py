@@ -14,14 +14,13 @@ import torch
 
 from models.checkpoint import save_model
 from models.fno import FNO
-from service.pipeline.batcher import Policy
 from service.runtime import forward as forward_module
 from service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
 from service.runtime.forward import Forward, Ran
 from service.runtime.model_slot import ModelSlot
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
-from turbofno_ops import ChainRefused, GraphRefused, ModuleGraphs
+from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs
 
 CUDA = torch.device("cuda", 0)
 """Named only: on a machine without a GPU nothing is put there."""
@@ -53,8 +52,8 @@ class FakeGraphs:
     refused = ""
     nbytes = 5
 
-    def __init__(self, module: FNO, *_: Any, **__: Any) -> None:
-        self._module = module
+    def __init__(self, module: FNO, *_: Any, graphs: GraphCache, **__: Any) -> None:
+        self._module, self.graphs = module, graphs
         self.cleared = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,16 +90,32 @@ def tiny_forward() -> tuple[Forward, FNO]:
     return Forward("tiny-1d", module, CUDA, precision="bf16", max_batch=4), module
 
 
+def test_chain_and_graphs_of_the_module_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def compiled(*_: object, graphs: object, **__: object) -> FakeChain:
+        given.append(graphs)
+        return FakeChain()
+
+    monkeypatch.setattr(forward_module, "compile_fno", compiled)
+    pretend_stream(monkeypatch)
+    forward, _ = tiny_forward()
+    assert given == [forward._graphs.graphs]
+    assert isinstance(given[0], GraphCache)
+
+
 def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -> None:
     forward, module = tiny_forward()
     with torch.inference_mode():
-        assert (forward(torch.zeros(3, 1, 16)) == 5).all()
-        assert forward.ran == Ran("cuda", "bf16", "chain")
+        y, ran = forward(torch.zeros(3, 1, 16))
+        assert (y == 5).all()
+        assert ran == Ran("cuda", "bf16", "chain")
         x = torch.randn(2, 1, 20)
-        torch.testing.assert_close(forward(x), module(x))
-    assert forward.ran.precision == "fp32", "only the kernels round"
-    assert forward.ran.backend in {"gemm", "reference"}
-    assert forward.ran[2:] == ("graph", "no table for torch.Size([20])")
+        y, ran = forward(x)
+        torch.testing.assert_close(y, module(x))
+    assert ran.precision == "fp32", "only the kernels round"
+    assert ran.backend in {"gemm", "reference"}
+    assert ran[2:] == ("graph", "no table for torch.Size([20])")
     assert {block.precision for block in module.blocks} == {"bf16"}
     assert forward.device_bytes == 82
     forward.clear()
@@ -116,24 +131,25 @@ def no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_stream(monkeypatch)
 
 
-def run_three_times(caplog: pytest.LogCaptureFixture) -> tuple[Forward, list[str]]:
-    """The refused network and what was logged of it."""
+def run_three_times(caplog: pytest.LogCaptureFixture) -> tuple[Forward, Ran, list[str]]:
+    """The refused network, what ran at last, and what was logged of it."""
     with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
         forward, module = tiny_forward()
         x = torch.randn(2, 1, 16)
         with torch.inference_mode():
             for _ in range(3):
-                torch.testing.assert_close(forward(x), module(x))
-    return forward, [record.getMessage() for record in caplog.records]
+                y, ran = forward(x)
+                torch.testing.assert_close(y, module(x))
+    return forward, ran, [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.usefixtures("no_chain")
 def test_what_is_no_chain_runs_as_a_graph_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    forward, said = run_three_times(caplog)
+    forward, ran, said = run_three_times(caplog)
     assert said == ["model tiny-1d is no chain of kernels: it has a norm"]
-    assert forward.ran[2:] == ("graph", "it has a norm")
+    assert ran[2:] == ("graph", "it has a norm")
     assert forward.device_bytes == 5
     forward.clear()
     assert forward._graphs.cleared == 1
@@ -144,9 +160,9 @@ def test_what_cannot_be_captured_runs_layer_by_layer_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(FakeGraphs, "refused", "it asks for a value")
-    forward, said = run_three_times(caplog)
+    _, ran, said = run_three_times(caplog)
     assert said[1:] == ["model tiny-1d runs layer by layer: it asks for a value"]
-    assert forward.ran[2:] == ("module", "it has a norm; it asks for a value")
+    assert ran[2:] == ("module", "it has a norm; it asks for a value")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -170,7 +186,7 @@ def test_batches_on_a_gpu_run_as_graphs_and_gradients_beside_them(
             answer = pipeline.start([batch], forward, unjudged)()
             np.testing.assert_allclose(answer.fields, truth, rtol=1e-4, atol=1e-5)
             answer.release()
-            assert forward.ran[2:] == ("graph", "it has a norm")
+            assert answer.ran[2:] == ("graph", "it has a norm")
         with pipeline.in_turn():
             assert forward.measure_gradient(torch.randn(1, 1, 16, device=CUDA)).saved > 0
     held = forward.device_bytes
@@ -183,11 +199,9 @@ def test_a_cpu_says_whether_it_replays() -> None:
     forward = Forward("tiny", module, torch.device("cpu"), precision="fp32", max_batch=4)
     x = torch.randn(2, 1, 16)
     with torch.inference_mode():
-        forward(x)
-        assert forward.ran[2:] == ("module", "")
+        assert forward(x)[1][2:] == ("module", "")
         forward.prepare(x.shape[1:])
-        forward(x)
-    assert forward.ran[2:] == ("replay", "")
+        assert forward(x)[1][2:] == ("replay", "")
 
 
 @pytest.mark.parametrize(
@@ -226,19 +240,22 @@ def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
         asked="bf16",
         others=lambda: [*others],
     )
-    for step in slot.warm_up(Policy(max_fields=4, max_bytes=1 << 20)):
+    for step in slot.warm_up(4, max_gradient_bytes=1 << 30):
         step()
     return slot
 
 
 def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
     slot = slot_of(tiny_forward()[0])
-    assert (slot.backend, slot.precision, slot.asked_precision) == ("cuda", "bf16", "bf16")
-    assert (slot.execution, slot.execution_reason) == ("chain", "")
+    assert slot.ran == Ran("cuda", "bf16", "chain")
+    assert slot.asked_precision == "bf16"
     other_grid = slot.start([random_fields(2, grid=24)])
     same_grid = slot.start([random_fields(2), random_fields(1)])
-    assert (same_grid().backend, same_grid().precision) == ("cuda", "bf16")
-    assert (other_grid().backend in {"gemm", "reference"}, other_grid().precision) == (True, "fp32")
+    assert (same_grid().ran.backend, same_grid().ran.precision) == ("cuda", "bf16")
+    assert (other_grid().ran.backend in {"gemm", "reference"}, other_grid().ran.precision) == (
+        True,
+        "fp32",
+    )
     slot.free_memory()
     assert chain.cleared == 1
 
@@ -261,7 +278,7 @@ def test_slot_is_ready_though_the_largest_batch_does_not_fit(
         return torch.zeros(len(x), 2, 16)
 
     monkeypatch.setattr(FakeChain, "__call__", small)
-    assert slot_of(tiny_forward()[0]).precision == "bf16"
+    assert slot_of(tiny_forward()[0]).ran.precision == "bf16"
     assert sizes == [1, 2, 4]
     assert chain.cleared == 1
 
@@ -287,7 +304,7 @@ def test_a_cpu_core_takes_no_more_fields_at_once_than_its_caches_hold(
     module.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     x = torch.randn(15, 1, points)
     with torch.inference_mode():
-        found = forward(x)
+        found, _ = forward(x)
         assert sizes == [6, 6, 3]
         torch.testing.assert_close(found, module(x), rtol=1e-5, atol=1e-6)
         sizes.clear()

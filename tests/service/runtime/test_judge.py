@@ -15,6 +15,8 @@ from models.trust.signals import Signals
 from service.runtime import judge as judge_module
 from service.runtime.device_pipeline import open_pipeline
 from service.runtime.judge import Judge
+from tests.draws import generator
+from tests.service.runtime.as_model import as_model
 from tests.service.tiny import tiny_config
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ DEVICES = ["cpu", pytest.param("cuda:0", marks=gpu)]
 
 def batches(model: LoadedModel, count: int) -> list[np.ndarray]:
     """Of random sizes and amplitudes, on the training grid and a smaller one, in turn."""
-    rng = np.random.default_rng()
+    rng = generator()
     found = []
     for index in range(count):
         shrunk = index % 3 == 2
@@ -46,16 +48,16 @@ def test_each_field_gets_its_own_signals(name: str, device: str) -> None:
     module = load_model(ZOO / PROBLEMS[name].name, device=device).module
     running = []
     for batch in batches(model, 12):
-        running.append((batch, pipeline.start([batch], module, judge)))
+        running.append((batch, pipeline.start([batch], as_model(module), judge)))
         if len(running) < pipeline.max_in_flight:
             continue
         fields, wait = running.pop(0)
         answer = wait()
         with torch.inference_mode():
             truth = signals(torch.from_numpy(fields), torch.from_numpy(answer.fields.copy()))
-        assert set(answer.judged) == set(truth)
+        assert set(answer.trust) == set(truth)
         for what, values in truth.items():
-            np.testing.assert_allclose(answer.judged[what], values, rtol=2e-3, atol=1e-5)
+            np.testing.assert_allclose(answer.trust[what], values, rtol=2e-3, atol=1e-5)
         if answer.release is not None:
             answer.release()
 
@@ -69,9 +71,9 @@ def test_a_failure_costs_no_answer(
     monkeypatch.setattr(Signals, "__call__", fail)
     model, x = load_model(ZOO / PROBLEMS["burgers"].name), np.zeros((2, 1, 64), np.float32)
     judge = Judge(model.config, torch.device("cpu"))
-    answer = open_pipeline(torch.device("cpu")).start([x], model.module, judge)()
+    answer = open_pipeline(torch.device("cpu")).start([x], as_model(model.module), judge)()
     assert answer.fields.shape == x.shape
-    assert answer.judged == {}
+    assert answer.trust == {}
     assert "CUFFT_ALLOC_FAILED" in caplog.text
 
 

@@ -8,19 +8,23 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from service.engine.interface import NOWHERE, Fields, PredictRequest, PredictResult
+from service.engine.runnable import ModelOutput, Ran
 from service.errors import InvalidField
 from service.pipeline.batch import start_batch
-from service.pipeline.engine import Fields
-from service.pipeline.ticket import ModelOutput, Slice, Ticket
+from service.pipeline.ticket import Kind, Slice, Ticket
 from service.processes.memory import LentMemory, SlotMemory
 from service.runtime import page_locked
 from service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
 from service.runtime.page_locked import lock, straight
+from tests.draws import generator
+from tests.service.runtime.as_model import as_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,22 +68,26 @@ class Placing:
         y = 2 * np.concatenate(parts)
         trust = {"residual": [float(row[0, 0]) for row in y]}
         if not answers:
-            return lambda: ModelOutput(y, "fake", total=float(y.sum()), trust=trust)
+            return lambda: ModelOutput(y, Ran("fake"), total=float(y.sum()), trust=trust)
         start = 0
         for answer in answers:
             answer[:] = y[start : start + len(answer)]
             start += len(answer)
-        return lambda: ModelOutput(None, "fake", total=float(y.sum()), trust=trust)
+        return lambda: ModelOutput(None, Ran("fake"), total=float(y.sum()), trust=trust)
 
 
-def ticket(x: Fields, answer: Fields | None) -> Any:
-    return Ticket(Placing(), x, 0.0, None, answer=answer)  # type: ignore[arg-type]
+def ticket(x: Fields, answer: Fields | None) -> Ticket:
+    request = PredictRequest("placing", "1", x, "id", answer=answer)
+    nowhere = NOWHERE if answer is None else answer
+    result = PredictResult("placing", "1", nowhere, 0.0, 0.0, (), "")
+    kind = Kind.of(Placing(), request)
+    return Ticket(kind, request, 0.0, Mock(), len(x), result=result)
 
 
 def test_answers_that_stand_where_they_should_are_handed_out_as_they_are(
     memory: np.ndarray,
 ) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     inputs = [rng.standard_normal((size, 1, 16), np.float32) for size in (6000, 9000)]
     rooms = [
         fields(memory, start, start + x.nbytes) for start, x in zip((0, MIB), inputs, strict=True)
@@ -89,10 +97,10 @@ def test_answers_that_stand_where_they_should_are_handed_out_as_they_are(
     part = Slice(tickets[0], 0, 6000)
     report = start_batch([part, Slice(tickets[1], 0, 5000), Slice(tickets[1], 5000, 9000)])()
     assert report.largest_run == 15000
-    assert tickets[0].outputs is rooms[0]
+    assert tickets[0].result.fields is rooms[0]
     np.testing.assert_array_equal(rooms[0], 2 * inputs[0])
     np.testing.assert_array_equal(rooms[1][5000:], 2 * inputs[1][5000:])
-    assert tickets[0].trust["residual"] == pytest.approx(2 * inputs[0][:, 0, 0])
+    assert tickets[0].result.trust["residual"] == pytest.approx(2 * inputs[0][:, 0, 0])
     assert set(report.errors) == {1}
     assert isinstance(report.errors[1], InvalidField)
     assert "field 7 of 9000" in report.errors[1].message
@@ -103,8 +111,8 @@ def test_a_batch_with_an_answer_elsewhere_is_handed_out_by_copies(memory: np.nda
     placed, owned = ticket(x, fields(memory, 0, x.nbytes)), ticket(x, None)
     report = start_batch([Slice(placed, 0, 9000), Slice(owned, 0, 9000)])()
     assert not report.errors
-    assert (placed.answer == 2).all()
-    assert (owned.outputs == 2).all()
+    assert (placed.request.answer == 2).all()
+    assert (owned.result.fields == 2).all()
 
 
 def mapped(start: int) -> bool:
@@ -182,7 +190,7 @@ def slots() -> tuple[SlotMemory, LentMemory]:
 @gpu
 def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemory]) -> None:
     memory, lent = slots
-    pipeline, rng = DevicePipeline(torch.device("cuda", 0)), np.random.default_rng()
+    pipeline, rng = DevicePipeline(torch.device("cuda", 0)), generator()
     running: list[tuple[list[Fields], list[Fields], Any]] = []
     kept = []
     for number in range(60):
@@ -205,7 +213,7 @@ def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemo
             torch.cuda._sleep(500_000)
             return {"first": x[:, 0, 0, 0], "last": y[:, -1, -1, -1]}
 
-        wait = pipeline.start(gathered, forward, judge, () if own else answers)
+        wait = pipeline.start(gathered, as_model(forward), judge, () if own else answers)
         running.append((parts, answers, wait))
         if len(running) < IN_FLIGHT and number < 57:
             continue
@@ -215,8 +223,8 @@ def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemo
         found = np.concatenate(answers) if answer.fields is None else answer.fields.copy()
         answer.release()
         np.testing.assert_array_equal(found, truth)
-        np.testing.assert_array_equal(answer.judged["first"], truth[:, 0, 0, 0] / 2)
-        np.testing.assert_array_equal(answer.judged["last"], truth[:, -1, -1, -1])
+        np.testing.assert_array_equal(answer.trust["first"], truth[:, 0, 0, 0] / 2)
+        np.testing.assert_array_equal(answer.trust["last"], truth[:, -1, -1, -1])
         assert answer.total == pytest.approx(float(truth.astype(np.float64).sum()), abs=1)
         kept.pop(0)
 
@@ -228,7 +236,7 @@ def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, LentMe
     placed = memory.array((8, 2, 128, 128))
     placed[:] = 7
     pipeline = DevicePipeline(torch.device("cuda", 0))
-    answer = pipeline.start([x], torch.neg, answers=[lent.array(memory.span(placed))])()
+    answer = pipeline.start([x], as_model(torch.neg), answers=[lent.array(memory.span(placed))])()
     assert answer.fields is not None
     assert (answer.fields == -1).all()
     assert (placed == 7).all()

@@ -21,12 +21,12 @@ import torch
 from models.checkpoint import save_model
 from models.config import Channel
 from models.fno import FNO
+from service.engine.interface import Fields, PredictRequest
+from service.engine.local import LocalEngine
+from service.engine.runnable import ModelOutput
 from service.errors import NotFound, Unavailable
 from service.metrics import Metrics
-from service.pipeline.engine import Fields, PredictRequest
-from service.pipeline.local_engine import LocalEngine
 from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.ticket import ModelOutput
 from service.runtime import model_slot
 from service.runtime.forward import Forward
 from service.runtime.model_slot import ModelSlot

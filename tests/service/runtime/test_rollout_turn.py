@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,10 +11,14 @@ import torch
 
 from models.fno import FNO
 from models.statistics import ChannelStatistics, Statistics
-from service.runtime.rollout_turn import Excess, State, Turn, run_turn
+from service.engine.runnable import Turn
+from service.runtime.rollout_turn import Excess, run_turn
 from tests.service.tiny import rollable_config
 
 CPU = torch.device("cpu")
+
+if TYPE_CHECKING:
+    from service.engine.runnable import State
 
 
 def module() -> FNO:

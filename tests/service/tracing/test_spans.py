@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from models.checkpoint import save_model
+from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
 
@@ -55,7 +56,7 @@ def exchange(
 
 
 def predicting(fields: np.ndarray[Any, Any] | None = None, **headers: str) -> dict[str, Any]:
-    values = np.random.default_rng().standard_normal((16,)) if fields is None else fields
+    values = generator().standard_normal((16,)) if fields is None else fields
     return {
         "method": "POST",
         "url": PREDICT,
@@ -171,7 +172,7 @@ def test_what_fails_in_the_batch_is_an_error_there(
         for parameter in module.parameters():
             parameter.mul_(1e6)
     save_model(tmp_path / "tiny-1d", tiny_config(), module)
-    huge = np.random.default_rng().standard_normal(16) * 1e37
+    huge = generator().standard_normal(16) * 1e37
     (answer,), spans = exchange(tmp_path, exporter, predicting(huge))
     assert answer.status_code == 422
     batch = by_name(spans)("batch")

@@ -1,23 +1,31 @@
-"""Predictions past ASGI answer as those through it, and are as well behaved on their connection."""
+"""Operations straight from the socket answer as those over ASGI, and are as well behaved on their connection."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import gzip
+import inspect
 import io
 import json
 import logging
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
-from service.http import direct as direct_module
-from service.http import protocol
+from service.http import edge, operations
+from service.http.access_log import AccessLog
 from tests.clock import within
+from tests.draws import generator
 from tests.service.http.live import connected, listening
 from tests.service.waiting import until
 
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(30)
 
-FIELD = np.random.default_rng().standard_normal((1, 1, 16)).astype("<f4")
+FIELD = generator(__name__).standard_normal((1, 1, 16)).astype("<f4")
 RAW = {"Inference-Header-Content-Length": "0"}
 NPY = {"Content-Type": "application/x-npy"}
 PREDICT, INFER = "/v1/models/tiny-1d:predict", "/v2/models/tiny-1d/infer"
@@ -80,10 +88,10 @@ def values(body: bytes) -> Any:
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Turns the way past ASGI off and on."""
-    original = protocol.handler_of
+    original = edge.target_of
 
     def turn(on: bool) -> None:
-        monkeypatch.setattr(protocol, "handler_of", original if on else lambda *_: None)
+        monkeypatch.setattr(edge, "target_of", original if on else lambda _: None)
 
     return turn
 
@@ -165,7 +173,7 @@ async def test_a_plain_prediction_does_not_reach_the_application(
         listening() as (port, engine, context),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
     ):
-        monkeypatch.setattr("service.http.lean_api.LeanAPI.__call__", unreachable)
+        monkeypatch.setattr("service.http.asgi.CallMiddleware.__call__", unreachable)
         answer = await client.post(PREDICT, json=INPUTS)
         assert answer.status_code == 200
         expected = engine.answer(FIELD, 2)
@@ -212,7 +220,7 @@ async def test_a_body_in_pieces_is_put_together() -> None:
         status, _, body = await reply(reader)
         assert status == 200
         np.testing.assert_array_equal(values(body), engine.answer(FIELD, 2))
-        many = np.random.default_rng().standard_normal((2000, 1, 64)).astype("<f4")
+        many = generator().standard_normal((2000, 1, 64)).astype("<f4")
         writer.write(raw_request(INFER + "?shape=2000,1,64", many.tobytes()))
         status, _, body = await reply(reader)
         assert status == 200, body[:200]
@@ -259,8 +267,33 @@ async def test_an_idle_connection_keeps_nothing_of_a_body_that_was_refused_unrea
         writer.write(raw_request(INFER_RAW, body, "Content-Encoding: zstd"))
         assert (await reply(reader))[0] == 415
         await asyncio.sleep(0.05)
-        (cycle,) = [one for one in gc.get_objects() if type(one) is direct_module.DirectCycle]
-        assert not cycle._pieces
+        (exchange,) = [one for one in gc.get_objects() if type(one) is edge.Exchange]
+        assert not exchange.pieces
+
+
+@in_loop
+async def test_who_leaves_takes_the_requests_along_that_had_not_begun() -> None:
+    async with listening() as (port, engine, _), connected(port) as (_, writer):
+        engine.held = True
+        writer.write(raw_request() * 3)
+        await engine.started.wait()
+        gc.collect()
+        gc.disable()
+        try:
+            writer.transport.abort()
+            await asyncio.sleep(0.1)
+            assert not [one for one in gc.get_objects() if type(one) is edge.Exchange]
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("path", [PREDICT, "/v1/models"])
+def test_long_paths_are_not_remembered(path: str) -> None:
+    edge.target_of(path.encode())
+    before = operations._remembered.cache_info().currsize
+    found = edge.target_of(path.replace("models", "m%6fdels").encode() + b"x" * 1000)
+    assert (found is None) == (path != PREDICT)
+    assert operations._remembered.cache_info().currsize == before
 
 
 @in_loop
@@ -352,10 +385,14 @@ async def test_what_nobody_foresaw_is_a_500_with_an_id(
 async def test_an_answer_that_cannot_be_sent_is_counted_as_the_500_that_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> bytes:
-        raise ZeroDivisionError
+    original, failures = AccessLog.headers, [ZeroDivisionError()]
 
-    monkeypatch.setattr(direct_module, "head_of", fail)
+    def fail_once(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return original(*args)
+
+    monkeypatch.setattr(AccessLog, "headers", fail_once)
     async with listening() as (port, _, context), connected(port) as (reader, writer):
         writer.write(raw_request())
         assert (await reply(reader))[0] == 500
@@ -394,7 +431,8 @@ async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they
         assert line.__dict__["data"]["status"] == 503
         assert line.__dict__["data"]["out"] == len(body)
         assert "Traceback" not in caplog.text
-        answers.append((set(headers), body))
+        # Whether it also says that the connection ends is uvicorn's to know, on its way.
+        answers.append((set(headers) - {"connection"}, body))
     assert answers[0] == answers[1]
 
 
@@ -435,3 +473,42 @@ async def test_keys_are_asked_for(tmp_path: Path) -> None:
             assert (await reply(reader))[0] == expected
         (request,) = engine.requests
         assert (request.client, request.client_max_fields) == ("somebody", 1)
+
+
+def test_uvicorn_has_all_that_is_overridden_or_used() -> None:
+    """Each name that Edge uses on itself is its own, or an attribute of uvicorn's protocol as that is made."""
+
+    async def made() -> set[str]:
+        config = uvicorn.Config(Mock(), interface="asgi3", log_config=None)
+        protocol = HttpToolsProtocol(config, ServerState(), {})
+        protocol.on_message_begin()
+        return set(dir(protocol))
+
+    theirs = asyncio.run(made())
+    (tree,) = [
+        node
+        for node in ast.parse(inspect.getsource(edge)).body
+        if isinstance(node, ast.ClassDef) and node.name == "Edge"
+    ]
+    used = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
+    ]
+    named = {node.attr for node in used}
+    stored = [node for node in used if isinstance(node.ctx, ast.Store)]
+    overridden = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    own = {"app_context"} | {
+        name
+        for name in overridden | {node.attr for node in stored}
+        if name.startswith("_") and name not in theirs
+    }
+    assert (named | overridden) - theirs - own == set()
+    assert {"on_headers_complete", "on_response_complete", "data_received"} <= overridden
+
+
+def test_what_uvicorn_queues_it_starts_by_the_name_that_is_used_here() -> None:
+    source = inspect.getsource(httptools_impl)
+    assert "cycle.run_asgi(app)" in source
+    assert "self.pipeline.appendleft((self.cycle, app))" in source
+    assert "cycle, app = self.pipeline.pop()" in source

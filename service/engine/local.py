@@ -7,16 +7,19 @@ import logging
 import time
 from contextlib import aclosing
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from service.engine.interface import PredictResult, heap_buffer
 from service.errors import PayloadTooLarge, ServiceError, Unavailable
 from service.pipeline.batcher import Policy
-from service.pipeline.engine import PredictResult, heap_buffer
 from service.pipeline.rollouts import Rollouts
 from service.pipeline.scheduler import Scheduler
+from service.pipeline.ticket import CANCELLED, Kind, Ticket
 from service.pipeline.worker import arithmetic_threads
 from service.runtime.device import log_backend, memory_limit, prepare_device
 from service.runtime.device_pipeline import DevicePipeline, open_pipeline
@@ -25,28 +28,28 @@ from service.runtime.repository import Repository
 from service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from models.config import ModelConfig
-    from service.metrics import Metrics
-    from service.pipeline.batch import BatchReport
-    from service.pipeline.engine import (
+    from service.engine.interface import (
         Frame,
         ModelCounters,
         ModelStatus,
         PredictRequest,
         RolloutRequest,
     )
+    from service.engine.remembered import Remembered
+    from service.metrics import Metrics
+    from service.pipeline.batch import BatchReport
     from service.pipeline.queue_slots import QueueSlots
-    from service.pipeline.remembered import Remembered
-    from service.pipeline.vjp import VjpShapes
+    from service.pipeline.ticket import Outcome
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """Implements service.pipeline.engine.Engine. `start` before use, `close` after."""
+    """Implements service.engine.interface.Engine. `start` before use, `close` after."""
 
     def __init__(
         self,
@@ -68,16 +71,19 @@ class LocalEngine:
             max_in_flight=pipeline.max_in_flight,
             prepare_thread=partial(_prepare_thread, device, settings.torch_threads),
             on_batch=_trace_and_note_batch() if settings.tracing else _note_batch,
+            on_ended=self._ended,
         )
         self._slots = slots
         self._max_gradient_bytes = settings.max_gradient_bytes
-        self._rollouts = Rollouts(Policy.of(settings), metrics, self._scheduler.run_on_device)
+        policy = Policy.of(settings)
+        self._rollouts = Rollouts(policy, metrics, self._scheduler.run_on_device)
         self._repository = Repository(
             settings,
             metrics,
             device=device,
             pipeline=pipeline,
             run_on_device=self._scheduler.run_on_device,
+            most_fields=lambda model, size: policy.for_model(model).limit(size),
         )
         self._locations = self._repository.find(remembered)
         if isinstance(pipeline, DevicePipeline):
@@ -125,43 +131,104 @@ class LocalEngine:
         return heap_buffer(size, aligned_at)
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        with self._repository.lease(request.model, request.version) as slot:
-            _check_unchanged(slot, request)
-            if not len(request.fields):
-                return _empty(slot, request)
-            if request.vjp is not None:
-                self._check_memory(slot, request.vjp)
-            started = time.perf_counter()
-            try:
-                result = await self._scheduler.submit(slot, request)
-            except ServiceError:
-                slot.totals.note_failure(seconds=time.perf_counter() - started)
-                raise
-            slot.totals.note_success(
-                fields=len(request.fields),
-                seconds=time.perf_counter() - started,
-                queue_seconds=result.queue_seconds,
-            )
-            return result
+        outcome: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
+        (ticket,) = self.submit(((request, outcome),))
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            if ticket is not None:
+                self.cancel(ticket)
+            raise
+        finally:
+            # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
+            del outcome, ticket
 
-    def _check_memory(self, slot: ModelSlot, shapes: VjpShapes) -> None:
-        needed, most = slot.kept_bytes(shapes), self._max_gradient_bytes
-        if needed > most:
+    def submit(self, block: Iterable[tuple[PredictRequest, Outcome]]) -> list[Ticket | None]:
+        """Run requests that came together, each with its own outcome, as `predict` says.
+
+        What was refused or answered at once has no ticket, by which others can be cancelled.
+        """
+        now = time.monotonic()
+        kinds: dict[object, Kind] = {}
+        tickets = [self._ticket(request, outcome, now, kinds) for request, outcome in block]
+        taken = [ticket for ticket in tickets if ticket is not None]
+        for kind, group in groupby(taken, key=attrgetter("kind")):
+            self._repository.hold(kind.runnable, sum(1 for _ in group))
+        self._scheduler.submit(taken)
+        return tickets
+
+    def _ticket(
+        self, request: PredictRequest, outcome: Outcome, now: float, kinds: dict[object, Kind]
+    ) -> Ticket | None:
+        """None if the outcome was told. `kinds` are those of the block so far."""
+        size, *shape = request.fields.shape
+        checked = id(request.config)
+        like = (request.model, request.version, checked, *shape, request.priority, request.vjp)
+        try:
+            kind = kinds.get(like)
+            if kind is None:
+                slot = self._slot(request)
+                if not size:
+                    outcome.set_result(_empty(slot, request))
+                    return None
+                kind = kinds[like] = self._kind(slot, request)
+        except ServiceError as error:
+            outcome.set_exception(error)
+            return None
+        return Ticket(kind, request, now, outcome, size)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Drop what has not started of a request: nobody waits for it any more. Its outcome is told nevertheless."""
+        self._scheduler.cancel(ticket)
+
+    def _slot(self, request: PredictRequest) -> ModelSlot:
+        """The model that is asked. Raises NotFound; Unavailable, also if it is no more what the fields are for."""
+        slot = self._repository.slot(request.model, request.version)
+        _check_unchanged(slot, request)
+        return slot
+
+    def _kind(self, slot: ModelSlot, request: PredictRequest) -> Kind:
+        """Raises NotDifferentiable; PayloadTooLarge for gradients that take too much memory."""
+        kind = Kind.of(slot, request)
+        if kind.kept_bytes > self._max_gradient_bytes:
+            assert request.vjp is not None
             raise PayloadTooLarge(
-                f"the gradient of one field on the grid {list(shapes.input[1:])} takes about {needed} bytes in model "
-                f"{slot.name!r}, the limit is {most} ({env_name('max_gradient_bytes')}); use a coarser grid"
+                f"the gradient of one field on the grid {list(request.vjp.input[1:])} takes about {kind.kept_bytes} "
+                f"bytes in model {slot.name!r}, the limit is {self._max_gradient_bytes} "
+                f"({env_name('max_gradient_bytes')}); use a coarser grid"
             )
+        return kind
+
+    def _ended(self, tickets: list[Ticket]) -> None:
+        """Count outcomes in the totals of their models, which may be unloaded for all that these requests mind."""
+        now = time.monotonic()
+        for kind, group in groupby(tickets, key=attrgetter("kind")):
+            slot, ended = kind.runnable, list(group)
+            assert isinstance(slot, ModelSlot)
+            answered = [one for one in ended if one.error is None]
+            if answered:
+                slot.totals.note_success(
+                    len(answered),
+                    fields=sum(one.size for one in answered),
+                    seconds=sum(now - one.arrival for one in answered),
+                    queue_seconds=sum(one.result.queue_seconds for one in answered if one.result),
+                )
+            for one in ended:
+                if one.error is not None and one.error is not CANCELLED:
+                    slot.totals.note_failure(seconds=now - one.arrival)
+            self._repository.let_go(slot, len(ended))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
-        with (
-            self._repository.lease(initial.model, initial.version) as slot,
-            self._slots.in_work(initial),
-        ):
-            _check_unchanged(slot, initial)
-            async with aclosing(self._rollouts.run(slot, request)) as frames:
-                async for frame in frames:
-                    yield frame
+        slot = self._slot(initial)
+        self._repository.hold(slot, 1)
+        try:
+            with self._slots.in_work(initial):
+                async with aclosing(self._rollouts.run(slot, request)) as frames:
+                    async for frame in frames:
+                        yield frame
+        finally:
+            self._repository.let_go(slot, 1)
 
     async def load(self, model: str) -> None:
         await self._repository.load(model)
@@ -188,7 +255,13 @@ def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:
 def _note_batch(report: BatchReport) -> None:
     runnable = report.runnable
     assert isinstance(runnable, ModelSlot)
-    runnable.totals.note_batch(report)
+    runnable.totals.note_batch(
+        requests=len(report.slices),
+        fields=report.size,
+        gather_seconds=report.gather_seconds,
+        compute_seconds=report.compute_seconds,
+        scatter_seconds=report.scatter_seconds,
+    )
 
 
 def _trace_and_note_batch() -> Callable[[BatchReport], None]:
@@ -209,7 +282,8 @@ def _check_unchanged(slot: ModelSlot, request: PredictRequest) -> None:
     if old is None or old is new:
         return
     for part in ("architecture", "inputs", "outputs", "grid"):
-        if getattr(old, part) != getattr(new, part):
+        # One that nobody knows any more has no parts.
+        if getattr(old, part, None) != getattr(new, part):
             raise Unavailable(
                 f"model {slot.name!r} version {slot.version} was replaced by one with another {part} while "
                 "this request was read; send it again if it still fits the model's description",
@@ -219,14 +293,8 @@ def _check_unchanged(slot: ModelSlot, request: PredictRequest) -> None:
 
 def _empty(slot: ModelSlot, request: PredictRequest) -> PredictResult:
     """No fields in, no fields out: legal in the protocol, and nothing for the device to do."""
-    channels = slot.config.architecture.out_channels
+    shape = (0, slot.config.architecture.out_channels, *request.fields.shape[2:])
+    backend, precision, *_ = slot.ran
     return PredictResult(
-        model=slot.name,
-        version=slot.version,
-        fields=np.empty((0, channels, *request.fields.shape[2:]), np.float32),
-        queue_seconds=0.0,
-        compute_seconds=0.0,
-        batch_sizes=(),
-        backend=slot.backend,
-        precision=slot.precision,
+        slot.name, slot.version, np.empty(shape, np.float32), 0.0, 0.0, (), backend, precision
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.requests import ClientDisconnect
 
-from service.http.inference import unless_disconnected
+from service.http.asgi import ReceivedBody, unless_left
+from service.http.call import ClientLeft
 
 WATCHED_AFTER = 0.02
 
@@ -43,9 +42,15 @@ class Work:
         return "answer"
 
 
+def body_of(client: Client) -> ReceivedBody:
+    """A body that has come whole, from this client."""
+    body = ReceivedBody(client.receive)
+    body.skip()
+    return body
+
+
 async def outcome(client: Client, work: Work, watched_after: float = WATCHED_AFTER) -> str:
-    request: Any = SimpleNamespace(receive=client.receive)
-    return await unless_disconnected(request, work.run(), watched_after=watched_after)
+    return await unless_left(body_of(client), work.run(), watched_after=watched_after)
 
 
 def test_short_work_is_not_watched() -> None:
@@ -74,7 +79,7 @@ def test_a_client_that_leaves_cancels_the_work(leaves_after: float, watched_afte
     async def main() -> tuple[Work, int]:
         client, work = Client(), Work(5.0)
         asyncio.get_running_loop().call_later(leaves_after, client.left.set)
-        with pytest.raises(ClientDisconnect):
+        with pytest.raises(ClientLeft):
             await asyncio.wait_for(outcome(client, work, watched_after), 2)
         task = asyncio.current_task()
         assert task is not None
@@ -104,8 +109,7 @@ def test_an_error_of_the_work_comes_through() -> None:
         raise ValueError("its own")
 
     async def main() -> None:
-        request: Any = SimpleNamespace(receive=Client().receive)
         with pytest.raises(ValueError, match="its own"):
-            await unless_disconnected(request, fail(), watched_after=WATCHED_AFTER)
+            await unless_left(body_of(Client()), fail(), watched_after=WATCHED_AFTER)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Refusals below ASGI: the same words as the application's, on a connection that lives on, and never too many."""
+"""Load shedding: the same words as the application's, on a connection that lives on, and never too many."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from service.app import create_app
-from service.http.arrival import arrival_of
-from service.http.early_refusal import BURST, LONGEST_PAUSE, SECONDS_EACH, EarlyRefusal, Seat
+from service.engine.interface import PredictRequest
+from service.http.call import Body, Call
+from service.http.operations import begin, target_of
+from service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
 from service.metrics import Metrics
 from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.ticket import Ticket
+from service.pipeline.ticket import Kind, Ticket
 from service.settings import Settings
 from tests.clock import within
 from tests.service.http.fake_engine import FakeEngine
@@ -61,7 +63,9 @@ class Service:
     def fill(self, fields: int) -> None:
         runnable = Mock(version="1")
         runnable.name = "tiny-1d"
-        ticket = Ticket(runnable, np.zeros((fields, 1, 16), np.float32), 0.0, Mock())
+        array = np.zeros((fields, 1, 16), np.float32)
+        request = PredictRequest(runnable.name, "1", array, "id")
+        ticket = Ticket(Kind.of(runnable, request), request, 0.0, Mock(), fields)
         self._slots.take(ticket)
         self._queued.append(ticket)
 
@@ -236,9 +240,8 @@ async def test_who_goes_on_regardless_is_read_more_slowly_and_nobody_else() -> N
 
 @in_loop
 async def test_pauses_end() -> None:
-    async with serving() as service:
-        refusal = EarlyRefusal(service.context)
-        pauses = [refusal.pause() for _ in range(10_000)]
+    shedding = Shedding()
+    pauses = [shedding.pause() for _ in range(10_000)]
     assert max(pauses) <= LONGEST_PAUSE
     assert not any(pauses[:BURST])
 
@@ -247,16 +250,22 @@ async def test_pauses_end() -> None:
 async def test_those_that_come_at_once_do_not_all_find_the_same_room() -> None:
     async with serving() as service:
         service.fill(ROOM - 2)
-        refusal = EarlyRefusal(service.context)
-        arrival = arrival_of(INFER.encode(), [], service.context)
-        assert arrival is not None
-        decisions = [refusal.decide(arrival, [], adding=[]) for _ in range(5)]
-        seats = [decision for decision in decisions if isinstance(decision, Seat)]
-        assert len(seats) == 2
-        seats[0].leave()
-        seats[0].leave()
-        decisions = [refusal.decide(arrival, [], adding=[]) for _ in range(2)]
-        assert [isinstance(decision, Seat) for decision in decisions] == [True, False]
+
+        def arrive() -> Call | None:
+            """A request that was let in."""
+            path, _, query = INFER.encode().partition(b"?")
+            call = Call(service.context, "POST", path.decode(), path, query, [], Body())
+            return call if begin(call, target_of(path)) is None else None
+
+        calls = [call for call in (arrive() for _ in range(5)) if call is not None]
+        assert len(calls) == 2
+        calls[0].release()
+        calls[0].release()
+        later = arrive()
+        assert later is not None
+        assert arrive() is None
+        for call in (calls[1], later):
+            call.release()
 
 
 @in_loop

@@ -1,31 +1,39 @@
-"""The one interface through which HTTP sees inference, so that the engine can live elsewhere later."""
+"""The one interface through which HTTP sees inference, wherever the engine lives, and the records that pass it.
+
+A record is the same in one process and between processes: arrays travel as their places in shared memory, a
+configuration as its digest (service/processes/channel.py), everything else as it is.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from models.config import ModelConfig
+from service.engine.vjp import VjpShapes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-
-    from service.pipeline.vjp import VjpShapes
 
 Fields = NDArray[np.float32]
 Trust = dict[str, tuple[float, ...]]
 """Signal of models/trust/signals.py -> its value for each field."""
 
+NOWHERE: Fields = np.empty(0, np.float32)
+"""Outputs that do not stand anywhere yet."""
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PredictRequest:
-    """Checked fields for one model: float32, C-contiguous, [n, in_channels, *grid], in physical units."""
+class PredictRequest(msgspec.Struct, eq=False, array_like=True):
+    """Checked fields for one model: float32, C-contiguous, [n, in_channels, *grid], in physical units.
+
+    It is the engine's once it was handed over: what lies elsewhere is put into shared memory there.
+    """
 
     model: str
     version: str | None
@@ -49,8 +57,7 @@ class PredictRequest:
     """Asks for gradients: the fields are rows [n, length] of these shapes, and so is the answer (see vjp.py)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictResult:
+class PredictResult(msgspec.Struct, eq=False, array_like=True):
     """The answer: float32 [n, out_channels, *grid] (rows, if gradients were asked for), with what it took (seconds)."""
 
     model: str
@@ -62,13 +69,12 @@ class PredictResult:
     """Number of fields in each device batch that this request's fields ran in."""
     backend: str
     """Spectral backend that really ran, for example 'gemm' or 'reference'."""
-    precision: str = field(default="fp32")
-    trust: Trust = field(default_factory=dict)
+    precision: str = "fp32"
+    trust: Trust = {}
     """Empty where nothing is known to judge by, or the setting `trust` is off."""
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRequest:
+class RolloutRequest(msgspec.Struct, eq=False, array_like=True):
     """Run an autoregressive model on its own output until step `last`; steps count from `start`, that of the input."""
 
     initial: PredictRequest
@@ -83,13 +89,12 @@ class RolloutRequest:
         return step == self.last or (self.every > 0 and step % self.every == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, eq=False, array_like=True):
     """How far a rollout is, and its fields there, float32 [n, channels, *grid], if that step's are wanted."""
 
     step: int
     fields: Fields | None = None
-    trust: Trust = field(default_factory=dict)
+    trust: Trust = {}
     """The largest values of the steps since the frame before, where fields are given."""
 
 
@@ -103,9 +108,9 @@ class ModelStatus:
     """LOADING, READY, UNLOADING or UNAVAILABLE."""
     reason: str = ""
     backend: str = ""
-    """What a READY model runs on, as in PredictResult."""
+    """Backend of a READY model, as in PredictResult."""
     precision: str = ""
-    """What a READY model computes in."""
+    """Precision in which a READY model computes."""
     asked_precision: str = ""
     """What its configuration, or the server's setting, asks for: a CPU gives fp32 whatever is asked."""
     execution: str = ""

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from service.pipeline.engine import ModelCounters
-
-if TYPE_CHECKING:
-    from service.pipeline.batch import BatchReport
+from service.engine.interface import ModelCounters
 
 
 def _ns(seconds: float) -> int:
@@ -24,19 +20,29 @@ class ModelTotals:
         self._inference_count = self._execution_count = self._last_ms = 0
         self._batches: dict[int, tuple[int, int]] = {}
 
-    def note_batch(self, report: BatchReport) -> None:
+    def note_batch(
+        self,
+        *,
+        requests: int,
+        fields: int,
+        gather_seconds: float,
+        compute_seconds: float,
+        scatter_seconds: float,
+    ) -> None:
         """Add a batch; the protocol counts its times once for each request in it."""
-        requests = len(report.slices)
-        self._input_ns += _ns(report.gather_seconds) * requests
-        self._infer_ns += _ns(report.compute_seconds) * requests
-        self._output_ns += _ns(report.scatter_seconds) * requests
+        compute_ns = _ns(compute_seconds)
+        self._input_ns += _ns(gather_seconds) * requests
+        self._infer_ns += compute_ns * requests
+        self._output_ns += _ns(scatter_seconds) * requests
         self._execution_count += 1
-        count, total = self._batches.get(report.size, (0, 0))
-        self._batches[report.size] = (count + 1, total + _ns(report.compute_seconds))
+        count, total = self._batches.get(fields, (0, 0))
+        self._batches[fields] = (count + 1, total + compute_ns)
 
-    def note_success(self, *, fields: int, seconds: float, queue_seconds: float) -> None:
-        """Add an answered request that took `seconds` in all."""
-        self._success_count += 1
+    def note_success(
+        self, requests: int, *, fields: int, seconds: float, queue_seconds: float
+    ) -> None:
+        """Add answered requests, all of their fields and seconds together."""
+        self._success_count += requests
         self._success_ns += _ns(seconds)
         self._queue_ns += _ns(queue_seconds)
         self._inference_count += fields

@@ -6,16 +6,19 @@ import asyncio
 import io
 import json
 import logging
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
-from service.context import record_of
 from service.http import problems
-from service.http.journal import Journal
-from service.http.middleware import RequestMiddleware
+from service.http.access_log import AccessLog
+from service.http.asgi import CallMiddleware
+from service.http.call import Call
+from service.http.shedding import Shedding
 from service.logs import ConsoleFormatter, JsonFormatter
 from service.metrics import Metrics
 from tests.service.http.serving import application
@@ -23,16 +26,21 @@ from tests.service.http.serving import application
 
 def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
     metrics = Metrics()
+    known = application()[0].state.context
+    log = AccessLog(metrics, Shedding(), "turbofno/9")
+    calls: list[Call] = []
+    guard = SimpleNamespace(check=calls.append)
+    context = replace(known, metrics=metrics, access_log=log, guard=guard)
     app = FastAPI()
-    app.add_middleware(RequestMiddleware, journal=Journal(metrics, "turbofno/9"))
+    app.add_middleware(CallMiddleware, context=context)
     problems.install(app)
 
     @app.get("/x")
-    async def route(request: Request) -> str:
-        record = record_of(request)
-        record.protocol, record.model, record.version = "predict", "m", "1"
-        record.decode_seconds, record.compute_seconds = 0.001, 0.25
-        return record.request_id
+    async def route() -> str:
+        call = calls[-1]
+        call.protocol, call.model, call.version = "predict", "m", "1"
+        call.decode_seconds, call.compute_seconds = 0.001, 0.25
+        return call.request_id
 
     @app.get("/healthz")
     async def health() -> None: ...
@@ -119,7 +127,7 @@ def test_ours_is_the_outermost_layer_and_answers_what_nobody_foresaw(
 ) -> None:
     async def main() -> httpx.Response:
         app, _ = application()
-        assert isinstance(app.build_middleware_stack(), RequestMiddleware)
+        assert isinstance(app.build_middleware_stack(), CallMiddleware)
 
         async def fail(*_: object) -> None:
             raise RuntimeError("inside")

@@ -1,0 +1,1 @@
+"""The engine as HTTP sees it, in this process, and what its parts share."""

@@ -1,0 +1,95 @@
+"""Response headers, metrics and the access line of every reply, whichever way its request came."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from service.http.call import Call, Headers
+    from service.http.shedding import Shedding
+    from service.metrics import Metrics
+
+access = logging.getLogger("service.access")
+
+POLLED = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+"""By machines: logged at DEBUG and not traced, lest they bury the rest."""
+
+
+class AccessLog:
+    """One for all requests of an application."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        shedding: Shedding,
+        server: str,
+        *,
+        cors_origins: Iterable[str] = (),
+    ) -> None:
+        """Pages of `cors_origins` may read the replies to what they send."""
+        self._metrics = metrics
+        self._shedding = shedding
+        self._server = (b"server", server.encode("latin-1"))
+        self._origins = frozenset(origin.encode("latin-1") for origin in cors_origins)
+
+    def headers(self, call: Call) -> Headers:
+        """Headers of its reply beside the operation's own."""
+        headers = [self._server, (b"x-request-id", call.request_id.encode("latin-1"))]
+        if call.trace:
+            headers.append((b"traceresponse", call.trace.encode("latin-1")))
+        if self._origins:
+            headers.append((b"vary", b"Origin"))
+            origin = call.headers.get(b"origin", b"").lower()
+            if origin in self._origins:
+                headers.append((b"access-control-allow-origin", origin))
+                headers.append((b"access-control-expose-headers", b"*"))
+        if steps := call.steps:
+            timing = ", ".join([f"{step};dur={seconds * 1e3:.3f}" for step, seconds in steps])
+            headers.append((b"server-timing", timing.encode("latin-1")))
+        return headers
+
+    def close(self, call: Call, status: int, sent_bytes: int) -> None:
+        """Count and log a request whose reply has been sent, or is of use to nobody, and give back what it holds."""
+        call.release()
+        seconds = time.perf_counter() - call.started
+        if call.span is not None and call.context.tracer is not None:
+            call.context.tracer.end(call, status)
+        metrics = self._metrics
+        metrics.requests.labels(call.model, call.version, call.protocol, status).inc()
+        if call.model:
+            # A rollout lasts as long as its client reads on, which says nothing of how soon requests are answered.
+            if call.protocol != "rollout":
+                metrics.request_duration.labels(call.model, call.version).observe(seconds)
+            for step, taken in call.steps:
+                metrics.steps[step].labels(call.model, call.version).observe(taken)
+        if call.shed:
+            self._shedding.log(call)
+            return
+        level = logging.DEBUG if call.path in POLLED else logging.INFO
+        if access.isEnabledFor(level):
+            self._write(call, level, status, seconds, sent_bytes)
+
+    def _write(self, call: Call, level: int, status: int, seconds: float, sent_bytes: int) -> None:
+        data: dict[str, object] = {
+            "status": status,
+            "ms": round(seconds * 1e3, 3),
+            "in": call.body_bytes,
+            "out": sent_bytes,
+        }
+        if call.caller.name:
+            data["key"] = call.caller.name
+        if call.trace:
+            data["trace_id"] = call.trace.split("-")[1]
+        if call.model:
+            data |= {"model": call.model, "version": call.version, "fields": call.fields}
+        data |= {f"{step}_ms": round(taken * 1e3, 3) for step, taken in call.steps}
+        access.log(level, "%s %s", call.method, shown_path(call), extra={"data": data})
+
+
+def shown_path(call: Call) -> str:
+    """Still percent-encoded, so that a path cannot forge a log line."""
+    return ascii(call.raw_path.decode("latin-1"))[1:-1]

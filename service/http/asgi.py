@@ -1,0 +1,207 @@
+"""The way in over ASGI: operations from the table, everything else from FastAPI's routes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+from service.http.call import Body, Call, ClientLeft, Reply
+from service.http.operations import begin, execute, target_of
+from service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from service.logs import request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from service.context import AppContext
+    from service.http.call import Bytes
+
+T = TypeVar("T")
+
+WATCHED_AFTER_SECONDS = 0.2
+"""From when on work that waits in a model's queue is cancelled if its client leaves: mostly it is short, and watching
+takes a task, which would cost more than all else here."""
+
+_WAIT_BYTES = 32 * 1024
+"""Shorter bodies are within what a server buffers for any connection."""
+
+
+class ReceivedBody(Body):
+    """A body as ASGI messages bring it."""
+
+    __slots__ = ("_receive", "_whole")
+
+    def __init__(self, receive: Receive) -> None:
+        super().__init__()
+        self._receive = receive
+        self._whole = asyncio.Event()
+
+    async def more(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        self.add(message.get("body", b""))
+        if not message.get("more_body", False):
+            self.skip()
+
+    def skip(self) -> None:
+        super().skip()
+        self._whole.set()
+
+    async def until_left(self) -> None:
+        """Return when the client has left. While the body is read nobody looks: who reads it notices."""
+        await self._whole.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
+    """The request of an ASGI scope."""
+    path: str = scope["path"]
+    raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
+    headers = [(name.lower(), value) for name, value in scope["headers"]]
+    return Call(
+        context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive)
+    )  # fmt: skip
+
+
+class CallMiddleware:
+    """Around FastAPI: every request is one call, those for operations end here."""
+
+    def __init__(self, app: ASGIApp, *, context: AppContext) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = call_of(scope, receive, self._context)
+        token = request_id.set(call.request_id)
+        sending = _Sending(call, send)
+        try:
+            await self._answer(call, scope, receive, sending)
+        except ClientLeft:
+            if not sending.started:
+                await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
+        except Exception:
+            if sending.started:
+                raise
+            await sending.reply(unexpected(call))
+        except asyncio.CancelledError:
+            if sending.started:
+                raise
+            # Answered, so not raised again: the server would put a traceback into the log for each.
+            await sending.reply(given_up(call))
+        finally:
+            self._context.access_log.close(call, sending.status, sending.size)
+            request_id.reset(token)
+
+    async def _answer(self, call: Call, scope: Scope, receive: Receive, sending: _Sending) -> None:
+        target = target_of(quote(call.path, errors="replace").encode())
+        reply = begin(call, target)
+        if reply is not None:
+            await sending.reply(reply)
+        elif target is None or target.operation is None:
+            # FastAPI knows of no HEAD where there is a GET; the server leaves its body out.
+            method = "GET" if call.method == "HEAD" else call.method
+            await self._app({**scope, "method": method}, receive, sending)
+        else:
+            operation = target.operation
+            wait = WATCHED_AFTER_SECONDS if operation.queued else 0.0
+
+            async def answer() -> None:
+                await sending.reply(await execute(call, operation))
+
+            assert isinstance(call.body, ReceivedBody)
+            await unless_left(call.body, answer(), watched_after=wait)
+
+
+class _Sending:
+    """ASGI's `send` for one request, which notes what was sent and adds the headers of every reply."""
+
+    def __init__(self, call: Call, send: Send) -> None:
+        self._call = call
+        self._send = send
+        self._bodiless = call.method == "HEAD"
+        self.status = CLIENT_CLOSED_REQUEST
+        self.size = 0
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.started = message["status"], True
+            own = self._call.context.access_log.headers(self._call)
+            message["headers"] = [*message.get("headers", ()), *own]
+        elif message["type"] == "http.response.body":
+            more = message.get("more_body", False)
+            await self._body(message.get("body", b""), more=more)
+            return
+        await self._send(message)
+
+    async def reply(self, reply: Reply) -> None:
+        """Send all of it."""
+        headers = reply.headers
+        if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
+            headers = [*headers, (b"content-length", str(reply.size).encode())]
+        await self({"type": "http.response.start", "status": reply.status, "headers": headers})
+        for piece in reply.body:
+            await self._body(bytes(piece), more=True)
+        if reply.stream is not None:
+            async with aclosing(reply.stream) as stream:
+                async for piece in stream:
+                    await self._body(piece, more=True)
+        await self._body(b"", more=False)
+
+    async def _body(self, body: Bytes, *, more: bool) -> None:
+        size = len(body)
+        if self._bodiless:
+            body = b""
+        else:
+            self.size += size
+        if size > _WAIT_BYTES and not more:
+            # The server takes a body at once and waits before the next message, if need be, until the client has
+            # read enough of it.
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def unless_left(body: ReceivedBody, work: Awaitable[T], *, watched_after: float = 0.0) -> T:
+    """Result of `work`, which is cancelled if the client leaves first. Raises ClientLeft then.
+
+    For the first `watched_after` seconds nobody looks: who left meanwhile is noticed at their end.
+    """
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    loop = asyncio.get_running_loop()
+    watch: asyncio.Task[None] | None = None
+    left = False
+
+    async def until_left() -> None:
+        nonlocal left
+        await body.until_left()
+        left = True
+        waiting.cancel()
+
+    def look() -> None:
+        nonlocal watch
+        watch = loop.create_task(until_left())
+
+    timer = loop.call_later(watched_after, look)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if left and not waiting.uncancel():
+            raise ClientLeft from None
+        raise
+    finally:
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
+        # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
+        del work

@@ -1,0 +1,233 @@
+"""One operation's request and reply on a connection: its body as it arrives, its task, the bytes that go out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from service.http.access_log import shown_path
+from service.http.call import Body, Call, Reply
+from service.http.operations import begin, execute
+from service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from service.logs import request_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from uvicorn._types import ASGI3Application
+
+    from service.http.call import Bytes
+    from service.http.edge import Edge
+    from service.http.operations import Target
+
+logger = logging.getLogger(__name__)
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_UNREAD_BYTES = 256 * 1024
+"""Of a body, before the connection is not read any more: what a read or two take off the socket."""
+_NONE = Body()
+
+
+class Exchange(Body):
+    """One operation's request and reply on a connection; what uvicorn asks of its own cycles it can ask of this."""
+
+    __slots__ = (
+        "_begun", "_edge", "_expects_continue", "_more", "_target", "_task", "_unread", "call", "chunked", "disconnected",
+        "keep_alive", "response_complete", "response_started",
+    )  # fmt: skip
+
+    def __init__(self, edge: Edge, path: bytes, query: bytes, target: Target) -> None:
+        super().__init__()
+        parser = edge.parser
+        method = parser.get_method().decode("ascii")
+        self.call = Call(edge.app_context, method, target.path, path, query, edge.headers, self)
+        self.chunked = parser.get_http_version() != "1.0"
+        """The client reads chunked bodies, and interim responses."""
+        self.keep_alive = self.chunked and parser.should_keep_alive()
+        self.disconnected = False
+        self.response_started = False
+        self.response_complete = False
+        self._more: asyncio.Future[None] | None = None
+        """Whoever waits for more of the body."""
+        self._edge = edge
+        self._target = target
+        self._begun = False
+        self._task: asyncio.Task[None] | None = None
+        self._unread = 0
+        self._expects_continue = edge.expect_100_continue
+
+    def take(self, piece: bytes) -> None:
+        """Keep what has come of the body, unless it was answered without."""
+        if self.response_complete:
+            return
+        self.add(piece)
+        self._unread += len(piece)
+        if self._unread > _UNREAD_BYTES:
+            self._edge.flow.pause_reading()
+        self._wake()
+
+    def end_body(self) -> None:
+        """All of the body has come."""
+        self.complete = True
+        if self._unread > _UNREAD_BYTES:
+            # Of a connection that is not read nobody hears that the client has left.
+            self._edge.flow.resume_reading()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    async def more(self) -> None:
+        if self._expects_continue and not self.size:
+            self._expects_continue = False
+            self._edge.transport.write(CONTINUE)
+        self._unread = 0
+        self._edge.flow.resume_reading()
+        self._more = self._edge.loop.create_future()
+        await self._more
+
+    def abandon(self) -> None:
+        """The client has left: nobody wants the reply any more."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._let_go()
+
+    def begin(self) -> Reply | None:
+        """The reply, if the headers decide it."""
+        self._begun = True
+        return begin(self.call, self._target)
+
+    def refuse(self, reply: Reply) -> None:
+        """Send a reply at once, before the body has come."""
+        call = self.call
+        token = request_id.set(call.request_id)
+        self._edge.transport.writelines((self._head(reply), *self._body(reply)))
+        call.context.access_log.close(call, reply.status, reply.size)
+        request_id.reset(token)
+        self._end()
+        self._let_go()
+
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        """Answer, and be done with the request; under the name by which uvicorn starts it."""
+        del app
+        call = self.call
+        request_id.set(call.request_id)
+        self._task = asyncio.current_task()
+        status, size = CLIENT_CLOSED_REQUEST, 0
+        try:
+            reply = await self._reply()
+            if reply is not None:
+                status = reply.status
+                size = await self._send(reply)
+        except Exception:
+            status, size = await self._send_unexpected()
+        except asyncio.CancelledError:
+            # The process ends, while the client reads its answer; or that one has left.
+            if not self.disconnected:
+                logger.warning("%s %s was cut short", call.method, shown_path(call))
+                self._edge.transport.close()
+        finally:
+            call.context.access_log.close(call, status, size)
+            self._let_go()
+
+    async def _reply(self) -> Reply | None:
+        """The reply to send; None: nobody is there to read it."""
+        if self.disconnected:
+            return None
+        try:
+            reply = None if self._begun else self.begin()
+            if reply is None:
+                assert self._target.operation is not None
+                reply = await execute(self.call, self._target.operation)
+        except asyncio.CancelledError:
+            return None if self.disconnected else given_up(self.call)
+        return reply
+
+    async def _send_unexpected(self) -> tuple[int, int]:
+        """Tell of an exception while a reply was sent, if nothing was; status and bytes of the body."""
+        reply = unexpected(self.call)
+        if self.response_started:
+            self._edge.transport.close()
+            return reply.status, 0
+        return reply.status, await self._send(reply)
+
+    async def _send(self, reply: Reply) -> int:
+        """Send it; how many bytes of a body that was."""
+        flow, transport = self._edge.flow, self._edge.transport
+        if flow.write_paused:
+            await flow.drain()
+        if self.disconnected:
+            return 0
+        head = self._head(reply)
+        self.response_started = True
+        transport.writelines((head, *self._body(reply)))
+        size = reply.size
+        if flow.write_paused:
+            # What the reply holds is counted until the client has read enough of it.
+            await flow.drain()
+        if reply.stream is not None:
+            size += await self._send_stream(reply.stream)
+        if not self.disconnected:
+            self._end()
+        return size
+
+    async def _send_stream(self, stream: AsyncGenerator[Bytes]) -> int:
+        flow, transport = self._edge.flow, self._edge.transport
+        size = 0
+        async with aclosing(stream):
+            async for piece in stream:
+                size += len(piece)
+                transport.writelines(self._chunk(piece))
+                if flow.write_paused:
+                    await flow.drain()
+        if self.chunked:
+            transport.write(b"0\r\n\r\n")
+        return size
+
+    def _chunk(self, piece: Bytes) -> Sequence[Bytes]:
+        return (b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,)
+
+    def _head(self, reply: Reply) -> bytes:
+        """All bytes before the body. Nothing is checked: no value may hold what a client chose freely."""
+        edge = self._edge
+        headers = [
+            *edge.server_state.default_headers,
+            *reply.headers,
+            *self.call.context.access_log.headers(self.call),
+        ]
+        if reply.stream is None:
+            if reply.status != 204:
+                headers.append((b"content-length", b"%d" % reply.size))
+        elif self.chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        else:
+            self.keep_alive = False
+        if not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        lines = b"".join([b"%b: %b\r\n" % one for one in headers])
+        return b"%b%b\r\n" % (STATUS_LINE[reply.status], lines)
+
+    def _body(self, reply: Reply) -> Sequence[Bytes]:
+        if self.call.method == "HEAD":
+            return ()
+        if reply.stream is None:
+            return reply.body
+        return [part for piece in reply.body for part in self._chunk(piece)]
+
+    def _let_go(self) -> None:
+        """Keep nothing of the request: a connection has this until its next one. And leave no cycle of references."""
+        self._task = None
+        self.call.body = _NONE
+        self.pieces.clear()
+
+    def _end(self) -> None:
+        self.response_complete = True
+        if not self.keep_alive:
+            self._edge.transport.close()
+        self._edge.on_response_complete()

@@ -1,0 +1,145 @@
+"""The Open Inference Protocol v2 over REST, with its binary tensor extension: inference."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from service.codec import oip_binary
+from service.codec.compression import answer_coding, compress
+from service.codec.fields import fields_from_tensor
+from service.codec.grids import parse_output_grid
+from service.errors import BadRequest, PayloadTooLarge
+from service.http.body import read_body
+from service.http.inference import counted
+from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
+from service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
+from service.http.operation import Operation
+from service.http.output_grid import infer_onto
+from service.http.parameters import read_query
+from service.http.predict import answered
+from service.http.trust import largest
+from service.settings import env_name
+
+if TYPE_CHECKING:
+    from service.codec.oip_binary import InferAnswer, InferRequest
+    from service.engine.interface import Fields, PredictResult
+    from service.http.call import Bytes, Call, Headers, Reply
+    from service.http.served import Served
+    from service.settings import Settings
+
+HEADER = "Inference-Header-Content-Length"
+_HEADER_NAME = HEADER.lower().encode()
+_COMPRESS_HEAVY = 16 * 1024
+_PARAMETERS = (RAW_SHAPE,)
+
+
+class Asked(NamedTuple):
+    """The headers of an inference, read."""
+
+    header_length: str | None
+    """Of the JSON before the tensor, not checked yet; None: all of the body is JSON."""
+    raw_shape: str | None
+
+
+def _parse(call: Call) -> Asked:
+    shape: str | None = read_query(call, _PARAMETERS)["shape"]
+    length = call.header(_HEADER_NAME)
+    if length is not None and "," in length:
+        raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
+    return Asked(None if length is None else length.strip(), shape)
+
+
+async def _run(call: Call) -> Reply:
+    settings, served = call.context.settings, call.served
+    header, raw_shape = call.asked
+    body = await _read(call, header, settings)
+    started = time.perf_counter()
+    json_length = _json_length(header, len(body), settings)
+    asked, fields = await offload(
+        json_length > JSON_BYTES or len(body) > BINARY_BYTES,
+        _decode, body, None if header is None else json_length, raw_shape, served,
+    )  # fmt: skip
+    call.decode_seconds = time.perf_counter() - started
+    given, timeout = asked.output_grid, asked.timeout_us
+    grid = None if given is None else parse_output_grid(given, served.config)
+    result = await infer_onto(
+        call, fields,
+        output_grid=grid,
+        priority=asked.priority,
+        seconds=None if timeout is None else timeout / 1e6,
+    )  # fmt: skip
+    warnings = counted(call, served.warnings(fields.shape[2:], grid, result.trust))
+    started = time.perf_counter()
+    as_json = not all(output.binary for output in asked.outputs)
+    heavy = heavy_to_encode(result.fields.size, as_json=as_json)
+    answer = await offload(heavy, _encode, asked, result, warnings, served.untold(result.trust))
+    headers, written = await _written(call, answer)
+    call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
+    return answered(call, headers, (written,))
+
+
+async def _read(call: Call, header: str | None, settings: Settings) -> memoryview:
+    room = call.room
+    assert room is not None
+    if header is None:
+        limit = settings.max_json_bytes
+        return await read_body(call, room, limit=limit, setting="max_json_bytes")
+    # The tensor starts where the JSON ends; a header that is no number is refused after reading,
+    # when the range it should lie in is known.
+    start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
+    return await read_body(call, room, limit=settings.max_body_bytes, aligned_at=start)
+
+
+def _json_length(header: str | None, available: int, settings: Settings) -> int:
+    if header is None:
+        return available
+    length = oip_binary.parse_header_length(header, available=available)
+    if length > settings.max_json_bytes:
+        raise PayloadTooLarge(
+            f"the JSON part has {length} bytes, the limit is {settings.max_json_bytes} "
+            f"({env_name('max_json_bytes')}): send tensors in binary"
+        )
+    return length
+
+
+def _decode(
+    body: memoryview, header_length: int | None, raw_shape: str | None, served: Served
+) -> tuple[InferRequest, Fields]:
+    if header_length == 0:
+        asked = oip_binary.decode_raw(body, shape=raw_shape, model=served.name)
+    else:
+        asked = oip_binary.decode(body, header_length=header_length, model=served.name)
+    return asked, fields_from_tensor(asked.tensor, served.config, max_fields=served.max_fields)
+
+
+def _encode(
+    asked: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
+) -> InferAnswer:
+    return oip_binary.encode(
+        result.fields,
+        outputs=asked.outputs,
+        model=result.model,
+        version=result.version,
+        request_id=asked.id,
+        warnings=warnings,
+        trust=largest(result.trust),
+        trust_status=trust_status,
+    )
+
+
+async def _written(call: Call, answer: InferAnswer) -> tuple[Headers, Bytes]:
+    """The answer's own headers, and its body, compressed if that was asked for."""
+    headers: Headers = []
+    body = answer.body
+    coding = answer_coding(call.header(b"accept-encoding"))
+    if coding is not None:
+        body = await offload(len(body) > _COMPRESS_HEAVY, compress, body, coding)
+        headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
+    if answer.json_length is None:
+        return [*headers, (b"content-type", b"application/json")], body
+    headers.append((_HEADER_NAME, str(answer.json_length).encode()))
+    return [*headers, (b"content-type", b"application/octet-stream")], body
+
+
+OPERATION = Operation("oip", _parse, _run, INFER_PATHS)

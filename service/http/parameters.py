@@ -1,0 +1,192 @@
+"""Parameters of operations: what each may be, how it is read, and how the API's documentation shows it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from service.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from service.http.call import Call
+
+_CACHED_BYTES = 128
+"""Longer queries are parsed each time: they are for clients to choose, and would fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """One parameter in a query; `parse` raises ValueError for what it may not be."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+    expected: str
+    """The values that it may have, in the words of an error."""
+    parse: Callable[[str], Any]
+    default: Any = None
+    required: bool = False
+    example: Any = None
+
+    def described(self) -> dict[str, Any]:
+        """As OpenAPI has it."""
+        schema = self.schema
+        if self.default is not None:
+            schema = schema | {"default": self.default}
+        if self.example is not None:
+            schema = schema | {"examples": [self.example]}
+        return {
+            "name": self.name,
+            "in": "query",
+            "required": self.required,
+            "description": self.description,
+            "schema": schema,
+        }
+
+
+def integer(
+    name: str,
+    description: str,
+    *,
+    least: int = 0,
+    most: int = 2**31 - 1,
+    says: str = "",
+    **options: Any,
+) -> Parameter:
+    """A whole number from `least` to `most`; `says` what numbers mean, in the error."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not least <= int(text) <= most:
+            raise ValueError
+        return int(text)
+
+    return Parameter(
+        name,
+        description,
+        {"type": "integer", "minimum": least, "maximum": most},
+        f"a whole number from {least} to {most}{says}",
+        parse,
+        **options,
+    )
+
+
+def flag(name: str, description: str) -> Parameter:
+    """True or false; false by default."""
+    words = {"true": True, "1": True, "false": False, "0": False}
+    return Parameter(
+        name,
+        description,
+        {"type": "boolean"},
+        "true or false",
+        lambda text: _among(words, text.lower()),
+        default=False,
+    )
+
+
+def text(name: str, description: str, pattern: str, expected: str, **options: Any) -> Parameter:
+    """Text of a pattern."""
+
+    def parse(given: str) -> str:
+        if not re.fullmatch(pattern, given):
+            raise ValueError
+        return given
+
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    return Parameter(name, description, schema, expected, parse, **options)
+
+
+PRIORITY = integer(
+    "priority",
+    "1 is highest, 10 lowest; 0, the default, is in the middle (5)",
+    most=10,
+    says=": 1 is the highest, 10 the lowest, 0 the default, in the middle",
+    default=0,
+)
+DEADLINE = "X-Deadline-Ms"
+DEADLINE_DESCRIBED = {
+    "name": DEADLINE,
+    "in": "header",
+    "required": False,
+    "description": "drop the work with 504 if it has not started within this many milliseconds",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
+
+
+def read_query(
+    call: Call, known: tuple[Parameter, ...], *, hint: str | None = None
+) -> Mapping[str, Any]:
+    """The values of a request's query parameters.
+
+    `hint` ends the error about an unknown one: it must not be ignored, lest ?version= pick another model. Without,
+    unknown ones are left alone.
+
+    Raises:
+        BadRequest: a parameter that is unknown, repeated, missing, or not what it may be.
+    """
+    if len(call.query) <= _CACHED_BYTES:
+        return _remembered(call.query, known, hint)
+    return _parse(call.query, known, hint)
+
+
+def seconds_allowed(call: Call) -> float | None:
+    """Within how many seconds the work is to start, by the header X-Deadline-Ms. Raises BadRequest."""
+    given = call.headers.get(b"x-deadline-ms")
+    if given is None:
+        return None
+    try:
+        milliseconds = float(given)
+    except ValueError:
+        milliseconds = 0.0
+    if not milliseconds > 0.0:
+        raise BadRequest(
+            f"header {DEADLINE!r} is {given[:80].decode('latin-1')!r}, expected a number of milliseconds above 0"
+        )
+    return milliseconds / 1e3
+
+
+def _parse(query: bytes, known: tuple[Parameter, ...], hint: str | None) -> Mapping[str, Any]:
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    given = dict(pairs)
+    names = [one.name for one in known]
+    unknown = sorted(given.keys() - names)
+    if unknown and hint is not None:
+        listed = " and ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
+        are = "is known" if len(names) == 1 else "are known"
+        raise BadRequest(f"unknown query parameter {unknown[0][:80]!r}; {listed} {are}{hint}")
+    times = Counter(name for name, _ in pairs)
+    values = {}
+    for one in known:
+        if times[one.name] > 1:
+            raise BadRequest(
+                f"query parameter {one.name!r} is given {times[one.name]} times, expected once"
+            )
+        if one.name not in given:
+            if one.required:
+                raise BadRequest(
+                    f"query parameter {one.name!r} is missing, expected {one.expected}"
+                )
+            values[one.name] = one.default
+            continue
+        try:
+            values[one.name] = one.parse(given[one.name])
+        except ValueError:
+            raise BadRequest(
+                f"query parameter {one.name!r} is {given[one.name][:80]!r}, expected {one.expected}"
+            ) from None
+    return MappingProxyType(values)
+
+
+_remembered = lru_cache(maxsize=1024)(_parse)
+
+
+def _among(words: Mapping[str, bool], given: str) -> bool:
+    if given not in words:
+        raise ValueError
+    return words[given]

@@ -1,0 +1,54 @@
+"""FastAPI for documentation, page and administration; its document also describes the table of operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+
+from service.http.openapi import PROBLEM
+from service.http.operations import TABLE
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_NEVER = ("HTTPValidationError", "ValidationError")
+
+
+class PublishedAPI(FastAPI):
+    """FastAPI without the layers that it puts around an application's own: ours is the outermost, and answers what nobody
+    foresaw.
+    """
+
+    def build_middleware_stack(self) -> ASGIApp:
+        inner: ASGIApp = ExceptionMiddleware(
+            AsyncExitStackMiddleware(self.router),
+            handlers=self.exception_handlers,
+        )
+        for make, args, options in reversed(self.user_middleware):
+            inner = make(inner, *args, **options)
+        return inner
+
+    def openapi(self) -> dict[str, Any]:
+        """The document: FastAPI's own, without the 422 that it adds to every route with parameters (wrong ones are 400
+        here), and with the operations.
+        """
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas = document["components"]["schemas"]
+            schemas["Problem"] = PROBLEM
+            for name in _NEVER:
+                schemas.pop(name, None)
+            for path in document["paths"].values():
+                for operation in path.values():
+                    if _NEVER[0] in str(operation["responses"].get("422")):
+                        del operation["responses"]["422"]
+            operations = {
+                path: {operation.method.lower(): described}
+                for operation in TABLE.values()
+                for path, described in operation.paths.items()
+            }
+            document["paths"] = operations | document["paths"]
+        return super().openapi()

@@ -1,0 +1,116 @@
+"""Facts of one version of a model that every request would ask for again, decided once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from service import answer_warnings
+from service.codec import npy
+from service.codec.fields import Form, check_bounds, check_finite, fields_from_arrays
+from service.http.trust import NOT_COMPUTED, never_told
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from service.answer_warnings import AnswerWarning
+    from service.codec.fields import Array
+    from service.codec.grids import Grid
+    from service.engine.interface import Engine, Fields, Trust
+    from service.http.call import Headers
+    from service.settings import Settings
+
+_MOST_KNOWN = 64
+"""Layouts of one model: which ones there are is for clients to choose."""
+
+
+class Layout(NamedTuple):
+    """Fields that an `.npy` header stands for, once a body with that header was checked."""
+
+    shape: tuple[int, ...]
+    """[batch, channels, *grid]."""
+    form: Form
+    size: int
+    """Bytes of the header and the fields."""
+
+
+class Served:
+    """One version of a model."""
+
+    def __init__(self, config: ModelConfig, settings: Settings) -> None:
+        self.config = config
+        self.name, self.version = config.name, config.version
+        self.headers: Headers = [(b"x-model-version", self.version.encode("latin-1"))]
+        """Of every answer."""
+        self.units = {channel.name: channel.units for channel in config.outputs}
+        self.max_fields = settings.max_fields_per_request
+        self.never_told = never_told(config, judged=settings.trust)
+        bounds = ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
+        self._bounded = any(
+            getattr(one, bound) is not None for one in config.inputs for bound in bounds
+        )
+        self._layouts: dict[bytes, Layout] = {}
+        statistics = config.statistics
+        thresholds = None if statistics is None else statistics.thresholds
+        self._limits = {} if thresholds is None else thresholds.on(config.grid.training)
+        """Of the signals of trust, on the training grid."""
+
+    def fields_from_npy(self, body: memoryview) -> tuple[Fields, Form]:
+        """The checked fields of an `.npy` body; views where nothing has to be converted.
+
+        Raises as `npy.decode_npy` and `fields_from_arrays`.
+        """
+        start = npy.header_bytes(body)
+        head = bytes(body[:start])
+        layout = self._layouts.get(head)
+        if layout is None or layout.size != len(body):
+            array = npy.decode_npy(body)
+            fields, form = self.fields_from_arrays(array)
+            if start and fields.base is not None:
+                # A view: those are float32 in C order already.
+                if len(self._layouts) >= _MOST_KNOWN:
+                    self._layouts.clear()
+                self._layouts[head] = Layout(fields.shape, form, len(body))
+            return fields, form
+        fields = np.frombuffer(body, np.float32, offset=start).reshape(layout.shape)
+        check_finite(fields, self.config.inputs)
+        if self._bounded:
+            check_bounds(fields, self.config.inputs)
+        return fields, layout.form
+
+    def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
+        """Checked fields, as `fields_from_arrays` of the codec gives them."""
+        return fields_from_arrays(arrays, self.config, max_fields=self.max_fields)
+
+    def warnings(
+        self, grid: Grid, output_grid: Grid | None, trust: Trust
+    ) -> tuple[AnswerWarning, ...]:
+        """The warnings of an answer, as `answer_warnings.of_prediction` has them."""
+        ordinary = output_grid is None and grid == self.config.grid.training
+        if ordinary and all(
+            max(trust.get(name, ()), default=0.0) <= limit for name, limit in self._limits.items()
+        ):
+            return ()
+        return answer_warnings.of_prediction(self.config, grid, output_grid, trust)
+
+    def untold(self, trust: Trust) -> str:
+        """The reason why an answer with these signals carries none; empty if it does."""
+        return "" if trust else self.never_told or NOT_COMPUTED
+
+
+class ServedModels:
+    """The models of one application, by name."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._known: dict[tuple[str, str], Served] = {}
+
+    def find(self, model: str, version: str | None) -> Served:
+        """A model that can serve, the newest version if None. Raises NotFound, Unavailable."""
+        config = self._engine.config(model, version)
+        key = (config.name, config.version)
+        known = self._known.get(key)
+        if known is None or known.config is not config:
+            known = self._known[key] = Served(config, self._settings)
+        return known

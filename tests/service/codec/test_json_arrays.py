@@ -1,0 +1,177 @@
+"""JSON without an object for each number reads and refuses what orjson and nested lists do, bit for bit."""
+
+from __future__ import annotations
+
+import json as standard
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from service.codec import json, json_arrays
+from service.errors import ServiceError
+from tests.clock import within
+from tests.draws import generator
+from tests.thorough import tried
+
+ARRAYS = hnp.arrays(
+    np.float64,
+    hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5),
+    elements=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**64 - 1),
+)
+INDENTS = st.sampled_from([None, 0, 3])
+
+
+@pytest.fixture(params=[(10**9, 10**9), (7, 3)], ids=["whole", "in pieces"])
+def _arrays_however_short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece, long_list = request.param
+    for name, value in {"SHORT": 0, "FEW": 0, "PIECE": piece, "LONG_LIST": long_list}.items():
+        monkeypatch.setattr(json_arrays, f"_{name}", value)
+    if piece < 100:
+        monkeypatch.setattr(json_arrays, "_MOST_REST", 10**9)
+
+
+def outcome(body: bytes) -> Any:
+    """The arrays that a body holds, or what is said of it."""
+    try:
+        return {name: (array.shape, array.tobytes()) for name, array in json.decode(body).items()}
+    except ServiceError as error:
+        return type(error), error.message
+
+
+def test_what_would_take_long_piece_by_piece_is_read_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many_keys = b"{%s}" % b",".join(b'"%d":%d' % (n, n) for n in range(200_000))
+    strings = orjson.dumps(["a" * 1000] * 2000)
+    texts = orjson.dumps({"a": ["[1," + "2," * 5000] * 100})
+    for body in (many_keys, strings, texts):
+        started = time.process_time()
+        assert json_arrays.loads(body) == orjson.loads(body)
+        within(time.process_time() - started, 5)
+
+
+def plainly(body: bytes) -> Any:
+    """The same by orjson and nested lists."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_arrays, "loads", orjson.loads)
+        return outcome(body)
+
+
+@pytest.mark.usefixtures("_arrays_however_short")
+@given(
+    st.dictionaries(st.text('abc[]{}",:\\é\0', max_size=3), ARRAYS, min_size=1, max_size=3), INDENTS
+)
+@settings(max_examples=tried(60, 500))
+def test_every_number_and_every_shape_is_kept(
+    arrays: dict[str, np.ndarray[Any, Any]], indent: int | None
+) -> None:
+    body = standard.dumps(
+        {"inputs": {name: array.tolist() for name, array in arrays.items()}}, indent=indent
+    ).encode()
+    assert outcome(body) == {name: (array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+@pytest.mark.usefixtures("_arrays_however_short")
+@given(st.data(), ARRAYS, INDENTS)
+@settings(max_examples=tried(300, 3000))
+def test_what_is_damaged_is_refused_in_the_same_words(
+    data: Any, array: np.ndarray[Any, Any], indent: int | None
+) -> None:
+    body = bytearray(standard.dumps({"inputs": {"u": array.tolist()}}, indent=indent).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        put = data.draw(
+            st.sampled_from(
+                [*'[]{},:"-+.eE0 1N', "[]", ",[", "],", "[[", "]]", "null", "1e400", "\\"]
+            )
+        )
+        body[at : at + data.draw(st.integers(0, 2))] = put.encode()
+    assert outcome(bytes(body)) == plainly(bytes(body))
+
+
+@pytest.mark.usefixtures("_arrays_however_short")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[[1,2],[3]]", "[[1],2]", "[1,[2]]", "[1,[2],3]", "[[[1,2],[3,4]],[[5,6]]]", "[[[1],[2]],[[3],[4],[5]]]",
+        "[[]1,[]2]", "[[1]2,[3]4]", "[1,,2]", "[1,2,]", "[,1]", "[1 2]", "[]", "[[],[]]", "[[],[1]]", "[[1,2],[]]",
+        '[1,"a"]', "[1,null]", "[true]", '[[1,2],"ab"]', '[[1],{"a":1}]', "[1e400]", "[NaN]", "[-]", "[01]", "[.5]",
+        "[18446744073709551616,1]", "[-0,-0.0,5e-324,1e-400]", "[" * 2000, "[" * 9 + "1" + "]" * 9,
+        "[" * 8 + "1" + "]" * 8, "[1]]", "[[1]", "[1]}{", '"[1,2]"', '"\\"[1,2,3]"', "7",
+    ],
+)  # fmt: skip
+def test_lists_that_are_no_arrays_are_told_in_the_same_words(value: str) -> None:
+    for body in (
+        f'{{"inputs": {{"u": {value}}}}}', f'{{"inputs": {{"u": {value}, "v": [1, 2]}}}}',
+        f'{{"inputs": {{"u": [1, 2], "u": {value}}}}}', f'{{"inputs": {{"u": [1]}}, "x": {value}}}',
+        f'\ufeff{{"inputs": {{"u": {value}}}}}', value,
+    ):  # fmt: skip
+        assert outcome(body.encode()) == plainly(body.encode())
+
+
+def test_short_lists_stay_lists() -> None:
+    document = {
+        "shape": [1, 1, 64, 64],
+        "data": list(range(65)),
+        "more": [{"a": [1.5] * 400}, [None]],
+    }
+    found = json_arrays.loads(orjson.dumps(document))
+    assert found["shape"] == document["shape"]
+    assert found["data"].tolist() == document["data"]
+    assert found["more"][0]["a"].tolist() == [1.5] * 400
+    assert found["more"][1] == [None]
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 1, 300, 301), (400_000,), (1, 1, 1, 200_000), (70_000, 3), (2, 90_000)]
+)
+def test_long_documents_go_both_ways_in_pieces(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = generator().standard_normal(shape).astype(np.float32)
+    written = orjson.dumps({"inputs": {"u": json_arrays.dumps(values), "v": [[0.5]]}})
+    assert written == orjson.dumps(
+        {"inputs": {"u": values, "v": [[0.5]]}}, option=orjson.OPT_SERIALIZE_NUMPY
+    )
+    parsed, longest = json_arrays._parsed, 0
+
+    def noted(raw: bytes) -> Any:
+        nonlocal longest
+        longest = max(longest, len(raw))
+        return parsed(raw)
+
+    monkeypatch.setattr(json_arrays, "_parsed", noted)
+    monkeypatch.setattr(json, "MAX_CONTAINERS", 1 << 20)
+    found = json.decode(written)
+    assert np.array_equal(found["u"].astype(np.float32), values)
+    assert found["v"].tolist() == [[0.5]]
+    assert longest < json_arrays._PIECE + 100
+
+
+@pytest.mark.usefixtures("_arrays_however_short")
+def test_threads_do_not_share_a_parser() -> None:
+    wrong: list[object] = []
+    seeds = [random.getrandbits(32) for _ in range(4)]
+
+    def read(seed: int) -> None:
+        values = np.random.default_rng(seed).standard_normal((20, 30))
+        body = orjson.dumps({"inputs": {"u": values}}, option=orjson.OPT_SERIALIZE_NUMPY)
+        for _ in range(50):
+            if not np.array_equal(json.decode(body)["u"], values):
+                wrong.append(seed)
+            time.sleep(0)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in seeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -1,0 +1,96 @@
+"""Facts that are decided once a model: the layouts behind headers that were seen, and no body taken for what it is not."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.engine.interface import heap_buffer
+from service.errors import BadRequest, InvalidField, PayloadTooLarge
+from service.http.served import Served, ServedModels
+from service.settings import Settings
+from tests.service.http.fake_engine import FakeEngine
+from tests.service.tiny import tiny_config
+
+FIELD = np.random.default_rng(0).standard_normal((2, 1, 16)).astype("<f4")
+
+
+def body_of(array: Any) -> memoryview:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    body = heap_buffer(len(stream.getvalue()))
+    body[:] = stream.getvalue()
+    return body
+
+
+def served(**settings: Any) -> Served:
+    return Served(tiny_config(), Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        FIELD,
+        FIELD[0],
+        FIELD[0, 0],
+        FIELD.astype("<f8"),
+        FIELD.astype(">f4"),
+        np.asfortranarray(FIELD),
+    ],
+    ids=["batch", "field", "grid", "float64", "big-endian", "fortran"],
+)
+def test_a_layout_seen_before_is_read_as_at_first(array: Any) -> None:
+    model = served()
+    for factor in (1, 2, 3):
+        fields, form = model.fields_from_npy(body_of(factor * array))
+        expected = (factor * array).reshape(-1, 1, 16).astype(np.float32)
+        np.testing.assert_array_equal(fields, expected)
+        assert fields.flags.c_contiguous
+        assert (form.batched, form.channel_axis) == (array.ndim == 3, array.ndim > 1)
+
+
+def test_known_layouts_are_views_of_the_body_and_few() -> None:
+    model = served()
+    for count in range(1, 200):
+        model.fields_from_npy(body_of(np.zeros((count, 1, 16), "<f4")))
+        assert len(model._layouts) <= 64
+    body = body_of(FIELD)
+    for _ in range(2):
+        fields, _ = model.fields_from_npy(body)
+        assert np.shares_memory(fields, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda body: body[:-4], BadRequest),
+        (lambda body: memoryview(bytes(body) + b"more"), BadRequest),
+        (lambda body: memoryview(bytes(body)[:-4] + b"\0\0\xc0\x7f"), InvalidField),
+        (lambda body: memoryview(bytes(body).replace(b"(2, 1, 16)", b"(2, 2, 16)")), BadRequest),
+    ],
+    ids=["short", "long", "nan", "another shape"],
+)
+def test_a_layout_seen_before_lets_nothing_else_through(change: Any, error: Any) -> None:
+    model = served()
+    model.fields_from_npy(body_of(FIELD))
+    with pytest.raises(error):
+        model.fields_from_npy(change(body_of(FIELD)))
+
+
+def test_what_is_too_much_is_not_learnt() -> None:
+    model = served(max_fields_per_request=1)
+    for _ in range(2):
+        with pytest.raises(PayloadTooLarge):
+            model.fields_from_npy(body_of(FIELD))
+
+
+def test_a_model_that_was_loaded_again_is_decided_anew() -> None:
+    engine = FakeEngine(tiny_config())
+    models = ServedModels(engine, Settings())
+    first = models.find("tiny-1d", None)
+    assert models.find("tiny-1d", "1") is first
+    engine.configs["tiny-1d", "1"] = tiny_config()
+    assert models.find("tiny-1d", None) is not first

@@ -1,0 +1,33 @@
+"""One request to a scheduler, alone in its block."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from service.pipeline.ticket import Kind, Ticket
+
+if TYPE_CHECKING:
+    from service.engine.interface import PredictRequest, PredictResult
+    from service.engine.runnable import Runnable
+    from service.pipeline.scheduler import Scheduler
+
+
+def queued(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> Ticket:
+    """Its ticket, submitted; the outcome is a future."""
+    outcome: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
+    kind = Kind.of(model, request)
+    ticket = Ticket(kind, request, time.monotonic(), outcome, len(request.fields))
+    scheduler.submit([ticket])
+    return ticket
+
+
+async def ask(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> PredictResult:
+    """Its outcome; cancelling this cancels it."""
+    ticket = queued(scheduler, model, request)
+    try:
+        return await ticket.outcome
+    except asyncio.CancelledError:
+        scheduler.cancel(ticket)
+        raise

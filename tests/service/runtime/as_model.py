@@ -1,0 +1,19 @@
+"""Any function of a tensor as a model's forward, which also says what ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from service.engine.runnable import Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+def as_model(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor], tuple[torch.Tensor, Ran]]:
+    """It runs on the backend 'fake'."""
+    return lambda x: (function(x), Ran("fake"))

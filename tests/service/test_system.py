@@ -1,0 +1,169 @@
+"""A real server with streams, descriptors and terminals that are not as they should be."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.traffic import FIELD, predict_call
+from tests.service.processes.running import until
+from tests.service.tiny import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.timeout(120)
+
+WAYS = pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one", "several"])
+CALL = predict_call("tiny-1d", FIELD, name="one field")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    save_tiny(root)
+    return root
+
+
+def answers(server: ServerProcess) -> bool:
+    answer = httpx.post(server.url + CALL.path, content=CALL.body, headers=CALL.headers)
+    return answer.status_code == 200
+
+
+@WAYS
+def test_closed_standard_streams_are_nothing_and_no_socket(
+    repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    closed = "exec 0<&- 1>&- 2>&-"
+    with ServerProcess(repository, tmp_path / "log.txt", *options, shell=closed) as server:
+        until(lambda: serves(server), 20)
+        pid = server.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) >= (3 if options else 0)
+        for process in (pid, *children):
+            written = {os.readlink(f"/proc/{process}/fd/{number}") for number in (1, 2)}
+            assert written == {"/dev/null"}
+        assert server.stop() == 0
+
+
+@WAYS
+def test_streams_that_nobody_reads_any_more_fail_nothing(
+    repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    # both into a pipe whose reader is gone before the first line
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    unread = f"exec 1>'{fifo}' 2>&1; while [ ! -e '{tmp_path}/gone' ]; do sleep 0.02; done"
+    server = ServerProcess(repository, tmp_path / "log.txt", *options, shell=unread)
+    until(lambda: os.readlink(f"/proc/{server.process.pid}/fd/2") == str(fifo), 10)
+    os.close(reader)
+    (tmp_path / "gone").touch()
+    with server:
+        until(lambda: serves(server), 20)
+        assert httpx.get(server.url + "/nowhere").status_code == 404
+        assert server.stop() == 0
+
+
+def test_too_few_descriptors_are_refused_in_words(repository: Path, tmp_path: Path) -> None:
+    for options in ((), ("--frontends", "2")):
+        server = ServerProcess(repository, tmp_path / "log.txt", *options, shell="ulimit -n 100")
+        assert server.process.wait(30) == 1
+        said = "cannot start: the limit of open files is 100 (ulimit -Hn), of which the service needs 128 itself"
+        assert said in server.tail()
+        assert "Traceback" not in server.tail()
+
+
+@WAYS
+def test_few_descriptors_are_fewer_connections(
+    repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    few = "ulimit -n 160"
+    with ServerProcess(repository, tmp_path / "log.txt", *options, shell=few) as server:
+        most = 64 if options else 32
+        assert f"at most {most} connections, not 4096; raise it to " in server.log.read_text()
+        held = [
+            socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)
+        ]
+        for connection in held[most:]:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        refused = 0
+        for connection in held[most:]:
+            try:
+                refused += connection.recv(1000).startswith(b"HTTP/1.1 503 ")
+            except ConnectionResetError:
+                refused += 1  # what it sent came after the refusal
+        for connection in held:
+            connection.close()
+        assert refused >= len(held) - 2 * most
+        until(lambda: serves(server), 10)
+        assert server.stop() == 0, server.tail()
+        assert "Traceback" not in server.log.read_text()
+
+
+def serves(server: ServerProcess) -> bool:
+    try:
+        return answers(server)
+    except httpx.TransportError:
+        return False
+
+
+def test_the_soft_limit_is_raised_as_far_as_allowed(repository: Path, tmp_path: Path) -> None:
+    soft = "ulimit -Sn 200"
+    with ServerProcess(repository, tmp_path / "log.txt", shell=soft) as server:
+        limits = (tmp_path / f"/proc/{server.process.pid}/limits").read_text()
+        [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        assert int(line.split()[3]) == 4096 + 128
+        assert "open files" not in server.log.read_text()
+        assert server.stop() == 0
+
+
+@WAYS
+def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
+    repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """While the terminal is there, SIGHUP ends nothing."""
+    log = tmp_path / "log.txt"
+    terminal, theirs = pty.openpty()
+    # a session of its own, whose terminal is the one that it opens first
+    serve = [
+        sys.executable,
+        "-m",
+        "service",
+        "serve",
+        "--port",
+        "0",
+        "--model-repository",
+        str(repository),
+    ]
+    shell = f"exec 0<'{os.ttyname(theirs)}' 2>'{log}' 1>&2; exec \"$@\""
+    process = subprocess.Popen(
+        ["sh", "-c", shell, "sh", *serve, *options],
+        start_new_session=True,
+        cwd=ROOT,
+        env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
+    )
+    said: Callable[[str], bool] = lambda text: log.exists() and text in log.read_text()  # noqa: E731
+    try:
+        until(lambda: said("turbofno is ready at"), 40)
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        os.close(theirs)
+        os.close(terminal)
+        assert process.wait(20) == 0, log.read_text()
+        assert said("draining: no new work")
+        assert not said("Traceback")
+    finally:
+        process.kill()
+        process.wait()
