@@ -14,13 +14,13 @@ serve: $(SERVE_READY)
 	bin/turbofno serve
 
 # Two at a time: much of it waits for servers to start. Those of one file share theirs. What was only too slow for a
-# promised time is tried again (docs/decisions/0028-measured-again.md).
+# promised time is tried again (docs/decisions/0028-measured-again.md). Every run draws the same; with TEST_SEED=new, anew.
 test: $(DEV_READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --reruns 2 --only-rerun TooSlow --rerun-show-tracebacks
 
-# Some minutes longer: more of what is drawn at random.
+# Some minutes longer: more of what is drawn at random, and drawn anew; a failure shows the TEST_SEED that repeats it.
 test-thorough: $(DEV_READY)
-	TEST_THOROUGH=1 $(BIN)/python -m pytest
+	TEST_THOROUGH=1 TEST_SEED=$${TEST_SEED:-new} $(BIN)/python -m pytest
 
 # Two Ray nodes on this machine, for a minute or two.
 test-ray: $(DEV_READY)

@@ -1,21 +1,53 @@
-"""What all tests share: one arithmetic thread, and fresh random numbers each run, whose seed is shown where a test fails."""
+"""Fixtures of all tests: one arithmetic thread, and random numbers that are the same in every run (`tests/draws.py`)."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+from tests.draws import VARIABLE, seeded, settle_run_seed
+
+# Its deadline and one of its checks measure how busy the machine is.
+settings.register_profile("turbofno", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("turbofno")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        seed = settle_run_seed()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    # before hypothesis reads its option
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(seed)
+
+
+def pytest_report_header() -> str:
+    return f"{VARIABLE}={settle_run_seed()}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Have what several tests share drawn alike, whichever of them comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with seeded(f"{fixturedef.baseid}::{fixturedef.argname}[{request.param_index}]"):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
-    seed = random.SystemRandom().randrange(2**31)
+def _seed(request: pytest.FixtureRequest) -> Iterator[None]:
     # pytest shows it with a failure
-    print(f"torch.manual_seed({seed}); random.seed({seed})")  # noqa: T201
-    torch.manual_seed(seed)
-    random.seed(seed)
+    print(f"draws follow {VARIABLE}={settle_run_seed()}")  # noqa: T201
+    with seeded(request.node.nodeid):
+        yield
 
 
 @pytest.fixture(autouse=True)

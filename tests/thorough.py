@@ -1,4 +1,4 @@
-"""How much of what is drawn afresh in every run one run tries: a part by default, all of it in `make test-thorough`."""
+"""Length of tests that could go on for ever: a part by default, more in `make test-thorough`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _THOROUGH = "TEST_THOROUGH" in os.environ
 
 
 def tried(by_default: int, thoroughly: int) -> int:
-    """So many random cases, or seconds spent on them."""
+    """So many cases, or seconds of load."""
     return thoroughly if _THOROUGH else by_default

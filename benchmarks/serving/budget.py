@@ -35,11 +35,12 @@ from service.settings import Settings
 _REQUESTS = 1500
 _ROUNDS = 7
 _PARTS = {
-    "HTTP: parse, write (uvicorn, httptools)": ("uvicorn/", "httptools", "http/protocol.py"),
-    "refuse early, seats": ("http/early_refusal.py",),
-    "meet, record, send": ("http/arrival.py", "direct.py", "head.py", "journal.py", "starlette/", "context.py", "logs.py"),
-    "read the body": ("http/body.py", "pipeline/engine.py", "pipeline/admission.py"),
-    "decode, check, encode": ("codec/", "http/oip.py", "http/offload.py", "numpy/"),
+    "HTTP: parse, write (uvicorn, httptools)": ("uvicorn/", "httptools", "http/edge.py"),
+    "call, checks by the headers, access log": (
+        "http/call.py", "operations.py", "guard.py", "parameters.py", "shedding.py", "access_log.py", "logs.py",
+    ),
+    "read the body": ("http/body.py", "engine/interface.py", "pipeline/admission.py"),
+    "decode, check, encode": ("codec/", "http/predict.py", "http/oip_infer.py", "http/served.py", "http/trust.py", "numpy/"),
     "queue, batch, hand out": ("service/pipeline/", "http/inference.py", "runtime/"),
     "metrics": ("prometheus_client/", "service/metrics.py"),
     "asyncio, contextlib": ("asyncio/", "contextlib.py", "_weakrefset.py"),

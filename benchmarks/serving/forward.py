@@ -39,13 +39,13 @@ def main() -> None:
     print(taken["network"] * 1e3)
 
 
-def _served(folder: Path, fields: torch.Tensor) -> Forward:
+def _served(folder: Path, fields: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     loaded, device = load_model(folder), torch.device("cpu")
     forward = Forward(
         loaded.config.name, loaded.module, device, precision="fp32", max_batch=len(fields)
     )
     forward.prepare(fields.shape[1:])
-    return forward
+    return lambda x: forward(x)[0]
 
 
 if __name__ == "__main__":

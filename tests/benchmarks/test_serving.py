@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serving import measure
 from benchmarks.serving.checkpoint import LIGHT, write_light
 from benchmarks.serving.load import Load, Target, closed_loop, open_loop
 from benchmarks.serving.measure import Pace, Plan, rows
@@ -28,13 +29,15 @@ def load_against(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal count
-        while head := await reader.read(1000):
-            reply = answer(count, int(head[6:7]))
-            count += 1
-            if reply is None:
-                break
-            writer.write(reply)
-        writer.close()
+        try:
+            while head := await reader.read(1000):
+                reply = answer(count, int(head[6:7]))
+                count += 1
+                if reply is None:
+                    break
+                writer.write(reply)
+        finally:
+            writer.close()
 
     async def main() -> Load:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -110,14 +113,17 @@ def test_requests_past_what_connections_take_are_counted() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the harness needs Linux")
-def test_the_harness_measures_turbofno_and_a_bare_handler(tmp_path: Path) -> None:
+def test_the_harness_measures_turbofno_and_a_bare_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "_SETTLE_SECONDS", 0.2)
     write_light(tmp_path)
     plans = [Plan("binary", 48, (1, 4), (0.5,)), Plan("JSON", 48, (1,))]
     by_name = {server.name: server for server in SERVERS}
     found = []
     for name in ("turbofno", "bare uvicorn + torch"):
         found += rows(
-            by_name[name], tmp_path / LIGHT, plans, cores=split_cores()[1], pace=Pace(0.5, 0.1)
+            by_name[name], tmp_path / LIGHT, plans, cores=split_cores()[1], pace=Pace(0.3, 0.1)
         )
     assert len(found) == 8
     for row in found:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 #include <random>
 #include <vector>
@@ -13,7 +14,7 @@
 using namespace turbofno;
 
 static constexpr int kLanes = 32;
-static int wrong = 0, checked = 0, splits = 0, cut = 0, boxed = 0;
+static int wrong = 0, checked = 0, splits = 0, cut = 0, boxed = 0, grouped = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -68,22 +69,27 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
             block.push_back({p.vectors_at[i], ceil_div(2 * 8 * p.fragments, 4)});
         }
     }
-    if (p.tables_on_chip) {
-        block.push_back({p.synthesis_at, tiles * ceil_div(2 * t.modes, 32) * 2 * p.planes * kLanes});
-        block.push_back({p.analysis_at, tiles * ceil_div(columns, 2) * p.planes * kLanes});
+    if (p.synthesis_on_chip) block.push_back({p.synthesis_at, tiles * ceil_div(2 * t.modes, 32) * 2 * p.planes * kLanes});
+    if (p.analysis_on_chip && t.next_modes > 0) {
+        // a warpgroup's: whole steps of four tiles, all columns
+        const int of_pairs = p.groups ? round_up(tiles, kGroupWarps) * kGroupColumns / 2 : tiles * ceil_div(columns, 2);
+        block.push_back({p.analysis_at, of_pairs * p.planes * kLanes});
     }
+    expect(!p.groups || p.analysis_on_chip, "a warpgroup's table is in shared memory", t);
     const int teams = p.warps / p.team, words = p.shared_bytes / 16;
     expect(apart(block, 0, p.first_team), "what the block shares", t);
     expect(p.first_team + teams * p.team_words <= words, "what the teams have", t);
     if (t.modes > 0) team.push_back({0, operand_words(2 * t.modes, pairs, p.planes)});
     for (int warp = 0; warp < p.team; ++warp) {
-        team.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
+        if (!p.groups) team.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
         if (p.inbox_step < 0) continue;
         const int bytes = ceil_div(t.step[p.inbox_step].channels * (t.precision == TURBOFNO_BF16 ? 2 : 4), 16) * 16;
         team.push_back({p.inbox_at + warp * p.inbox_words, 1 + kTilePoints * bytes / 16}); // an mbarrier, then the points
     }
+    // the warps' maxima, then 64 points by all channels
+    if (p.groups && t.next_modes > 0) team.push_back({p.sums_at, 1 + 64 * 8 * p.fragments * p.planes / 8});
     expect(apart(team, 0, p.team_words), "what a team has", t);
-    expect(p.shared_bytes % 16 == 0 && p.shared_bytes > 0 && p.shared_bytes <= t.shared_bytes, "shared memory", t);
+    expect(p.shared_bytes % 16 == 0 && p.shared_bytes <= t.shared_bytes, "shared memory", t);
 }
 
 static void check_inbox(const turbofno_tile &t, const TilePlan &p) {
@@ -101,9 +107,11 @@ static void check_inbox(const turbofno_tile &t, const TilePlan &p) {
 }
 
 static void check(const turbofno_tile &t) {
-    if (turbofno_tile_unsupported(&t) != nullptr) return;
+    turbofno_tile_plan prepared;
+    if (turbofno_tile_prepare(&t, &prepared) != nullptr) return;
     ++checked;
     const TilePlan p = plan(t);
+    expect(std::memcmp(&p, prepared.opaque, sizeof p) == 0, "what is prepared is the plan", t);
     const int64_t rows = t.batch * t.outer;
     const int tiles = ceil_div(t.points, kTilePoints);
     expect(p.fragments == 2 || p.fragments == 4 || p.fragments == 8 || p.fragments == 16, "fragments", t);
@@ -112,7 +120,10 @@ static void check(const turbofno_tile &t) {
     expect(!p.wide || p.channel_tiles == 1, "an MLP sees all channels", t);
     expect(p.planes == (t.precision == TURBOFNO_FP32 ? 2 : 1), "planes", t);
     expect(p.team >= 1 && p.warps >= p.team && p.warps % p.team == 0, "warps make whole teams", t);
-    expect(p.warps <= most_warps(p.fragments, p.wide), "warps have their registers", t);
+    expect(p.warps <= most_warps(p.fragments, p.wide, p.groups), "warps have their registers", t);
+    expect(!p.groups || (t.warpgroups && p.team == kGroupWarps), "warpgroups where the device has them", t);
+    expect(!p.groups || p.split_tiles % kGroupWarps == 0, "a split is whole steps of a warpgroup", t);
+    grouped += p.groups;
     expect(p.team == 1 || p.warps / p.team <= 15, "a named barrier a team", t);
     expect(p.splits >= 1 && p.split_tiles >= 1 && p.splits * p.split_tiles >= tiles, "splits cover the row", t);
     expect((p.splits - 1) * p.split_tiles < tiles, "no empty split", t);
@@ -121,7 +132,7 @@ static void check(const turbofno_tile &t) {
     expect(p.channel_tiles * (p.blocks - 1) < t.multiprocessors, "one block a multiprocessor", t);
     size_t parts = 0;
     if (p.splits > 1) parts = size_t(8) * size_t(p.splits) * size_t(rows) * size_t(t.channels) * size_t(t.next_modes);
-    expect(p.workspace_bytes == parts && turbofno_tile_workspace_bytes(&t) == parts, "workspace", t);
+    expect(p.workspace_bytes == parts && prepared.workspace_bytes == int64_t(parts), "workspace", t);
     splits += p.splits > 1;
     cut += p.channel_tiles > 1;
     check_memory(t, p);
@@ -150,6 +161,7 @@ struct Draw {
         t.precision = of({TURBOFNO_FP32, TURBOFNO_TF32, TURBOFNO_BF16});
         t.multiprocessors = of({1, 108, 132});
         t.shared_bytes = 1024 * of({99, 163, 227});
+        t.warpgroups = coin();
         const int channels = of({1, 3, 8, 16, 20, 32, 33, 48, 64, 80, 96, 128, 200, 256}), of_x = of({1, 3, 16, 32, 64, 128, 256});
         const int most = t.points / 2 + 1;
         const auto modes = [&] { return std::min(most, of({1, 2, 5, 12, 16, 24, 33, 64, 128})); };
@@ -196,6 +208,7 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of cut channels, %d with an inbox\n", checked, splits, cut, boxed);
-    return wrong != 0 || checked < 1000 || splits == 0 || cut == 0 || boxed == 0;
+    std::printf("%d plans, %d of split rows, %d of cut channels, %d with an inbox, %d by warpgroups\n", checked, splits, cut,
+                boxed, grouped);
+    return wrong != 0 || checked < 1000 || splits == 0 || cut == 0 || boxed == 0 || grouped == 0;
 }

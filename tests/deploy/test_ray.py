@@ -26,6 +26,7 @@ import torch
 import yaml
 
 from service.client import Client
+from tests.draws import generator
 from tests.e2e.server_process import free_port
 from tests.service.tiny import save_tiny
 
@@ -156,7 +157,7 @@ def assert_close(answer: NDArray[np.float32], expected: NDArray[np.float32]) -> 
 def fresh_fields() -> NDArray[np.float32]:
     rows, columns = random.randint(8, 64), random.randint(8, 64)
     shape = (random.randint(1, 40), 1, rows, columns)
-    return np.random.default_rng().standard_normal(shape, dtype=np.float32)
+    return generator().standard_normal(shape, dtype=np.float32)
 
 
 def test_answers_equal_the_module_whichever_replica_gives_them(deployed: Deployed) -> None:

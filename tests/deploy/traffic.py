@@ -15,6 +15,7 @@ import torch
 from prometheus_client import start_http_server
 
 from service.metrics import Metrics
+from tests.draws import generator
 from tests.e2e.server_process import free_port
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients:
     until = time.monotonic() + seconds
     predicted = [0] * clients
 
-    def send(number: int) -> None:
-        random = np.random.default_rng()
+    def send(number: int, random: np.random.Generator) -> None:
         with httpx.Client(base_url=url, timeout=30.0) as client:
             while time.monotonic() < until:
                 for model, grid in models.items():
@@ -48,7 +48,9 @@ def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients:
                     assert _predict(client, model, bytes(2_000_000)).status_code == 413
                 time.sleep(0.02)
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(clients)]
+    threads = [
+        threading.Thread(target=send, args=(number, generator())) for number in range(clients)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

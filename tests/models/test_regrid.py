@@ -8,13 +8,14 @@ from scipy import signal
 from scipy.interpolate import RegularGridInterpolator
 
 from models.regrid import Boundary, Fields, at_points, band_limited
+from tests.draws import generator
 
 GRIDS = [((9,), (16,)), ((16,), (9,)), ((12,), (7,)), ((8,), (32,)), ((32,), (8,)), ((7,), (7,))]
 GRIDS += [((9, 14), (20, 11)), ((16, 8), (7, 8)), ((5, 6, 7), (8, 9, 4)), ((1, 6), (4, 1))]  # type: ignore[list-item]
 
 
 def drawn(*shape: int) -> Fields:
-    return np.random.default_rng().normal(size=shape).astype(np.float32)
+    return generator().normal(size=shape).astype(np.float32)
 
 
 def series(values: np.ndarray, points: int) -> np.ndarray:
@@ -82,7 +83,7 @@ def test_between_nodes_agrees_with_scipy(bring, grid, size) -> None:  # type: ig
 
 
 def test_between_nodes_shared_nodes_keep_their_values_and_none_overshoots() -> None:
-    fields = np.random.default_rng().choice([3.0, 12.0], size=(4, 1, 43, 43)).astype(np.float32)
+    fields = generator().choice([3.0, 12.0], size=(4, 1, 43, 43)).astype(np.float32)
     fine = at_points(fields, (421, 421), "nodes")
     np.testing.assert_array_equal(fine[..., ::10, ::10], fields)
     assert fine.min() == 3.0

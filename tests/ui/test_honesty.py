@@ -12,6 +12,7 @@ pytest.importorskip("playwright", reason="needs playwright")
 
 from playwright.sync_api import expect
 
+from tests.draws import generator
 from tests.ui.browser import figure, open_at, wait_for
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def expect_nothing_but(page: Page, *kept: str) -> None:
 
 def test_a_rejected_file_keeps_nothing_of_the_result_before(page: Page, tmp_path: Path) -> None:
     open_at(page, "navier-stokes-2d")
-    field = np.random.default_rng().standard_normal((1, 64, 64)).astype("f4")
+    field = generator().standard_normal((1, 64, 64)).astype("f4")
     np.save(tmp_path / "good.npy", field)
     np.save(tmp_path / "cube.npy", np.zeros((3, 4, 5, 6)))
     (tmp_path / "text.npy").write_bytes(b"not an array")

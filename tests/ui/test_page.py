@@ -16,6 +16,7 @@ pytest.importorskip("playwright", reason="needs playwright")
 
 from playwright.sync_api import expect
 
+from tests.draws import generator
 from tests.ui.browser import figure, open_at, wait_for
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def test_a_rollout_plays_pauses_scrubs_and_stops(page: Page, server: ServerProce
 
 def test_a_rollout_that_blows_up_says_so(page: Page, tmp_path: Path) -> None:
     open_at(page, "navier-stokes-2d")
-    np.save(tmp_path / "wild.npy", 50 * np.random.default_rng().standard_normal((64, 64)))
+    np.save(tmp_path / "wild.npy", 50 * generator().standard_normal((64, 64)))
     page.get_by_label("Solve too").uncheck()
     page.get_by_label("Upload").check()
     page.get_by_label("File (.npy)").set_input_files(tmp_path / "wild.npy")
@@ -315,7 +316,7 @@ def test_light_dark_and_narrow(page: Page) -> None:
 
 def test_reads_and_writes_npy_like_numpy(page: Page, tmp_path: Path) -> None:
     page.goto("/ui/")
-    draw = np.random.default_rng()
+    draw = generator()
     for array in (
         draw.standard_normal((3, 5)),
         np.asfortranarray(draw.standard_normal((2, 3, 4)).astype(">f4")),

@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.gpu.device import each, milliseconds, rotating
 from models.checkpoint import load_model
-from service.runtime.device_pipeline import Answer, DevicePipeline
+from service.engine.runnable import ModelOutput, Ran
+from service.runtime.device_pipeline import DevicePipeline
 from turbofno_ops import CompiledFNO, compile_fno
 
 Row = dict[str, Any]
@@ -104,25 +105,28 @@ def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float
     pipeline = DevicePipeline(torch.device("cuda", torch.cuda.current_device()))
     rng = np.random.default_rng()
     parts = [rng.standard_normal((1, 1, side, side), np.float32) for _ in range(batch)]
-    under_way: queue.Queue[Callable[[], Answer] | None] = queue.Queue(pipeline.max_in_flight)
+    under_way: queue.Queue[Callable[[], ModelOutput] | None] = queue.Queue(pipeline.max_in_flight)
 
     def finish() -> None:
         while (wait := under_way.get()) is not None:
             hand_out(wait())
 
-    def hand_out(answer: Answer) -> None:
+    def hand_out(answer: ModelOutput) -> None:
         assert answer.release is not None
         assert answer.fields is not None
         answer.fields.copy()
         answer.release()
 
-    hand_out(pipeline.start(parts, forward)())
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
+        return forward(x), Ran(forward.backend)
+
+    hand_out(pipeline.start(parts, run)())
     thread = threading.Thread(target=finish)
     thread.start()
     began = time.perf_counter()
     runs = 0
     while time.perf_counter() < began + seconds:
-        under_way.put(pipeline.start(parts, forward))
+        under_way.put(pipeline.start(parts, run))
         runs += 1
     under_way.put(None)
     thread.join()

@@ -36,9 +36,10 @@ async def _fed(
 ) -> dict[str, Any]:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def receive(_: bytes, message: Message) -> None:
-        if isinstance(message, Beat) and message.endpoint and not ready.done():
-            ready.set_result(message.endpoint)
+    def receive(_: bytes, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Beat) and message.endpoint and not ready.done():
+                ready.set_result(message.endpoint)
 
     supervisor = Channel.listen(endpoint := new_endpoint(), receive)
     launch = Launch("engine", 0, 1, os.getpid(), endpoint, settings)

@@ -13,8 +13,8 @@ import time
 import numpy as np
 import uvloop
 
+from service.engine.interface import PredictRequest
 from service.metrics import Metrics
-from service.pipeline.engine import PredictRequest
 from service.processes.memory import SlotMemory
 from service.processes.messages import Peer
 from service.processes.remote_engine import EngineQueue, RemoteEngine

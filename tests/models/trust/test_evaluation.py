@@ -11,19 +11,20 @@ from scipy import stats
 
 from models.trust import evaluation
 from models.trust.picture import draw
+from tests.draws import generator
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_spearman_is_scipys_with_ties() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     a, b = rng.integers(0, 12, 60).astype(float), rng.normal(size=60)
     assert evaluation.spearman(a, a + 3 * b) == pytest.approx(stats.spearmanr(a, a + 3 * b)[0])
 
 
 def test_the_roc_area_is_the_share_of_pairs_in_order() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     signal, bad = rng.integers(0, 9, 40).astype(float), rng.random(40) < 0.4
     bad[:2] = True, False
     pairs = [(p > q) + (p == q) / 2 for p in signal[bad] for q in signal[~bad]]

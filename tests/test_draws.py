@@ -1,0 +1,113 @@
+"""The draws of the tests themselves: alike in every run, whichever tests ran before, and anew when asked for."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.draws import VARIABLE, generator, seeded, settle_run_seed
+
+FILE = """
+import json
+import random
+import sys
+
+import pytest
+import torch
+from hypothesis import given, strategies
+
+from tests.draws import generator
+
+
+def some():
+    return random.random(), float(torch.rand(())), generator().random()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return some()
+
+
+def note(name, *drawn):
+    with open("drawn.jsonl", "a") as file:
+        file.write(json.dumps([name, *drawn]) + "\\n")
+
+
+def test_first(shared):
+    note("first", shared, some())
+
+
+def test_second(shared):
+    note("second", shared, some())
+
+
+@given(strategies.lists(strategies.integers()))
+def test_third(xs):
+    note("third", xs)
+"""
+
+
+def drawn(folder: Path, *tests: str) -> list[str]:
+    """Draws of these tests of FILE, a line each, in a run of their own."""
+    folder.mkdir()
+    conftest = Path(__file__).with_name("conftest.py")
+    (folder / "conftest.py").write_text(conftest.read_text())
+    (folder / "test_file.py").write_text(FILE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *(f"test_file.py::test_{name}" for name in tests)],
+        cwd=folder,
+        env={**os.environ, VARIABLE: "3", "PYTHONPATH": str(conftest.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{VARIABLE}=3" in done.stdout
+    return (folder / "drawn.jsonl").read_text().splitlines()
+
+
+def test_a_test_draws_the_same_whichever_tests_ran_before(tmp_path: Path) -> None:
+    forwards = drawn(tmp_path / "forwards", "first", "second", "third")
+    backwards = drawn(tmp_path / "backwards", "third", "second")
+    assert len(set(forwards)) > 20
+    assert len(set(backwards)) > 20
+    assert set(forwards) - set(backwards) == {forwards[0]}
+    assert set(backwards) < set(forwards)
+
+
+def test_what_is_drawn_follows_the_number_and_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(name: str) -> tuple[float, float, float, float]:
+        with seeded(name):
+            return (
+                random.random(),
+                float(torch.rand(())),
+                generator().random(),
+                generator(name).random(),
+            )
+
+    monkeypatch.setenv(VARIABLE, "1")
+    one = draw("a")
+    before = random.getstate(), torch.get_rng_state()
+    assert draw("a") == one
+    assert not set(draw("b")) & set(one)
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    monkeypatch.setenv(VARIABLE, "2")
+    assert not set(draw("a")) & set(one)
+
+
+def test_the_number_of_a_run_is_given_or_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    assert settle_run_seed() == 0
+    monkeypatch.setenv(VARIABLE, "new")
+    assert settle_run_seed() == settle_run_seed() == int(os.environ[VARIABLE])
+    for wrong in ("", "-1", "seven", str(2**32)):
+        monkeypatch.setenv(VARIABLE, wrong)
+        with pytest.raises(ValueError, match="neither 'new' nor a number from 0"):
+            settle_run_seed()
