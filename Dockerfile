@@ -26,7 +26,8 @@ RUN pip install torch
 FROM python AS wheel-cpu
 COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
 COPY turbofno_ops turbofno_ops
-COPY service/client service/client
+COPY models models
+COPY service service
 RUN TURBOFNO_PURE=true pip wheel --no-deps --wheel-dir /wheels .
 
 # The compiler comes as pinned wheels, so this stage needs no second base image of many gigabytes. The kernels are
@@ -46,7 +47,8 @@ RUN pip install \
     && ln -s lib "${CUDA_HOME}/lib64"
 COPY LICENSE README.md CMakeLists.txt pyproject.toml ./
 COPY turbofno_ops turbofno_ops
-COPY service/client service/client
+COPY models models
+COPY service service
 COPY csrc csrc
 RUN pip wheel --no-deps --wheel-dir /wheels \
     --config-settings=cmake.define.TURBOFNO_CUDA=ON .
@@ -64,17 +66,11 @@ RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent \
     --shell /usr/sbin/nologin turbofno
 WORKDIR /app
 COPY LICENSE ./
-COPY models models
-COPY service service
-RUN python3 -m compileall -q models service
-# The malloc settings are those of bin/turbofno. Nothing is written to disk: the root may be read-only.
+# Nothing is written to disk: the root may be read-only.
 ENV PATH=/opt/turbofno/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     MPLCONFIGDIR=/tmp \
-    MALLOC_ARENA_MAX=1 \
-    MALLOC_MMAP_THRESHOLD_=1073741824 \
-    MALLOC_TRIM_THRESHOLD_=1073741824 \
     TURBOFNO_HOST=0.0.0.0 \
     TURBOFNO_PORT=8080 \
     TURBOFNO_LOG_FORMAT=json
@@ -85,7 +81,7 @@ EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"TURBOFNO_PORT\"]}/readyz', timeout=4)"]
 # Process 1 is the server itself, so SIGTERM reaches it: it drains and exits with 0.
-ENTRYPOINT ["python", "-m", "service"]
+ENTRYPOINT ["turbofno"]
 CMD ["serve"]
 
 FROM runtime AS cpu

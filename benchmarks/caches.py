@@ -6,17 +6,16 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from benchmarks.timing import print_table, save
-from models.checkpoint import load_model
-from service.runtime.forward import Forward
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
+from turbofno.service.runtime.forward import Forward
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
-ZOO = Path(__file__).parents[1] / "models" / "zoo"
 CASES = (
     ("burgers-1d", (1024,)),
     ("navier-stokes-2d", (32, 32)),
@@ -37,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for name, grid in CASES:
-        module = load_model(ZOO / name).module
+        module = load_model(TRAINED / name).module
         served = Forward(name, module, torch.device("cpu"), precision="fp32", max_batch=BATCH)
         x = torch.randn(BATCH, module.arch.in_channels, *grid)
         served.prepare(x.shape[1:])

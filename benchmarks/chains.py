@@ -22,11 +22,11 @@ from neuralop import models as neuralop
 from torch import nn
 
 from benchmarks.timing import print_table, save
-from models.fno import FNO
-from models.importers.detect import convert, read_checkpoint
-from models.importers.physicsnemo import import_physicsnemo
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
+from turbofno.models.core.fno import FNO
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.physicsnemo import import_physicsnemo
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
 from turbofno_ops import ChainRefused, compile_fno
 
 SEED = 0

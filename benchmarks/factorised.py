@@ -19,7 +19,7 @@ from neuralop.layers.spectral_convolution import get_contract_fun
 
 from benchmarks.gpu.device import in_graph, milliseconds
 from benchmarks.timing import medians, print_table, processor, save
-from models.importers.neuraloperator.spectral_weights import stored_weight
+from turbofno.models.importers.neuraloperator.spectral_weights import stored_weight
 from turbofno_ops._channels import mix, mode_major
 
 # width and kept modes: neuraloperator's n_modes 16x16, Li's 24x12, a network in 3D

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from benchmarks.timing import medians, print_table, save
-from models.blocks import FourierBlock, Pointwise
-from models.checkpoint import load_model
-from models.evaluate import ZOO
-from models.fno import FNO, positions
-from models.pde import navier_stokes
-from models.problems import HELD_OUT_SEED, NAVIER_STOKES
-from models.regrid import at_points, band_limited
-from models.train import relative_l2
+from turbofno.models.core.blocks import FourierBlock, Pointwise
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.fno import FNO, positions
+from turbofno.models.core.regrid import at_points, band_limited
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.pde import navier_stokes
+from turbofno.models.zoo.problems import HELD_OUT_SEED, NAVIER_STOKES
+from turbofno.models.zoo.train import relative_l2
 from turbofno_ops import _gemm
 from turbofno_ops._activations import activate_in_place
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
@@ -57,7 +57,7 @@ def _lifted(module: FNO, x: torch.Tensor) -> torch.Tensor:
 
 def speeds() -> Iterator[dict[str, object]]:
     """Processor milliseconds for eight fields on eight grids. Raises RuntimeError if two ways disagree."""
-    model = load_model(ZOO / NAVIER_STOKES.name)
+    model = load_model(TRAINED / NAVIER_STOKES.name)
     module, training = model.module, model.config.grid.training
     w0 = navier_stokes.sample_inputs(
         range(1), seed=HELD_OUT_SEED, n=192, device="cpu", dtype=torch.float32

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.neuraloperator_twin import twin
 from benchmarks.timing import medians, print_table, save
-from models.config import ChannelMLP, FNOArchitecture
-from models.fno import FNO
+from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.fno import FNO
 
 _LARGEST_DIFFERENCE = 1e-4
 _SECONDS = 2.0

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from neuralop.models import FNO as NeuralopFNO
 
-from models.config import FNOArchitecture
-from models.fno import FNO, to_precision
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO, to_precision
 
 
 def twin(ours: FNO) -> torch.nn.Module:

@@ -13,12 +13,12 @@ import torch
 from scipy.interpolate import make_interp_spline
 
 from benchmarks.timing import print_table, save
-from models.checkpoint import load_model
-from models.evaluate import ZOO
-from models.pde import burgers, darcy, navier_stokes
-from models.problems import HELD_OUT_SEED
-from models.regrid import Boundary, at_points, band_limited
-from models.train import relative_l2
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.regrid import Boundary, at_points, band_limited
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
+from turbofno.models.zoo.problems import HELD_OUT_SEED
+from turbofno.models.zoo.train import relative_l2
 
 Row = dict[str, object]
 Bring = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
@@ -54,7 +54,7 @@ def held_out(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def errors(name: str) -> Iterator[Row]:
     """Mean relative L2 on the output grid, of the network run on the input's, the output's and its training grid."""
-    model = load_model(ZOO / name)
+    model = load_model(TRAINED / name)
     spec = model.config.grid
     onto, into = (partial(_bring, how, spec.boundary) for how in (at_points, band_limited))
     inputs, truths = held_out(name)

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from benchmarks.timing import medians, print_table, save
-from models.checkpoint import load_model
-from service.client import Client
-from service.pipeline.worker import arithmetic_threads
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
+from turbofno.service.pipeline.worker import arithmetic_threads
+from turbofno_client import Client
 
 ROOT = Path(__file__).resolve().parent.parent
-ZOO = ROOT / "models" / "zoo"
 _LARGEST_DIFFERENCE = 1e-5
 CONCURRENCIES = (1, 8, 32)
 
@@ -95,7 +95,7 @@ async def load(url: str, body: bytes, *, concurrency: int, seconds: float) -> li
 
 def measure(url: str, name: str, *, seconds: float) -> list[dict[str, object]]:
     """Rows of one model: the bare forward at batch 1 and 16, then the service at rising concurrency."""
-    model = load_model(ZOO / name)
+    model = load_model(TRAINED / name)
     grid = model.config.grid.training
     generator = np.random.default_rng()
     fields = generator.standard_normal(
@@ -148,7 +148,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="per row, default %(default)s")
     arguments = parser.parse_args()
-    names = sorted(folder.name for folder in ZOO.iterdir() if (folder / "config.json").is_file())
+    names = sorted(
+        folder.name for folder in TRAINED.iterdir() if (folder / "config.json").is_file()
+    )
     # the bare forward gets what the server gives its models
     torch.set_num_threads(arithmetic_threads(on_cpu=True) or torch.get_num_threads())
     with server() as url:

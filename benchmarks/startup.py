@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 
 from benchmarks.timing import print_table, save
-from service.client import Client
+from turbofno_client import Client
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 5
@@ -59,7 +59,7 @@ def measure() -> dict[str, float]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"}
     began = time.perf_counter()
     server = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", "--port", str(port), "--device", "cpu"],
+        [sys.executable, "-m", "turbofno.service", "serve", "--port", str(port), "--device", "cpu"],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.timing import print_table, save
-from models.checkpoint import load_model
-from models.problems import PROBLEMS
-from models.trust.calibrate import ZOO
-from models.trust.signals import Signals
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.trust.signals import Signals
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for problem in PROBLEMS.values():
-        model = load_model(ZOO / problem.name)
+        model = load_model(TRAINED / problem.name)
         signals = Signals(model.config)
         for batch in _BATCHES:
             x = problem.sample([0], seed=0)[:1].expand(batch, 1, *problem.grid.training).clone()

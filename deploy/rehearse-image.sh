@@ -36,7 +36,7 @@ unshare --mount sh -euc '
     mount -t tmpfs tmpfs "$0/tmp" && mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev"
     if touch "$0/app/file" 2> /dev/null; then echo "the root is writable" >&2; exit 1; fi
     exec env -i "$@" chroot "$0" sh -c "cd /app && exec setpriv --reuid 10001 --regid 10001 --clear-groups \
-        --inh-caps=-all --bounding-set=-all --no-new-privs python -m service serve"
+        --inh-caps=-all --bounding-set=-all --no-new-privs python -m turbofno.service serve"
 ' "$tree" $variables "TURBOFNO_PORT=$port" &
 server=$!
 for _ in $(seq 120); do

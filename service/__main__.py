@@ -1,7 +1,7 @@
-"""Entry point of `python -m service`."""
+"""Entry point of `python -m turbofno.service`."""
 
 import sys
 
-from service.cli import main
+from turbofno.service.cli import main
 
 sys.exit(main())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from models.statistics import INPUT_DISTANCE, RESIDUAL
-from service.codec.grids import grid_warnings
+from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.service.codec.grids import grid_warnings
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.codec.grids import Grid
-    from service.engine.interface import Frame, Trust
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.codec.grids import Grid
+    from turbofno.service.engine.interface import Frame, Trust
 
 GRID, HORIZON = "grid", "horizon"
 REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON)

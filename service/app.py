@@ -8,34 +8,34 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from service.context import AppContext
-from service.http import problems
-from service.http.access_log import AccessLog
-from service.http.admin import router as admin_router
-from service.http.asgi import CallMiddleware
-from service.http.docs import docs
-from service.http.guard import Guard
-from service.http.keys import HEALTH, Keys
-from service.http.oip_server import router as oip_router
-from service.http.published import PublishedAPI
-from service.http.served import ServedModels
-from service.http.shedding import Shedding
-from service.http.ui import PAGE_PATHS, page
-from service.metrics import Metrics
-from service.pipeline.admission import Admission
-from service.pipeline.queue_slots import QueueSlots
-from service.solver.process import SolverProcess
-from service.triton_metrics import TritonMetrics
-from service.version import SERVER, VERSION
+from turbofno.service.context import AppContext
+from turbofno.service.demo.solver_process import SolverProcess
+from turbofno.service.http import problems
+from turbofno.service.http.access_log import AccessLog
+from turbofno.service.http.admin import router as admin_router
+from turbofno.service.http.asgi import CallMiddleware
+from turbofno.service.http.docs import docs
+from turbofno.service.http.guard import Guard
+from turbofno.service.http.keys import HEALTH, Keys
+from turbofno.service.http.oip_server import router as oip_router
+from turbofno.service.http.published import PublishedAPI
+from turbofno.service.http.served import ServedModels
+from turbofno.service.http.shedding import Shedding
+from turbofno.service.http.ui import PAGE_PATHS, page
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.admission import Admission
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.triton_metrics import TritonMetrics
+from turbofno.service.version import SERVER, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fastapi import FastAPI
 
-    from service.engine.interface import Engine
-    from service.settings import Settings
-    from service.tracing.requests import RequestTracer
+    from turbofno.service.engine.interface import Engine
+    from turbofno.service.settings import Settings
+    from turbofno.service.tracing.requests import RequestTracer
 
 logger = logging.getLogger(__name__)
 
@@ -127,21 +127,21 @@ def create_app(
 
 def _local_engine(settings: Settings, metrics: Metrics, slots: QueueSlots) -> Engine:
     # Brings PyTorch along, of which a front end has no use.
-    from service.engine.local import LocalEngine
+    from turbofno.service.engine.local import LocalEngine
 
     return LocalEngine(settings, metrics, slots)
 
 
 def _tracer() -> RequestTracer:
-    from service.tracing.requests import RequestTracer
-    from service.tracing.setup import start
+    from turbofno.service.tracing.requests import RequestTracer
+    from turbofno.service.tracing.setup import start
 
     start()
     return RequestTracer()
 
 
 async def _flush_traces() -> None:
-    from service.tracing.setup import stop
+    from turbofno.service.tracing.setup import stop
 
     await asyncio.to_thread(stop)
 

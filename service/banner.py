@@ -6,14 +6,14 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from models.sampling import parameters_of
-from service.codec.fields import grid_limits
+from turbofno.service.codec.fields import grid_limits
+from turbofno.service.demo.sampling import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from models.config import ModelConfig
-    from service.context import AppContext
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.context import AppContext
 
 _POINTS = 32
 """Per grid axis of a made-up field, where the model allows it: short enough to read the answer."""

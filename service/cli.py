@@ -13,16 +13,22 @@ import httpx
 import numpy as np
 from pydantic import ValidationError
 
-from models import import_arguments
-from models.config import Channel, GridSpec
-from models.registry import CONFIG_FILE
-from models.verify import arguments as verify_arguments
-from service import model_limits
-from service.banner import greet
-from service.client import Client, TurboFNOError
-from service.errors import ServiceError
-from service.settings import API_KEY_VARIABLE, Settings, env_name, http_url, misspelt_variables
-from service.system import open_standard_streams
+from turbofno.models.core.config import Channel, GridSpec
+from turbofno.models.core.registry import CONFIG_FILE
+from turbofno.models.importers import arguments as import_arguments
+from turbofno.models.verify import arguments as verify_arguments
+from turbofno.service import model_limits
+from turbofno.service.banner import greet
+from turbofno.service.errors import ServiceError
+from turbofno.service.settings import (
+    API_KEY_VARIABLE,
+    Settings,
+    env_name,
+    http_url,
+    misspelt_variables,
+)
+from turbofno.service.system import open_standard_streams
+from turbofno_client import Client, TurboFNOError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -219,10 +225,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     for_people = settings.log_format == "console"
     # Slow to import, and needed by this command alone.
     if settings.frontends:
-        from service.processes.start import run_processes
+        from turbofno.service.processes.start import run_processes
 
         return run_processes(settings, for_people=for_people)
-    from service.server import run
+    from turbofno.service.server import run
 
     return run(settings, on_ready=greet if for_people else None)
 
@@ -251,7 +257,7 @@ def _assignment(name: str, value: Any) -> str:
 def _import(arguments: argparse.Namespace) -> int:
     repository = arguments.repository or _settings(arguments).model_repository
     # Slow to import, and needed by this command alone.
-    from models.import_command import run
+    from turbofno.models.importers.command import run
 
     return run(arguments, repository)
 
@@ -263,8 +269,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _require_matplotlib("--out")
     # Slow to import, and needed by this command alone.
-    from models.verify.command import run
-    from service.local import load_as_served, located
+    from turbofno.models.verify.command import run
+    from turbofno.service.local import load_as_served, located
 
     name = arguments.model
     folder = Path(name)
@@ -306,7 +312,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     fields = _read_array(arguments.input)
     grid: tuple[int, ...] | None = arguments.output_grid
     if arguments.local:
-        from service.local import predict_local
+        from turbofno.service.local import predict_local
 
         settings = _settings(arguments)
         local = predict_local(
@@ -375,7 +381,7 @@ def _plot(
     *,
     title: str,
 ) -> None:
-    from service.plot import save_picture
+    from turbofno.service.plot import save_picture
 
     inputs, outputs, grid = signature
     rank = len(grid.training)

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from service.engine.interface import Engine
-    from service.http.access_log import AccessLog
-    from service.http.guard import Guard
-    from service.http.keys import Keys
-    from service.http.served import ServedModels
-    from service.http.shedding import Shedding
-    from service.metrics import Metrics
-    from service.pipeline.admission import Admission
-    from service.settings import Settings
-    from service.solver.process import SolverProcess
-    from service.tracing.requests import RequestTracer
+    from turbofno.service.demo.solver_process import SolverProcess
+    from turbofno.service.engine.interface import Engine
+    from turbofno.service.http.access_log import AccessLog
+    from turbofno.service.http.guard import Guard
+    from turbofno.service.http.keys import Keys
+    from turbofno.service.http.served import ServedModels
+    from turbofno.service.http.shedding import Shedding
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.admission import Admission
+    from turbofno.service.settings import Settings
+    from turbofno.service.tracing.requests import RequestTracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.checkpoint import load_model
-from models.registry import discover
-from models.trust.signals import Signals
-from models.verify.command import Verifiable
-from service import answer_warnings
-from service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
-from service.codec.grids import from_network, parse_output_grid, to_network
-from service.engine.out_of_memory import out_of_memory
-from service.engine.runnable import Ran
-from service.errors import NotFound, Unavailable
-from service.runtime.device import resolve_device
-from service.runtime.forward import Forward
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.registry import discover
+from turbofno.models.trust.signals import Signals
+from turbofno.models.verify.command import Verifiable
+from turbofno.service import answer_warnings
+from turbofno.service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
+from turbofno.service.codec.grids import from_network, parse_output_grid, to_network
+from turbofno.service.engine.out_of_memory import out_of_memory
+from turbofno.service.engine.runnable import Ran
+from turbofno.service.errors import NotFound, Unavailable
+from turbofno.service.runtime.device import resolve_device
+from turbofno.service.runtime.forward import Forward
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from models.config import ModelConfig
-    from service.settings import Settings
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

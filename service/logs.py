@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from turbofno.service.settings import Settings
 
 request_id: ContextVar[str] = ContextVar("turbofno_request_id", default="")
 

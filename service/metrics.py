@@ -19,8 +19,8 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from service.answer_warnings import REASONS as WARNING_REASONS
-from service.tally import Tally
+from turbofno.service.answer_warnings import REASONS as WARNING_REASONS
+from turbofno.service.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from models.config import Channel, GridSpec
+    from turbofno.models.core.config import Channel, GridSpec
 
 _PANEL_INCHES = (4.6, 3.6)
 _AXIS_NAMES = ("x", "y", "z")

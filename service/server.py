@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from service import logs
-from service.app import create_app, drain
-from service.context import AppContext
-from service.http.edge import Edge, edge_protocol
-from service.http.tls import Certificates, tls_options
-from service.settings import exposure_warnings, http_url, misspelt_variables
-from service.system import on_hangup, with_descriptors
+from turbofno.service import logs
+from turbofno.service.app import create_app, drain
+from turbofno.service.context import AppContext
+from turbofno.service.http.edge import Edge, edge_protocol
+from turbofno.service.http.tls import Certificates, tls_options
+from turbofno.service.settings import exposure_warnings, http_url, misspelt_variables
+from turbofno.service.system import keep_freed_memory, on_hangup, with_descriptors
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from service.settings import Settings
+    from turbofno.service.settings import Settings
 
     OnReady = Callable[[str, AppContext], None]
 
@@ -50,9 +50,10 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     `on_ready` is called once with the server's URL and its context, when all start-up models are warm.
     """
     # Brings PyTorch along, of which a front end has no use.
-    from service.pipeline.worker import THREAD_NAME
+    from turbofno.service.pipeline.worker import THREAD_NAME
 
     logs.configure(settings)
+    keep_freed_memory()
     # The device thread gives the interpreter lock away at every torch call and, while the event loop
     # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
     sys.setswitchinterval(SWITCH_SECONDS)

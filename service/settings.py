@@ -20,7 +20,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.model_limits import ModelLimits, parse
+from turbofno.models.zoo import TRAINED
+from turbofno.service.model_limits import ModelLimits, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +108,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="TCP port; 0 picks a free one")
     model_repository: Path = Field(
-        default=Path(__file__).resolve().parent.parent / "models" / "zoo",
+        default=TRAINED,
         description="folder that holds one folder for each model",
     )
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(

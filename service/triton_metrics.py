@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Protocol
 
-    from service.metrics import Metrics
+    from turbofno.service.metrics import Metrics
 
     class _Collectable(Protocol):
         def collect(self) -> Iterable[Metric]: ...

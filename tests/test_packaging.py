@@ -34,7 +34,7 @@ def test_wheel_holds_the_ops_and_the_client_only(tmp_path: Path) -> None:
         }
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"turbofno_ops", "turbofno_client"}
-    folder = ROOT / "service" / "client"
+    folder = ROOT / "service" / "turbofno_client"
     files = [*folder.glob("*.py"), folder / "py.typed"]
     assert client == {path.name: path.read_bytes() for path in files}
     sources = {path.name for path in (ROOT / "turbofno_ops").glob("*.py")}

@@ -249,7 +249,7 @@ def compile_fno(
     """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.
 
     Args:
-        description: The network (`models.fno.FNO.description()` gives one).
+        description: The network (`turbofno.models.core.fno.FNO.description()` gives one).
         device: A CUDA device, or a CPU.
         precision: 'fp32', 'tf32' or 'bf16', as `fourier_layer` takes it. Weights of the spectral mix and
             spectra are float32 under all of them.

@@ -28,9 +28,9 @@ from benchmarks.gpu.device import (
 )
 from benchmarks.gpu.direct import DirectLayer
 from benchmarks.ops import Layer
-from models.blocks import FourierBlock, Pointwise
-from models.config import FNOArchitecture
-from models.fno import FNO
+from turbofno.models.core.blocks import FourierBlock, Pointwise
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
 from turbofno_ops import PRECISIONS, _cuda, _cuda_layer, compile_fno, fourier_layer
 
 LARGEST_ERROR = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}

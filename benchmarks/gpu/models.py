@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -18,12 +17,12 @@ from benchmarks.gpu.device import (
     rotating,
 )
 from benchmarks.gpu.published import published
-from models.checkpoint import load_model
-from models.config import FNOArchitecture
-from models.fno import FNO
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
+from turbofno.models.zoo import TRAINED
 from turbofno_ops import PRECISIONS, compile_fno
 
-ZOO = Path(__file__).parents[2] / "models" / "zoo"
 BATCHES = (1, 8, 32, 128)
 _LARGEST_ERROR = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-1}
 
@@ -50,7 +49,7 @@ def cases() -> Iterator[Case]:
     yield _random((64, 64), 32, (24, 12))
     yield _random((128, 128), 64, (24, 12))
     yield _random((1024,), 64, (16,))
-    for folder in sorted(ZOO.iterdir()):
+    for folder in sorted(TRAINED.iterdir()):
         loaded = load_model(folder)
         yield Case(loaded.config.name, loaded.module, loaded.config.grid.training)
 

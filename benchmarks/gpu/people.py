@@ -1,6 +1,6 @@
 """Networks that people bring: neuraloperator 2.0 itself against the same network imported and run as the service runs it.
 
-The network is built by the library, saved, read by the importer and run by `service.runtime.forward`. Both sides are
+The network is built by the library, saved, read by the importer and run by `turbofno.service.runtime.forward`. Both sides are
 checked on the inputs they are timed on against the library in float64 on the CPU. The last case is the network of the
 original scripts (Li et al. 2020), whose peer is plain PyTorch.
 
@@ -25,11 +25,11 @@ import torch
 from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
 from benchmarks.gpu.device import each, ends, floor_ms, milliseconds, relative_l2, rotating
 from benchmarks.gpu.published import published
-from models.config import FNOArchitecture
-from models.fno import FNO, to_precision
-from models.importers.detect import convert, read_checkpoint
-from models.importers.result import Options
-from service.runtime.forward import Forward
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO, to_precision
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.result import Options
+from turbofno.service.runtime.forward import Forward
 
 IN_CHANNELS, OUT_CHANNELS = 3, 1
 _DEVICE = torch.device("cuda", 0)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.blocks import Pointwise
-from models.config import Activation
-from models.fno import FNO
+from turbofno.models.core.blocks import Pointwise
+from turbofno.models.core.config import Activation
+from turbofno.models.core.fno import FNO
 from turbofno_ops._activations import activate
 
 

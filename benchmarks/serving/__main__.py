@@ -22,8 +22,9 @@ from benchmarks.serving.measure import (
     rows,
 )
 from benchmarks.serving.processes import split_cores
-from benchmarks.serving.servers import ROOT, SERVERS, Server, install
+from benchmarks.serving.servers import SERVERS, Server, install
 from benchmarks.timing import print_table, save
+from turbofno.models.zoo import TRAINED
 
 LIGHT_PLANS = [
     Plan("binary", 64, (1, 8, 32), (0.5, 0.9, 2.0, 4.0)),
@@ -39,7 +40,7 @@ def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Ro
     """All rows of one server; a server that cannot be measured gives one row that says why."""
     found: list[Row] = []
     try:
-        for checkpoint, plans in ((light, LIGHT_PLANS), (ROOT / "models/zoo" / HEAVY, HEAVY_PLANS)):
+        for checkpoint, plans in ((light, LIGHT_PLANS), (TRAINED / HEAVY, HEAVY_PLANS)):
             found += rows(server, checkpoint, plans, cores=cores, pace=pace)
     except (ServerFailed, OSError) as error:
         print(f"\n{server.name}: left out: {error}")
@@ -59,7 +60,7 @@ def forward_rows(light: Path, cores: set[int]) -> list[Row]:
             "fields/s": batch / taken * 1e3,
             "p50 ms": taken,
         }
-        for checkpoint, side in ((light, 64), (light, 128), (ROOT / "models/zoo" / HEAVY, 64))
+        for checkpoint, side in ((light, 64), (light, 128), (TRAINED / HEAVY, 64))
         for batch in (1, 16)
         for network, options in (("ours", ()), (REPLAYED, (REPLAYED,)), (TORCH_FFT, (TORCH_FFT,)))
         for taken in [forward_ms(checkpoint, side, batch, cores, *options)]

@@ -26,11 +26,11 @@ from benchmarks.serving.checkpoint import LIGHT, write_light
 from benchmarks.serving.forms import TURBOFNO
 from benchmarks.serving.servers import MAX_BATCH, MAX_WAITING
 from benchmarks.timing import print_table, save
-from service import logs
-from service.app import create_app
-from service.pipeline.worker import THREAD_NAME
-from service.server import SWITCH_SECONDS, keep_objects, server_config
-from service.settings import Settings
+from turbofno.service import logs
+from turbofno.service.app import create_app
+from turbofno.service.pipeline.worker import THREAD_NAME
+from turbofno.service.server import SWITCH_SECONDS, keep_objects, server_config
+from turbofno.service.settings import Settings
 
 _REQUESTS = 1500
 _ROUNDS = 7

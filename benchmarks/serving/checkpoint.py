@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.checkpoint import load_model, save_model
-from models.config import Channel, FNOArchitecture, GridSpec, ModelConfig
-from models.fno import FNO
+from turbofno.models.core.checkpoint import load_model, save_model
+from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from turbofno.models.core.fno import FNO
 
 LARGEST_ERROR = 1e-5
 """Relative L2 error against float64 up to which an answer is right."""

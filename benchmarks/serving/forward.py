@@ -14,8 +14,8 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.timing import medians
-from models.checkpoint import load_model
-from service.runtime.forward import Forward
+from turbofno.models.core.checkpoint import load_model
+from turbofno.service.runtime.forward import Forward
 from turbofno_ops import dispatch
 
 _SECONDS = 0.7

@@ -51,7 +51,7 @@ def _python(name: str) -> Path:
 def _turbofno(*options: str) -> Callable[[Place], list[str | Path]]:
     def command(place: Place) -> list[str | Path]:
         return [
-            *(sys.executable, "-m", "service", "serve", "--port", str(place.port)),
+            *(sys.executable, "-m", "turbofno.service", "serve", "--port", str(place.port)),
             *("--model-repository", place.checkpoint.parent, "--models", place.checkpoint.name),
             *("--device", "cpu", "--max-batch-size", str(MAX_BATCH)),
             *("--max-queued-fields-per-model", str(MAX_WAITING)),
@@ -132,7 +132,7 @@ SERVERS = (
 
 ARITHMETIC = {
     "OMP_NUM_THREADS": "1",
-    # as bin/turbofno sets it
+    # as `turbofno serve` sets it
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "1073741824",

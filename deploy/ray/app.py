@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 
-from service import logs
-from service.app import create_app
-from service.server import SWITCH_SECONDS
-from service.settings import Settings, env_name
+from turbofno.service import logs
+from turbofno.service.app import create_app
+from turbofno.service.server import SWITCH_SECONDS
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve import Application
 
-    from service.context import AppContext
-    from service.engine.interface import Engine
+    from turbofno.service.context import AppContext
+    from turbofno.service.engine.interface import Engine
 
 FULL_BATCHES = 4
 """Most requests in one replica, in full batches of one field each: one runs, one waits, the rest are read or written."""

@@ -7,7 +7,7 @@ the temperature and a the conductivity that is Darcy's equation, -div(a grad u) 
 darcy-2d. All numbers are non-dimensional.
 
     make serve                                                          # in one terminal
-    PYTHONPATH=. .venv/bin/python docs/tutorial/heat_spreader.py        # in another, under two minutes
+    .venv/bin/python docs/tutorial/heat_spreader.py        # in another, under two minutes
 
 Pictures and numbers go to the current folder. The `# %%` cells run one by one in editors that know them.
 """
@@ -27,8 +27,8 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from models.pde import darcy
-from service.client import Client  # without the checkout: pip install turbofno; turbofno_client
+from turbofno.models.zoo.pde import darcy
+from turbofno_client import Client  # without the checkout: pip install turbofno; turbofno_client
 
 URL = os.environ.get("TUTORIAL_URL", "http://127.0.0.1:8080")
 OUT = Path(os.environ.get("TUTORIAL_OUT", "."))

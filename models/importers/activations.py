@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import ACTIVATION_NAMES, Activation
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Named, Stub
+from turbofno.models.core.config import ACTIVATION_NAMES, Activation
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import Named, Stub
 
 # Class and function names of torch in lower case, underscores left out.
 _OURS = {

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from models.importers.refusal import ImportRefused
+from turbofno.models.importers.refusal import ImportRefused
 
 MAX_MEMBERS = 100_000
 # The zip library reads the whole directory into objects before anything can be asked of it.

@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from models.config import Activation
-from models.importers import neuraloperator, original, physicsnemo, the_well
-from models.importers.archive import Archive, is_tar, is_zip
-from models.importers.formats import Format
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
-from models.importers.safe_pickle import Stub
-from models.importers.tensor_files import read_json, read_safetensors
-from models.importers.torch_file import module_state, read_torch_file
+from turbofno.models.core.config import Activation
+from turbofno.models.importers import neuraloperator, original, physicsnemo, the_well
+from turbofno.models.importers.archive import Archive, is_tar, is_zip
+from turbofno.models.importers.formats import Format
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
+from turbofno.models.importers.safe_pickle import Stub
+from turbofno.models.importers.tensor_files import read_json, read_safetensors
+from turbofno.models.importers.torch_file import module_state, read_torch_file
 
 _STATE_SUFFIX, _METADATA_SUFFIX = "_state_dict.pt", "_metadata.pkl"
 _TRAINER_STATES = ("best_model", "model")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from models.importers.refusal import ImportRefused
+from turbofno.models.importers.refusal import ImportRefused
 
 
 class Tensors:

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from models.config import FieldNormalization, FNOArchitecture, Normalization
-from models.importers.pickled_arrays import as_array, is_array
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Stub
-from models.importers.tensor_files import as_tensor, read_json, read_npz, read_safetensors
-from models.importers.torch_file import read_torch_file
+from turbofno.models.core.config import FieldNormalization, FNOArchitecture, Normalization
+from turbofno.models.importers.pickled_arrays import as_array, is_array
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import Stub
+from turbofno.models.importers.tensor_files import as_tensor, read_json, read_npz, read_safetensors
+from turbofno.models.importers.torch_file import read_torch_file
 
 Side = Literal["input", "output"]
 

@@ -20,10 +20,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.config import Activation, BlockStep, ChannelMLP, DomainPadding, FNOArchitecture
-from models.config import PositionalGrid as Positions
-from models.importers.activations import activation_of
-from models.importers.layout import (
+from turbofno.models.core.config import (
+    Activation,
+    BlockStep,
+    ChannelMLP,
+    DomainPadding,
+    FNOArchitecture,
+)
+from turbofno.models.core.config import PositionalGrid as Positions
+from turbofno.models.importers.activations import activation_of
+from turbofno.models.importers.layout import (
     Tensors,
     as_complex,
     corner_count,
@@ -31,10 +37,10 @@ from models.importers.layout import (
     join_corners,
     plain_keys,
 )
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
-from models.importers.safe_pickle import Stub
-from models.importers.torch_file import module_attributes
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
+from turbofno.models.importers.safe_pickle import Stub
+from turbofno.models.importers.torch_file import module_attributes
 
 Norm = Literal["none", "batch", "instance"]
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]

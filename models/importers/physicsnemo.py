@@ -15,12 +15,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from models.config import Activation, DomainPadding, FNOArchitecture
-from models.importers.archive import Archive
-from models.importers.layout import Tensors, corner_count, join_corners
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
-from models.importers.torch_file import read_torch_file
+from turbofno.models.core.config import Activation, DomainPadding, FNOArchitecture
+from turbofno.models.importers.archive import Archive
+from turbofno.models.importers.layout import Tensors, corner_count, join_corners
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
+from turbofno.models.importers.torch_file import read_torch_file
 
 _MAX_JSON_BYTES = 1 << 20
 # The library's own names; its leaky ReLU has another slope than torch's.

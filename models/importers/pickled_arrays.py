@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Stub
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import Stub
 
 _KINDS = {"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"}
 _MAX_AXES = 16

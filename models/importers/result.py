@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from models.config import FNOArchitecture, Normalization
-from models.importers.refusal import ImportRefused
+from turbofno.models.core.config import FNOArchitecture, Normalization
+from turbofno.models.importers.refusal import ImportRefused
 
 Choice = TypeVar("Choice", bound=str)
 

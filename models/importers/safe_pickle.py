@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from models.importers.allowed_names import is_allowed
-from models.importers.refusal import ImportRefused
+from turbofno.models.importers.allowed_names import is_allowed
+from turbofno.models.importers.refusal import ImportRefused
 
 # Steps: instructions, and the items that they copy. A training state of ten thousand tensors has a third of it.
 MAX_STEPS = 1_000_000

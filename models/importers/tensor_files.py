@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from models.importers.archive import Archive
-from models.importers.refusal import ImportRefused
+from turbofno.models.importers.archive import Archive
+from turbofno.models.importers.refusal import ImportRefused
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_AXES = 16

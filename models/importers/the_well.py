@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from models.config import FNOArchitecture
-from models.importers.neuraloperator import import_neuraloperator
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.importers.neuraloperator import import_neuraloperator
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
 
 Blocks = Literal["bypassed", "applied"]
 _MAX_DEVIATION = 0.02

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.importers.archive import Archive, is_zip
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Builder, Named, Stub, read_pickle
+from turbofno.models.importers.archive import Archive, is_zip
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import Builder, Named, Stub, read_pickle
 
 # The pickle of a zip checkpoint holds names and shapes only; the numbers lie beside it.
 MAX_PICKLE_BYTES = 64 << 20

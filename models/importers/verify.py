@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import FNOArchitecture
-from models.fno import FNO
-from models.importers.detect import Checkpoint
-from models.importers.neuraloperator.settings import DEFAULTS, by_name
-from models.importers.result import Imported
-from models.importers.safe_pickle import Named, Stub
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
+from turbofno.models.importers.detect import Checkpoint
+from turbofno.models.importers.neuraloperator.settings import DEFAULTS, by_name
+from turbofno.models.importers.result import Imported
+from turbofno.models.importers.safe_pickle import Named, Stub
 
 TOLERANCE = 1e-4
 _LARGEST_ARGUMENT = 1 << 14

@@ -1,6 +1,6 @@
-"""Share of good and bad fields that warn: `python -m models.trust.alarms [NAME ...]` prints the tables of docs/trust.md.
+"""Share of good and bad fields that warn: `python -m turbofno.models.trust.alarms [NAME ...]` prints the tables of docs/trust.md.
 
-Good are held-out fields of the training distribution. Bad are the fields of the record of models.trust.evaluation whose
+Good are held-out fields of the training distribution. Bad are the fields of the record of turbofno.models.trust.evaluation whose
 error is over three times the card's, and fields that nobody should send.
 """
 
@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.checkpoint import load_model
-from models.problems import HELD_OUT_SEED, PROBLEMS, problem_named
-from models.train import positive
-from models.trust.calibrate import ZOO, drawn, signals_of
-from models.trust.cases import noise_like
-from models.trust.evaluation import BAD, RECORD
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.trust.calibrate import drawn, signals_of
+from turbofno.models.trust.cases import noise_like
+from turbofno.models.trust.evaluation import BAD, RECORD
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import HELD_OUT_SEED, PROBLEMS, problem_named
+from turbofno.models.zoo.train import positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from models.checkpoint import LoadedModel
-    from models.problems import Problem
+    from turbofno.models.core.checkpoint import LoadedModel
+    from turbofno.models.zoo.problems import Problem
 
 _TRAJECTORIES = 100
 """Samples of the autoregressive problem, whose frames are spread over their whole time."""
@@ -128,10 +129,12 @@ def _of(part: Tensor, whole: Tensor | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(prog="python -m models.trust.alarms", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m turbofno.models.trust.alarms", description=__doc__
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
     parser.add_argument("--n", type=positive, default=1000, help="held-out fields of each model")
-    parser.add_argument("--zoo", type=Path, default=ZOO, help="folder of checkpoints")
+    parser.add_argument("--zoo", type=Path, default=TRAINED, help="folder of checkpoints")
     arguments = parser.parse_args(argv)
     problems = [problem_named(name) for name in arguments.names or PROBLEMS]
     models = [load_model(arguments.zoo / problem.name) for problem in problems]

@@ -1,4 +1,4 @@
-"""Write what the zoo's signals and warnings need into its config.json: `python -m models.trust.calibrate [NAME ...]`.
+"""Write what the zoo's signals and warnings need into its config.json: `python -m turbofno.models.trust.calibrate [NAME ...]`.
 
 That is the distribution of the training inputs, the thresholds of the signals, and what the problem states of its inputs
 and its PDE. The weights stay as they are.
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.checkpoint import LoadedModel, load_model, write_config
-from models.problems import CALIBRATION_SEED, PROBLEMS, TRAINING_SEED, problem_named
-from models.statistics import (
+from turbofno.models.core.checkpoint import LoadedModel, load_model, write_config
+from turbofno.models.core.statistics import (
     INPUT_DISTANCE,
     RESIDUAL,
     FeatureStatistics,
@@ -23,17 +22,18 @@ from models.statistics import (
     InputDistribution,
     Thresholds,
 )
-from models.trust.features import distance, features, linear_features
-from models.trust.signals import Signals
+from turbofno.models.trust.features import distance, features, linear_features
+from turbofno.models.trust.signals import Signals
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import CALIBRATION_SEED, PROBLEMS, TRAINING_SEED, problem_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from models.problems import Problem
+    from turbofno.models.zoo.problems import Problem
 
-ZOO = Path(__file__).parents[1] / "zoo"
 SAMPLES = {"burgers": 4096, "darcy": 1024, "navier-stokes": 128}
 """Training samples that are made again, the first ones: what a CPU does in minutes."""
 CALIBRATION_SAMPLES = {"burgers": (4096, 4096), "darcy": (2048, 64), "navier-stokes": (128, 16)}
@@ -129,9 +129,11 @@ def _rounded(value: float) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, sample, write."""
-    parser = argparse.ArgumentParser(prog="python -m models.trust.calibrate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m turbofno.models.trust.calibrate", description=__doc__
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
-    parser.add_argument("--zoo", type=Path, default=ZOO, help="folder of checkpoints")
+    parser.add_argument("--zoo", type=Path, default=TRAINED, help="folder of checkpoints")
     arguments = parser.parse_args(argv)
     for name in arguments.names or PROBLEMS:
         problem = problem_named(name)
@@ -139,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = load_model(folder)
         config = model.config
         if config.statistics is None:
-            parser.error(f"{folder} has no statistics; train it with models.train")
+            parser.error(f"{folder} has no statistics; train it with turbofno.models.zoo.train")
         n, samples = problem.grid.training[0], SAMPLES[problem.key]
         fields = torch.cat(list(drawn(problem, samples, seed=TRAINING_SEED, n=n)))
         std = torch.tensor([channel.std for channel in config.statistics.inputs])

@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from models.config import ModelConfig
+    from turbofno.models.core.config import ModelConfig
 
 
 def conservation(inputs: Tensor, outputs: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from models.pde import burgers, darcy, navier_stokes
-from models.pde.random_fields import Covariance, neumann_2d, periodic_1d, periodic_2d
-from models.problems import HELD_OUT_SEED
+from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
+from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d, periodic_1d, periodic_2d
+from turbofno.models.zoo.problems import HELD_OUT_SEED
 
 Pair = tuple[Tensor, Tensor]
 

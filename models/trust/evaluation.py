@@ -1,4 +1,4 @@
-"""How well signals rank the true error on the zoo: `python -m models.trust.evaluation [NAME ...] --write`.
+"""How well signals rank the true error on the zoo: `python -m turbofno.models.trust.evaluation [NAME ...] --write`.
 
 Writes trust.jsonl (every field's error and signals, case by case) and trust.png into the model's folder.
 """
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from models.checkpoint import LoadedModel, load_model
-from models.config import NavierStokesResidual
-from models.problems import PROBLEMS, problem_named
-from models.train import positive, relative_l2
-from models.trust import candidates
-from models.trust.calibrate import ZOO
-from models.trust.cases import CASES, Case
-from models.trust.picture import draw
-from models.trust.signals import Signals
+from turbofno.models.core.checkpoint import LoadedModel, load_model
+from turbofno.models.core.config import NavierStokesResidual
+from turbofno.models.trust import candidates
+from turbofno.models.trust.cases import CASES, Case
+from turbofno.models.trust.picture import draw
+from turbofno.models.trust.signals import Signals
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import PROBLEMS, problem_named
+from turbofno.models.zoo.train import positive, relative_l2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,10 +136,12 @@ def _rounded(value: float) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, evaluate, print a table; with --write, write record and picture."""
-    parser = argparse.ArgumentParser(prog="python -m models.trust.evaluation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m turbofno.models.trust.evaluation", description=__doc__
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
     parser.add_argument("--n", type=positive, default=12, help="fields a case, default %(default)s")
-    parser.add_argument("--zoo", type=Path, default=ZOO, help="folder of checkpoints")
+    parser.add_argument("--zoo", type=Path, default=TRAINED, help="folder of checkpoints")
     parser.add_argument("--write", action="store_true", help=f"write {RECORD} and trust.png")
     arguments = parser.parse_args(argv)
     for name in arguments.names or PROBLEMS:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from models.trust.tables import remembered
+from turbofno.models.trust.tables import remembered
 
 FLOOR = 1e-4
 """Energy, as a share of the channel's variance in training, below which features do not tell fields apart."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.pde.darcy import apply_operator
-from models.pde.navier_stokes import paper_forcing
-from models.trust.tables import remembered
+from turbofno.models.trust.tables import remembered
+from turbofno.models.zoo.pde.darcy import apply_operator
+from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 
 _BURGERS_MODES = 64
 _DARCY_MODES = 16
@@ -86,7 +86,7 @@ def _low_modes(w: Tensor) -> Tensor:
 
 
 class _Flow(NamedTuple):
-    """Tables [32, 17] of the vorticity equation in Fourier coefficients, as in models/pde/navier_stokes.py."""
+    """Tables [32, 17] of the vorticity equation in Fourier coefficients, as in models/zoo/pde/navier_stokes.py."""
 
     damping: Tensor
     velocity: Tensor

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from models.config import BurgersResidual, DarcyResidual
-from models.statistics import INPUT_DISTANCE, RESIDUAL
-from models.trust import residuals
-from models.trust.features import distance, features
+from turbofno.models.core.config import BurgersResidual, DarcyResidual
+from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.models.trust import residuals
+from turbofno.models.trust.features import distance, features
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from models.config import ModelConfig, Residual
+    from turbofno.models.core.config import ModelConfig, Residual
 
 LARGEST = 1e6
 """No value is above it; it also stands for what cannot be told, NaN."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _FEWEST_SAMPLES = 3
 _SEEDS = range(2, 1 << 12)
-# The problems of models/problems.py, which needs PyTorch too.
+# The problems of models/zoo/problems.py, which needs PyTorch too.
 SOLVERS = ("burgers", "darcy", "navier-stokes")
 
 

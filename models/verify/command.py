@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.config import PDE, ModelConfig
-from models.evaluate import held_out_frames
-from models.problems import PROBLEMS, TRAINING_SEED, Problem
-from models.train import device_name
-from models.verify.equal_error import EqualError, compare, timed_in_cpu_time
-from models.verify.pictures import draw
-from models.verify.report import Finding, Report, as_json, as_text, judge
-from models.verify.solvers import COARSE_SOLVERS
-from models.verify.tasks import Surrogate, outcome, tasks_of
+from turbofno.models.core.config import PDE, ModelConfig
+from turbofno.models.verify.equal_error import EqualError, compare, timed_in_cpu_time
+from turbofno.models.verify.pictures import draw
+from turbofno.models.verify.report import Finding, Report, as_json, as_text, judge
+from turbofno.models.verify.solvers import COARSE_SOLVERS
+from turbofno.models.verify.tasks import Surrogate, outcome, tasks_of
+from turbofno.models.zoo.evaluate import held_out_frames
+from turbofno.models.zoo.problems import PROBLEMS, TRAINING_SEED, Problem
+from turbofno.models.zoo.train import device_name
 
 _SEED_LIMIT = 1 << 12
 

@@ -18,10 +18,10 @@ from statistics import median
 
 import torch
 
-from models.pde.checks import SolverError
-from models.train import relative_l2
-from models.verify.solvers import CoarseSolver
-from models.verify.tasks import Surrogate, Task
+from turbofno.models.verify.solvers import CoarseSolver
+from turbofno.models.verify.tasks import Surrogate, Task
+from turbofno.models.zoo.pde.checks import SolverError
+from turbofno.models.zoo.train import relative_l2
 
 _FALLING = 0.9
 _LARGEST_BATCH = 64

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.card import draw_sample
-from models.verify.report import Finding, Report
+from turbofno.models.verify.report import Finding, Report
+from turbofno.models.zoo.card import draw_sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from models.config import ModelConfig
-from models.verify.equal_error import EqualError, Race, Trial
-from models.verify.solvers import CoarseSolver
-from models.verify.tasks import Outcome, Task
+from turbofno.models.core.config import ModelConfig
+from turbofno.models.verify.equal_error import EqualError, Race, Trial
+from turbofno.models.verify.solvers import CoarseSolver
+from turbofno.models.verify.tasks import Outcome, Task
 
 _QUANTILES = {"min": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "max": 1.0}
 _CLEARLY, _FAR = 1.5, 5.0

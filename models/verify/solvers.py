@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from models.pde import burgers, darcy, navier_stokes
-from models.resample import resample
-from models.verify.tasks import Task
+from turbofno.models.core.resample import resample
+from turbofno.models.verify.tasks import Task
+from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-from models.evaluate import Example, rollout
-from models.problems import Problem
-from models.train import relative_l2
+from turbofno.models.zoo.evaluate import Example, rollout
+from turbofno.models.zoo.problems import Problem
+from turbofno.models.zoo.train import relative_l2
 
 Surrogate: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """float32 [n, channels, *grid] -> [n, channels, *grid], physical units."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import BadRequest, InvalidField, PayloadTooLarge
+from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from models.config import Channel, ModelConfig
-    from service.engine.interface import Fields
+    from turbofno.models.core.config import Channel, ModelConfig
+    from turbofno.service.engine.interface import Fields
 
 INPUT = "input"
 OUTPUT = "output"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.regrid import at_points, band_limited
-from service.codec.fields import MAX_RANK, check_grid
-from service.errors import BadRequest, InvalidField
+from turbofno.models.core.regrid import at_points, band_limited
+from turbofno.service.codec.fields import MAX_RANK, check_grid
+from turbofno.service.errors import BadRequest, InvalidField
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.engine.interface import Fields
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.engine.interface import Fields
 
     Grid = tuple[int, ...]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from service.codec import json_arrays
-from service.codec.fields import MAX_RANK, Answer, Array, check_names, first_nonfinite
-from service.errors import BadRequest, InvalidField, PayloadTooLarge
+from turbofno.service.codec import json_arrays
+from turbofno.service.codec.fields import MAX_RANK, Answer, Array, check_names, first_nonfinite
+from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

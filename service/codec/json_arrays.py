@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import simdjson
 
-from service.codec.fields import MAX_RANK
+from turbofno.service.codec.fields import MAX_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from service.codec import json, npy, safetensors
-from service.errors import NotAcceptable, UnsupportedMediaType
+from turbofno.service.codec import json, npy, safetensors
+from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from service.codec.fields import Answer, Array
+    from turbofno.service.codec.fields import Answer, Array
 
 
 class Decode(Protocol):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.codec.fields import INPUT, MAX_RANK, Answer, Array, check_names, shaped
-from service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
+from turbofno.service.codec.fields import INPUT, MAX_RANK, Answer, Array, check_names, shaped
+from turbofno.service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from service.codec import json_arrays
-from service.codec.fields import (
+from turbofno.service.codec import json_arrays
+from turbofno.service.codec.fields import (
     BFLOAT16,
     INPUT,
     MAX_RANK,
@@ -20,9 +20,15 @@ from service.codec.fields import (
     array_from_bytes,
     shaped,
 )
-from service.codec.grids import OUTPUT_GRID
-from service.codec.json import array_from_lists, json_type, parse_object, require_encodable, shown
-from service.errors import BadRequest, InvalidField
+from turbofno.service.codec.grids import OUTPUT_GRID
+from turbofno.service.codec.json import (
+    array_from_lists,
+    json_type,
+    parse_object,
+    require_encodable,
+    shown,
+)
+from turbofno.service.errors import BadRequest, InvalidField
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import orjson
 
-from service.codec.fields import (
+from turbofno.service.codec.fields import (
     BFLOAT16,
     MAX_RANK,
     Answer,
@@ -16,8 +16,8 @@ from service.codec.fields import (
     check_names,
     shaped,
 )
-from service.codec.json import parse_object, shown
-from service.errors import BadRequest, InvalidField, PayloadTooLarge
+from turbofno.service.codec.json import parse_object, shown
+from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 _MAX_HEADER = 1 << 16
 _ALIGNMENT = 8

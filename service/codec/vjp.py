@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from service.codec.fields import (
+from turbofno.service.codec.fields import (
     OUTPUT,
     Form,
     check_dtype,
@@ -15,16 +15,16 @@ from service.codec.fields import (
     fields_from_arrays,
     laid_out,
 )
-from service.errors import InvalidField
+from turbofno.service.errors import InvalidField
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from models.config import ModelConfig
-    from service.codec.fields import Array
-    from service.engine.interface import Fields
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.codec.fields import Array
+    from turbofno.service.engine.interface import Fields
 
 COTANGENT = "cotangent"
 GRADIENT = "gradient"

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.config import ModelConfig
-from service.engine.vjp import VjpShapes
+from turbofno.models.core.config import ModelConfig
+from turbofno.service.engine.vjp import VjpShapes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -14,42 +14,42 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from service.engine.interface import PredictResult, heap_buffer
-from service.errors import PayloadTooLarge, ServiceError, Unavailable
-from service.pipeline.batcher import Policy
-from service.pipeline.rollouts import Rollouts
-from service.pipeline.scheduler import Scheduler
-from service.pipeline.ticket import CANCELLED, Kind, Ticket
-from service.pipeline.worker import arithmetic_threads
-from service.runtime.device import log_backend, memory_limit, prepare_device
-from service.runtime.device_pipeline import DevicePipeline, open_pipeline
-from service.runtime.model_slot import ModelSlot
-from service.runtime.repository import Repository
-from service.settings import env_name
+from turbofno.service.engine.interface import PredictResult, heap_buffer
+from turbofno.service.errors import PayloadTooLarge, ServiceError, Unavailable
+from turbofno.service.pipeline.batcher import Policy
+from turbofno.service.pipeline.rollouts import Rollouts
+from turbofno.service.pipeline.scheduler import Scheduler
+from turbofno.service.pipeline.ticket import CANCELLED, Kind, Ticket
+from turbofno.service.pipeline.worker import arithmetic_threads
+from turbofno.service.runtime.device import log_backend, memory_limit, prepare_device
+from turbofno.service.runtime.device_pipeline import DevicePipeline, open_pipeline
+from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.repository import Repository
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
-    from models.config import ModelConfig
-    from service.engine.interface import (
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.engine.interface import (
         Frame,
         ModelCounters,
         ModelStatus,
         PredictRequest,
         RolloutRequest,
     )
-    from service.engine.remembered import Remembered
-    from service.metrics import Metrics
-    from service.pipeline.batch import BatchReport
-    from service.pipeline.queue_slots import QueueSlots
-    from service.pipeline.ticket import Outcome
-    from service.settings import Settings
+    from turbofno.service.engine.remembered import Remembered
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.batch import BatchReport
+    from turbofno.service.pipeline.queue_slots import QueueSlots
+    from turbofno.service.pipeline.ticket import Outcome
+    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """Implements service.engine.interface.Engine. `start` before use, `close` after."""
+    """Implements turbofno.service.engine.interface.Engine. `start` before use, `close` after."""
 
     def __init__(
         self,
@@ -265,8 +265,8 @@ def _note_batch(report: BatchReport) -> None:
 
 
 def _trace_and_note_batch() -> Callable[[BatchReport], None]:
-    from service.tracing.batches import trace_batch
-    from service.tracing.setup import start
+    from turbofno.service.tracing.batches import trace_batch
+    from turbofno.service.tracing.setup import start
 
     start()
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from service.engine.interface import Fields
-    from service.engine.vjp import VjpShapes
+    from turbofno.service.engine.interface import Fields
+    from turbofno.service.engine.vjp import VjpShapes
 
     State: TypeAlias = torch.Tensor | Fields
     """Fields of one rollout, [n, channels, *grid]: from the request at first, then as the device left them."""

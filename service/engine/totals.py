@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from service.engine.interface import ModelCounters
+from turbofno.service.engine.interface import ModelCounters
 
 
 def _ns(seconds: float) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from service.engine.interface import Fields
+    from turbofno.service.engine.interface import Fields
 
 
 class VjpShapes(NamedTuple):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from service.http.call import Call, Headers
-    from service.http.shedding import Shedding
-    from service.metrics import Metrics
+    from turbofno.service.http.call import Call, Headers
+    from turbofno.service.http.shedding import Shedding
+    from turbofno.service.metrics import Metrics
 
 access = logging.getLogger("service.access")
 

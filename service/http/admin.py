@@ -11,21 +11,21 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from models.config import PDE, Channel, GridSpec, Metric
-from models.files import FileRefused, read_inside
-from models.registry import discover
-from models.sampling import SampleParameter, parameters_of
-from models.statistics import Statistics
-from service.context import context_of
-from service.engine.interface import status_of
-from service.errors import NotFound
-from service.http.openapi import ModelName, problem
-from service.http.trust import trust_status
+from turbofno.models.core.config import PDE, Channel, GridSpec, Metric
+from turbofno.models.core.files import FileRefused, read_inside
+from turbofno.models.core.registry import discover
+from turbofno.models.core.statistics import Statistics
+from turbofno.service.context import context_of
+from turbofno.service.demo.sampling import SampleParameter, parameters_of
+from turbofno.service.engine.interface import status_of
+from turbofno.service.errors import NotFound
+from turbofno.service.http.openapi import ModelName, problem
+from turbofno.service.http.trust import trust_status
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.context import AppContext
-    from service.engine.interface import ModelStatus
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.context import AppContext
+    from turbofno.service.engine.interface import ModelStatus
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20

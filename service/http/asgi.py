@@ -7,18 +7,18 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from service.http.call import Body, Call, ClientLeft, Reply
-from service.http.operations import begin, execute, target_of
-from service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
-from service.logs import request_id
+from turbofno.service.http.call import Body, Call, ClientLeft, Reply
+from turbofno.service.http.operations import begin, execute, target_of
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from service.context import AppContext
-    from service.http.call import Bytes
+    from turbofno.service.context import AppContext
+    from turbofno.service.http.call import Bytes
 
 T = TypeVar("T")
 

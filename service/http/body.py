@@ -6,14 +6,19 @@ import asyncio
 import zlib
 from typing import TYPE_CHECKING
 
-from service.engine.interface import heap_buffer
-from service.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
-from service.http.offload import BINARY_BYTES, offload
-from service.settings import env_name
+from turbofno.service.engine.interface import heap_buffer
+from turbofno.service.errors import (
+    BadRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from turbofno.service.http.offload import BINARY_BYTES, offload
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from service.http.call import Call
-    from service.pipeline.admission import Room
+    from turbofno.service.http.call import Call
+    from turbofno.service.pipeline.admission import Room
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from service.logs import accept_request_id
-from service.pipeline.admission import ANYONE
+from turbofno.service.logs import accept_request_id
+from turbofno.service.pipeline.admission import ANYONE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
-    from service.context import AppContext
-    from service.http.served import Served
-    from service.http.shedding import Reservation
-    from service.pipeline.admission import Caller, Room
+    from turbofno.service.context import AppContext
+    from turbofno.service.http.served import Served
+    from turbofno.service.http.shedding import Reservation
+    from turbofno.service.pipeline.admission import Caller, Room
 
     Headers = list[tuple[bytes, bytes]]
     """As they came, names in lower case."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from service.codec.negotiate import CODECS, JSON
-from service.http.example_fields import burgers_field
-from service.http.openapi import problem
-from service.http.parameters import DEADLINE_DESCRIBED
-from service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
+from turbofno.service.codec.negotiate import CODECS, JSON
+from turbofno.service.http.example_fields import burgers_field
+from turbofno.service.http.openapi import problem
+from turbofno.service.http.parameters import DEADLINE_DESCRIBED
+from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
 if TYPE_CHECKING:
-    from service.http.parameters import Parameter
+    from turbofno.service.http.parameters import Parameter
 
 WARNING = "X-Warning"
 """Header of an answer: its warnings, separated by semicolons."""

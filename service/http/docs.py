@@ -8,9 +8,9 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 
-from service.context import context_of
-from service.errors import NotFound
-from service.version import VERSION
+from turbofno.service.context import context_of
+from turbofno.service.errors import NotFound
+from turbofno.service.version import VERSION
 
 _HTML = """<!doctype html>
 <html lang="en">

@@ -17,14 +17,14 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.http.exchange import CONTINUE, Exchange
-from service.http.operations import target_of
-from service.settings import env_name
+from turbofno.service.http.exchange import CONTINUE, Exchange
+from turbofno.service.http.operations import target_of
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from service.context import AppContext
-    from service.http.call import Call
-    from service.http.operations import Target
+    from turbofno.service.context import AppContext
+    from turbofno.service.http.call import Call
+    from turbofno.service.http.operations import Target
 
 LINGER_SECONDS = 5.0
 """Time for which a refused body may go on arriving. Closing at once would reset the connection, and the client, still

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.http.access_log import shown_path
-from service.http.call import Body, Call, Reply
-from service.http.operations import begin, execute
-from service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
-from service.logs import request_id
+from turbofno.service.http.access_log import shown_path
+from turbofno.service.http.call import Body, Call, Reply
+from turbofno.service.http.operations import begin, execute
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from uvicorn._types import ASGI3Application
 
-    from service.http.call import Bytes
-    from service.http.edge import Edge
-    from service.http.operations import Target
+    from turbofno.service.http.call import Bytes
+    from turbofno.service.http.edge import Edge
+    from turbofno.service.http.operations import Target
 
 logger = logging.getLogger(__name__)
 

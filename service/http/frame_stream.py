@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import orjson
 
-from service.errors import BlowUp, ServiceError
-from service.http.offload import heavy_to_encode, offload
+from turbofno.service.errors import BlowUp, ServiceError
+from turbofno.service.http.offload import heavy_to_encode, offload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from service.engine.interface import Fields, Frame
+    from turbofno.service.engine.interface import Fields, Frame
 
     Event = dict[str, Any]
 

@@ -12,15 +12,15 @@ import socket
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
-from service.http.call import Reply, encoded
-from service.settings import env_name, is_loopback
+from turbofno.service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
+from turbofno.service.http.call import Reply, encoded
+from turbofno.service.settings import env_name, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from service.http.call import Call
-    from service.settings import Settings
+    from turbofno.service.http.call import Call
+    from turbofno.service.settings import Settings
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({b"same-origin", b"none"})

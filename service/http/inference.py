@@ -6,15 +6,15 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from service.engine.interface import PredictRequest
+from turbofno.service.engine.interface import PredictRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from service.answer_warnings import AnswerWarning
-    from service.engine.interface import Fields, PredictResult
-    from service.engine.vjp import VjpShapes
-    from service.http.call import Call
+    from turbofno.service.answer_warnings import AnswerWarning
+    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.engine.vjp import VjpShapes
+    from turbofno.service.http.call import Call
 
 
 async def infer(

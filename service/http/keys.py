@@ -7,14 +7,14 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
-from service.errors import Unauthorized
-from service.pipeline.admission import Caller
-from service.settings import env_name
+from turbofno.service.errors import Unauthorized
+from turbofno.service.pipeline.admission import Caller
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from service.http.call import Call
+    from turbofno.service.http.call import Call
 
 HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Open to everybody: load balancers and container platforms ask these, and send no keys."""

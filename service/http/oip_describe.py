@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.codec.fields import INPUT, OUTPUT, grid_limits
-from service.codec.oip_binary import DATATYPE
-from service.http.oip_schemas import (
+from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
+from turbofno.service.codec.oip_binary import DATATYPE
+from turbofno.service.http.oip_schemas import (
     BatchStatistics,
     Duration,
     InferenceStatistics,
@@ -14,12 +14,12 @@ from service.http.oip_schemas import (
     ModelStatistics,
     TensorMetadata,
 )
-from service.http.trust import trust_status
+from turbofno.service.http.trust import trust_status
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.engine.interface import ModelCounters, ModelStatus
-    from service.settings import Settings
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.engine.interface import ModelCounters, ModelStatus
+    from turbofno.service.settings import Settings
 
 PLATFORM = "turbofno_safetensors"
 _NONE = Duration(count=0, ns=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from service.errors import Unsupported
+from turbofno.service.errors import Unsupported
 
 # Left out of OpenAPI: none of these extensions is offered, which the metadata says by not naming
 # them. The routes exist so that a client's generic calls get an answer that it can show.

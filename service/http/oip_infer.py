@@ -5,28 +5,28 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from service.codec import oip_binary
-from service.codec.compression import answer_coding, compress
-from service.codec.fields import fields_from_tensor
-from service.codec.grids import parse_output_grid
-from service.errors import BadRequest, PayloadTooLarge
-from service.http.body import read_body
-from service.http.inference import counted
-from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
-from service.http.operation import Operation
-from service.http.output_grid import infer_onto
-from service.http.parameters import read_query
-from service.http.predict import answered
-from service.http.trust import largest
-from service.settings import env_name
+from turbofno.service.codec import oip_binary
+from turbofno.service.codec.compression import answer_coding, compress
+from turbofno.service.codec.fields import fields_from_tensor
+from turbofno.service.codec.grids import parse_output_grid
+from turbofno.service.errors import BadRequest, PayloadTooLarge
+from turbofno.service.http.body import read_body
+from turbofno.service.http.inference import counted
+from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
+from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
+from turbofno.service.http.operation import Operation
+from turbofno.service.http.output_grid import infer_onto
+from turbofno.service.http.parameters import read_query
+from turbofno.service.http.predict import answered
+from turbofno.service.http.trust import largest
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from service.codec.oip_binary import InferAnswer, InferRequest
-    from service.engine.interface import Fields, PredictResult
-    from service.http.call import Bytes, Call, Headers, Reply
-    from service.http.served import Served
-    from service.settings import Settings
+    from turbofno.service.codec.oip_binary import InferAnswer, InferRequest
+    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.http.call import Bytes, Call, Headers, Reply
+    from turbofno.service.http.served import Served
+    from turbofno.service.settings import Settings
 
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()

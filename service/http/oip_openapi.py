@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.http.described import described_twice
-from service.http.example_fields import burgers_field
-from service.http.oip_schemas import Error
-from service.http.parameters import Parameter
-from service.http.trust import TRUST_LARGEST, TRUST_STATUS
+from turbofno.service.http.described import described_twice
+from turbofno.service.http.example_fields import burgers_field
+from turbofno.service.http.oip_schemas import Error
+from turbofno.service.http.parameters import Parameter
+from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
 _EXAMPLE_DATA = burgers_field()
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.codec.json import json_type, parse_object
-from service.context import context_of
-from service.engine.interface import status_of
-from service.errors import BadRequest, Forbidden, Unavailable
-from service.http import oip_describe, oip_extensions
-from service.http.asgi import call_of
-from service.http.body import read_body
-from service.http.oip_openapi import BODY_ERRORS, ERRORS
-from service.http.oip_schemas import (
+from turbofno.service.codec.json import json_type, parse_object
+from turbofno.service.context import context_of
+from turbofno.service.engine.interface import status_of
+from turbofno.service.errors import BadRequest, Forbidden, Unavailable
+from turbofno.service.http import oip_describe, oip_extensions
+from turbofno.service.http.asgi import call_of
+from turbofno.service.http.body import read_body
+from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS
+from turbofno.service.http.oip_schemas import (
     Error,
     Live,
     ModelMetadata,
@@ -24,10 +24,10 @@ from service.http.oip_schemas import (
     ServerMetadata,
     Statistics,
 )
-from service.http.openapi import ModelName, ModelVersion
-from service.pipeline.admission import Room
-from service.settings import env_name
-from service.version import VERSION
+from turbofno.service.http.openapi import ModelName, ModelVersion
+from turbofno.service.pipeline.admission import Room
+from turbofno.service.settings import env_name
+from turbofno.service.version import VERSION
 
 router = APIRouter(tags=["Open Inference Protocol v2"], responses=ERRORS)
 router.include_router(oip_extensions.router)

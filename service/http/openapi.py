@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from service.http.problems import MEDIA_TYPE
+from turbofno.service.http.problems import MEDIA_TYPE
 
 ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]

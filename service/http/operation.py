@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from service.http.call import Call, Protocol, Reply
+    from turbofno.service.http.call import Call, Protocol, Reply
 
 
 @dataclass(frozen=True, slots=True)

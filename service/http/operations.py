@@ -8,17 +8,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from service.errors import NotFound, QueueFull, ServiceError
-from service.http import oip_infer, predict, reference, rollout, vjp
-from service.http.body import declared_size
-from service.http.call import ClientLeft, Reply, encoded
-from service.http.guard import is_preflight, preflight
-from service.http.problems import not_allowed, problem, unexpected
-from service.logs import request_id
+from turbofno.service.errors import NotFound, QueueFull, ServiceError
+from turbofno.service.http import oip_infer, predict, reference, rollout, vjp
+from turbofno.service.http.body import declared_size
+from turbofno.service.http.call import ClientLeft, Reply, encoded
+from turbofno.service.http.guard import is_preflight, preflight
+from turbofno.service.http.problems import not_allowed, problem, unexpected
+from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
-    from service.http.call import Call
-    from service.http.operation import Operation
+    from turbofno.service.http.call import Call
+    from turbofno.service.http.operation import Operation
 
 TABLE: dict[tuple[str, str], Operation] = {
     ("v1", "predict"): predict.OPERATION,

@@ -6,16 +6,16 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from service.codec.grids import OUTPUT_GRID, from_network, to_network
-from service.errors import PayloadTooLarge
-from service.http.inference import infer
-from service.http.offload import offload
-from service.settings import env_name
+from turbofno.service.codec.grids import OUTPUT_GRID, from_network, to_network
+from turbofno.service.errors import PayloadTooLarge
+from turbofno.service.http.inference import infer
+from turbofno.service.http.offload import offload
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from service.codec.grids import Grid
-    from service.engine.interface import Fields, PredictResult
-    from service.http.call import Call
+    from turbofno.service.codec.grids import Grid
+    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.http.call import Call
 
 _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""

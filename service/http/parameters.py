@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from service.errors import BadRequest
+from turbofno.service.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from service.http.call import Call
+    from turbofno.service.http.call import Call
 
 _CACHED_BYTES = 128
 """Longer queries are parsed each time: they are for clients to choose, and would fill the memory."""

@@ -6,29 +6,29 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from service.codec import npy
-from service.codec.fields import Answer, arrays_from_fields
-from service.codec.grids import OUTPUT_GRID, parse_output_grid
-from service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
-from service.http.body import read_body
-from service.http.call import Reply
-from service.http.described import REQUEST_BODY, RESPONSES, WARNING, described_twice
-from service.http.inference import counted
-from service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from service.http.operation import Operation
-from service.http.output_grid import infer_onto
-from service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
-from service.http.trust import UNTOLD, trust_headers
+from turbofno.service.codec import npy
+from turbofno.service.codec.fields import Answer, arrays_from_fields
+from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
+from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
+from turbofno.service.http.body import read_body
+from turbofno.service.http.call import Reply
+from turbofno.service.http.described import REQUEST_BODY, RESPONSES, WARNING, described_twice
+from turbofno.service.http.inference import counted
+from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
+from turbofno.service.http.operation import Operation
+from turbofno.service.http.output_grid import infer_onto
+from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
+from turbofno.service.http.trust import UNTOLD, trust_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from service.codec.fields import Form
-    from service.codec.grids import Grid
-    from service.codec.negotiate import Codec
-    from service.engine.interface import Fields, PredictResult
-    from service.http.call import Bytes, Call, Headers
-    from service.http.served import Served
+    from turbofno.service.codec.fields import Form
+    from turbofno.service.codec.grids import Grid
+    from turbofno.service.codec.negotiate import Codec
+    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.http.call import Bytes, Call, Headers
+    from turbofno.service.http.served import Served
 
 T = TypeVar("T")
 

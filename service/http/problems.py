@@ -12,10 +12,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError, Unavailable
-from service.http.access_log import shown_path
-from service.http.call import Reply, encoded
-from service.logs import request_id
+from turbofno.service.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    ServiceError,
+    Unavailable,
+)
+from turbofno.service.http.access_log import shown_path
+from turbofno.service.http.call import Reply, encoded
+from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request
     from starlette.routing import BaseRoute
 
-    from service.http.call import Call
+    from turbofno.service.http.call import Call
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from service.http.openapi import PROBLEM
-from service.http.operations import TABLE
+from turbofno.service.http.openapi import PROBLEM
+from turbofno.service.http.operations import TABLE
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from models.sampling import PARAMETER_NAMES, complete, parameters_of
-from service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
-from service.codec.negotiate import JSON, NPY, codec_for_answer, codec_for_body
-from service.errors import BadRequest, Forbidden, InvalidField, NotFound
-from service.http.described import REQUEST_BODY, RESPONSES, path_parameter
-from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import problem
-from service.http.operation import Operation
-from service.http.parameters import Parameter, integer, read_query
-from service.http.predict import answered, read_fields
-from service.settings import env_name
-from service.solver.messages import Job
+from turbofno.service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
+from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer, codec_for_body
+from turbofno.service.demo.messages import Job
+from turbofno.service.demo.sampling import PARAMETER_NAMES, complete, parameters_of
+from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
+from turbofno.service.http.described import REQUEST_BODY, RESPONSES, path_parameter
+from turbofno.service.http.offload import heavy_to_encode, offload
+from turbofno.service.http.openapi import problem
+from turbofno.service.http.operation import Operation
+from turbofno.service.http.parameters import Parameter, integer, read_query
+from turbofno.service.http.predict import answered, read_fields
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from models.config import Channel, ModelConfig
-    from service.codec.negotiate import Codec
-    from service.engine.interface import Fields
-    from service.http.call import Call, Reply
-    from service.solver.process import SolverProcess
+    from turbofno.models.core.config import Channel, ModelConfig
+    from turbofno.service.codec.negotiate import Codec
+    from turbofno.service.demo.solver_process import SolverProcess
+    from turbofno.service.engine.interface import Fields
+    from turbofno.service.http.call import Call, Reply
 
 SEEDS = 1 << 20
 _MAX_STEPS = 1000

@@ -7,40 +7,46 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from service import answer_warnings
-from service.answer_warnings import FrameWarnings
-from service.codec.fields import OUTPUT, Answer
-from service.codec.negotiate import JSON, codec_for_answer, codec_for_body
-from service.engine.interface import Frame, PredictRequest, RolloutRequest, status_of, unread_bytes
-from service.errors import BadRequest, NotRollable, PayloadTooLarge
-from service.http.call import Reply
-from service.http.described import (
+from turbofno.service import answer_warnings
+from turbofno.service.answer_warnings import FrameWarnings
+from turbofno.service.codec.fields import OUTPUT, Answer
+from turbofno.service.codec.negotiate import JSON, codec_for_answer, codec_for_body
+from turbofno.service.engine.interface import (
+    Frame,
+    PredictRequest,
+    RolloutRequest,
+    status_of,
+    unread_bytes,
+)
+from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
+from turbofno.service.http.call import Reply
+from turbofno.service.http.described import (
     REQUEST_BODY,
     RESPONSES,
     WARNING,
     WARNING_HEADER,
     described_twice,
 )
-from service.http.example_fields import vorticity_field
-from service.http.frame_stream import FORMS, form_asked_for, stream
-from service.http.inference import counted, deadline
-from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import problem
-from service.http.operation import Operation
-from service.http.parameters import integer, read_query, seconds_allowed, text
-from service.http.predict import answered, read_fields, told
-from service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
-from service.settings import env_name
+from turbofno.service.http.example_fields import vorticity_field
+from turbofno.service.http.frame_stream import FORMS, form_asked_for, stream
+from turbofno.service.http.inference import counted, deadline
+from turbofno.service.http.offload import heavy_to_encode, offload
+from turbofno.service.http.openapi import problem
+from turbofno.service.http.operation import Operation
+from turbofno.service.http.parameters import integer, read_query, seconds_allowed, text
+from turbofno.service.http.predict import answered, read_fields, told
+from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from models.config import ModelConfig
-    from service.codec.fields import Form, FrameTrust
-    from service.codec.negotiate import Codec
-    from service.engine.interface import Fields, Frame, ModelStatus
-    from service.http.call import Call
-    from service.http.frame_stream import Form as StreamForm
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.codec.fields import Form, FrameTrust
+    from turbofno.service.codec.negotiate import Codec
+    from turbofno.service.engine.interface import Fields, Frame, ModelStatus
+    from turbofno.service.http.call import Call
+    from turbofno.service.http.frame_stream import Form as StreamForm
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
 _PARAMETERS = (

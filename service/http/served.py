@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from service import answer_warnings
-from service.codec import npy
-from service.codec.fields import Form, check_bounds, check_finite, fields_from_arrays
-from service.http.trust import NOT_COMPUTED, never_told
+from turbofno.service import answer_warnings
+from turbofno.service.codec import npy
+from turbofno.service.codec.fields import Form, check_bounds, check_finite, fields_from_arrays
+from turbofno.service.http.trust import NOT_COMPUTED, never_told
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.answer_warnings import AnswerWarning
-    from service.codec.fields import Array
-    from service.codec.grids import Grid
-    from service.engine.interface import Engine, Fields, Trust
-    from service.http.call import Headers
-    from service.settings import Settings
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.answer_warnings import AnswerWarning
+    from turbofno.service.codec.fields import Array
+    from turbofno.service.codec.grids import Grid
+    from turbofno.service.engine.interface import Engine, Fields, Trust
+    from turbofno.service.http.call import Headers
+    from turbofno.service.settings import Settings
 
 _MOST_KNOWN = 64
 """Layouts of one model: which ones there are is for clients to choose."""

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from service.errors import QueueFull
+from turbofno.service.errors import QueueFull
 
 if TYPE_CHECKING:
-    from service.http.call import Call
+    from turbofno.service.http.call import Call
 
 access = logging.getLogger("service.access")
 

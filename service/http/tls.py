@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from service.settings import env_name
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from turbofno.service.settings import Settings
 
 
 def tls_options(settings: Settings) -> dict[str, Any]:

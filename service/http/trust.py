@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from models.statistics import INPUT_DISTANCE, RESIDUAL
-from service.settings import env_name
+from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from service.engine.interface import Trust
-    from service.http.call import Headers
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.engine.interface import Trust
+    from turbofno.service.http.call import Headers
 
 _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",

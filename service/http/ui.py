@@ -7,11 +7,11 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from starlette.responses import FileResponse, RedirectResponse
 
-from service.context import context_of
-from service.errors import Forbidden, NotFound
-from service.settings import env_name
+from turbofno.service.context import context_of
+from turbofno.service.errors import Forbidden, NotFound
+from turbofno.service.settings import env_name
 
-FOLDER = Path(__file__).resolve().parent.parent / "ui"
+FOLDER = Path(__file__).resolve().parent.parent / "demo" / "page"
 _TYPES = {
     ".js": "text/javascript",
     ".css": "text/css",

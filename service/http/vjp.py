@@ -5,26 +5,26 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from service import answer_warnings
-from service.codec.fields import Answer
-from service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
-from service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
-from service.engine.vjp import VjpShapes, join, part
-from service.errors import NotAcceptable, UnsupportedMediaType
-from service.http.described import REQUEST_BODY, RESPONSES, described_twice
-from service.http.example_fields import burgers_field
-from service.http.inference import counted, infer
-from service.http.offload import heavy_to_encode, offload
-from service.http.openapi import problem
-from service.http.operation import Operation
-from service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
-from service.http.predict import answered, codecs, read_arrays, told
+from turbofno.service import answer_warnings
+from turbofno.service.codec.fields import Answer
+from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
+from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
+from turbofno.service.engine.vjp import VjpShapes, join, part
+from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
+from turbofno.service.http.described import REQUEST_BODY, RESPONSES, described_twice
+from turbofno.service.http.example_fields import burgers_field
+from turbofno.service.http.inference import counted, infer
+from turbofno.service.http.offload import heavy_to_encode, offload
+from turbofno.service.http.openapi import problem
+from turbofno.service.http.operation import Operation
+from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
+from turbofno.service.http.predict import answered, codecs, read_arrays, told
 
 if TYPE_CHECKING:
-    from service.codec.negotiate import Codec
-    from service.engine.interface import Fields, PredictResult
-    from service.http.call import Call, Reply
-    from service.http.served import Served
+    from turbofno.service.codec.negotiate import Codec
+    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.http.call import Call, Reply
+    from turbofno.service.http.served import Served
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"
 _PARAMETERS = (flag("output", "also give the output"), PRIORITY)

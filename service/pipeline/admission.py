@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from service.errors import PayloadTooLarge, QueueFull, Unavailable
-from service.model_limits import UNLIMITED
-from service.settings import env_name
+from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
+from turbofno.service.model_limits import UNLIMITED
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from service.metrics import Metrics
-    from service.pipeline.queue_slots import QueueSlots
-    from service.settings import Settings
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.queue_slots import QueueSlots
+    from turbofno.service.settings import Settings
 
 
 class Caller(NamedTuple):

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from service.engine.interface import NOWHERE
-from service.engine.out_of_memory import out_of_memory, release_frames
-from service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
+from turbofno.service.engine.interface import NOWHERE
+from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
+from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from service.engine.runnable import ModelOutput, Runnable
-    from service.pipeline.ticket import Slice, Ticket
+    from turbofno.service.engine.runnable import ModelOutput, Runnable
+    from turbofno.service.pipeline.ticket import Slice, Ticket
 
     Parts = list[tuple[int, Slice]]
     """Slices to run together, each with the index of the slice of the batch that it is, or is a part of."""

@@ -7,15 +7,15 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from service.pipeline.shares import Shares
-from service.pipeline.ticket import Slice
+from turbofno.service.pipeline.shares import Shares
+from turbofno.service.pipeline.ticket import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from service.pipeline.shares import Flow
-    from service.pipeline.ticket import Bucket, Kind, Ticket
-    from service.settings import Settings
+    from turbofno.service.pipeline.shares import Flow
+    from turbofno.service.pipeline.ticket import Bucket, Kind, Ticket
+    from turbofno.service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

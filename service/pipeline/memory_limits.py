@@ -7,10 +7,10 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.metrics import Metrics
-    from service.pipeline.batch import BatchReport
-    from service.pipeline.batcher import Batcher
-    from service.pipeline.ticket import Bucket
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.batch import BatchReport
+    from turbofno.service.pipeline.batcher import Batcher
+    from turbofno.service.pipeline.ticket import Bucket
 
 logger = logging.getLogger(__name__)
 

@@ -8,19 +8,19 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from service.errors import PayloadTooLarge, QueueFull
-from service.pipeline.batcher import Policy
-from service.pipeline.ticket import Slice
-from service.settings import env_name
+from turbofno.service.errors import PayloadTooLarge, QueueFull
+from turbofno.service.pipeline.batcher import Policy
+from turbofno.service.pipeline.ticket import Slice
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from service.engine.interface import PredictRequest
-    from service.metrics import Metrics
-    from service.pipeline.shares import Flow
-    from service.pipeline.ticket import Kind, Ticket
-    from service.settings import Settings
+    from turbofno.service.engine.interface import PredictRequest
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.shares import Flow
+    from turbofno.service.pipeline.ticket import Kind, Ticket
+    from turbofno.service.settings import Settings
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""

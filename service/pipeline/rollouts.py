@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from service.engine.interface import Frame, unread_bytes
-from service.engine.out_of_memory import out_of_memory, release_frames
-from service.errors import BlowUp, DeadlineExceeded, InferenceFailed, ServiceError, Unavailable
+from turbofno.service.engine.interface import Frame, unread_bytes
+from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
+from turbofno.service.errors import (
+    BlowUp,
+    DeadlineExceeded,
+    InferenceFailed,
+    ServiceError,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -25,10 +31,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from service.engine.interface import Fields, RolloutRequest
-    from service.engine.runnable import State, Steppable, Turn
-    from service.metrics import Metrics
-    from service.pipeline.batcher import Policy
+    from turbofno.service.engine.interface import Fields, RolloutRequest
+    from turbofno.service.engine.runnable import State, Steppable, Turn
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.batcher import Policy
 
     class RunOnDevice(Protocol):
         """Scheduler.run_on_device."""

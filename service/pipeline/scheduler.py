@@ -11,22 +11,28 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from service.engine.interface import NOWHERE, PredictResult
-from service.errors import DeadlineExceeded, DeviceLost, InferenceFailed, ServiceError, Unavailable
-from service.pipeline.batch import BatchReport, start_batch
-from service.pipeline.batcher import Batcher, Policy
-from service.pipeline.memory_limits import MemoryLimits
-from service.pipeline.ticket import CANCELLED, Ticket
-from service.pipeline.worker import Worker, cores
-from service.settings import env_name
+from turbofno.service.engine.interface import NOWHERE, PredictResult
+from turbofno.service.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    InferenceFailed,
+    ServiceError,
+    Unavailable,
+)
+from turbofno.service.pipeline.batch import BatchReport, start_batch
+from turbofno.service.pipeline.batcher import Batcher, Policy
+from turbofno.service.pipeline.memory_limits import MemoryLimits
+from turbofno.service.pipeline.ticket import CANCELLED, Ticket
+from turbofno.service.pipeline.worker import Worker, cores
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from service.metrics import Metrics
-    from service.pipeline.queue_slots import QueueSlots
-    from service.pipeline.ticket import Slice
-    from service.settings import Settings
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.pipeline.queue_slots import QueueSlots
+    from turbofno.service.pipeline.ticket import Slice
+    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 from msgspec import field
 
-from service.errors import Unavailable
-from service.pipeline.shares import Flow, level_of
+from turbofno.service.errors import Unavailable
+from turbofno.service.pipeline.shares import Flow, level_of
 
 if TYPE_CHECKING:
-    from service.engine.interface import Fields, PredictRequest, PredictResult
-    from service.engine.runnable import Runnable
-    from service.engine.vjp import VjpShapes
-    from service.errors import ServiceError
+    from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
+    from turbofno.service.engine.runnable import Runnable
+    from turbofno.service.engine.vjp import VjpShapes
+    from turbofno.service.errors import ServiceError
 
 _serial = itertools.count()
 

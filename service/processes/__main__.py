@@ -9,9 +9,10 @@ import sys
 
 import uvloop
 
-from service import logs
-from service.processes.lifeline import EX_CONFIG, Launch, die_with
-from service.server import SWITCH_SECONDS, keep_objects
+from turbofno.service import logs
+from turbofno.service.processes.lifeline import EX_CONFIG, Launch, die_with
+from turbofno.service.server import SWITCH_SECONDS, keep_objects
+from turbofno.service.system import keep_freed_memory
 
 
 def main() -> int:
@@ -20,11 +21,12 @@ def main() -> int:
     # a front end takes it once it serves
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)
+    keep_freed_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     if launch.role == "engine":
-        from service.processes.engine_process import run
+        from turbofno.service.processes.engine_process import run
     else:
-        from service.processes.frontend_process import run
+        from turbofno.service.processes.frontend_process import run
     keep_objects()
     try:
         return uvloop.run(run(launch))

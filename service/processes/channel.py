@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import zmq
 
-from service.errors import ServiceError
-from service.processes.messages import Message
+from turbofno.service.errors import ServiceError
+from turbofno.service.processes.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from service import errors
-from service.engine.interface import NOWHERE
-from service.errors import InferenceFailed, ServiceError, Unavailable
-from service.processes.channel import Channel
-from service.processes.messages import (
+from turbofno.service import errors
+from turbofno.service.engine.interface import NOWHERE
+from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
+from turbofno.service.processes.channel import Channel
+from turbofno.service.processes.messages import (
     Ask,
     Begin,
     Cancel,
@@ -27,20 +27,20 @@ from service.processes.messages import (
     Taken,
     Told,
 )
-from service.processes.rollout_ring import Reader
+from turbofno.service.processes.rollout_ring import Reader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from models.config import ModelConfig
-    from service.engine.interface import (
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.engine.interface import (
         Fields,
         Frame,
         PredictRequest,
         PredictResult,
         RolloutRequest,
     )
-    from service.processes.memory import SlotMemory
+    from turbofno.service.processes.memory import SlotMemory
 
 
 class _Call(NamedTuple):

@@ -10,16 +10,16 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from models.config import ModelConfig
-from service.engine.interface import NOWHERE
-from service.engine.local import LocalEngine
-from service.errors import InferenceFailed, ServiceError, Unavailable
-from service.metrics import Metrics
-from service.pipeline.queue_slots import QueueSlots
-from service.processes.channel import Channel, new_endpoint
-from service.processes.lifeline import Lifeline
-from service.processes.memory import LentMemory
-from service.processes.messages import (
+from turbofno.models.core.config import ModelConfig
+from turbofno.service.engine.interface import NOWHERE
+from turbofno.service.engine.local import LocalEngine
+from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.lifeline import Lifeline
+from turbofno.service.processes.memory import LentMemory
+from turbofno.service.processes.messages import (
     Ask,
     Attach,
     Beat,
@@ -37,12 +37,12 @@ from service.processes.messages import (
     Taken,
     Told,
 )
-from service.processes.rollout_ring import Writer
-from service.runtime.device import resolve_device
-from service.runtime.page_locked import lock
-from service.server import keep_objects
-from service.triton_metrics import TritonMetrics
-from service.version import VERSION
+from turbofno.service.processes.rollout_ring import Writer
+from turbofno.service.runtime.device import resolve_device
+from turbofno.service.runtime.page_locked import lock
+from turbofno.service.server import keep_objects
+from turbofno.service.triton_metrics import TritonMetrics
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from service.engine.interface import ModelStatus, PredictResult
-    from service.pipeline.ticket import Ticket
-    from service.processes.lifeline import Launch
+    from turbofno.service.engine.interface import ModelStatus, PredictResult
+    from turbofno.service.pipeline.ticket import Ticket
+    from turbofno.service.processes.lifeline import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +354,7 @@ async def run(launch: Launch) -> int:
     server.close()
     line.close()
     if launch.settings.tracing:
-        from service.tracing import setup
+        from turbofno.service.tracing import setup
 
         await asyncio.to_thread(setup.stop)
     return 1 if engine.failure else 0

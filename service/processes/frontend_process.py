@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from service.app import create_app
-from service.banner import greet
-from service.metrics import Metrics
-from service.processes.lifeline import Lifeline
-from service.processes.memory import SlotMemory
-from service.processes.messages import Beat, Engines, Message
-from service.processes.port import bind
-from service.processes.remote_engine import EngineQueue, RemoteEngine
-from service.server import DrainingServer, server_config
-from service.version import VERSION
+from turbofno.service.app import create_app
+from turbofno.service.banner import greet
+from turbofno.service.metrics import Metrics
+from turbofno.service.processes.lifeline import Lifeline
+from turbofno.service.processes.memory import SlotMemory
+from turbofno.service.processes.messages import Beat, Engines, Message
+from turbofno.service.processes.port import bind
+from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.server import DrainingServer, server_config
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from service.processes.lifeline import Launch
+    from turbofno.service.processes.lifeline import Launch
 
 
 async def run(launch: Launch) -> int:

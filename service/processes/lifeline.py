@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from service.engine.remembered import Remembered
-from service.errors import Unavailable
-from service.processes.channel import Channel
-from service.processes.messages import Beat, Message, Scrape, Scraped
-from service.settings import Settings
+from turbofno.service.engine.remembered import Remembered
+from turbofno.service.errors import Unavailable
+from turbofno.service.processes.channel import Channel
+from turbofno.service.processes.messages import Beat, Message, Scrape, Scraped
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from service.errors import PayloadTooLarge, Unavailable
-from service.processes.messages import Attach
-from service.settings import env_name
+from turbofno.service.errors import PayloadTooLarge, Unavailable
+from turbofno.service.processes.messages import Attach
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from service.engine.interface import Fields
+    from turbofno.service.engine.interface import Fields
 
     Span: TypeAlias = tuple[int, Sequence[int]]
     """A float32 array, C-contiguous, in a front end's memory: the byte where it begins, and its shape."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from service.engine.interface import (
+from turbofno.service.engine.interface import (
     Fields,
     Frame,
     ModelStatus,
@@ -18,7 +18,7 @@ from service.engine.interface import (
     PredictResult,
     RolloutRequest,
 )
-from service.engine.remembered import Remembered
+from turbofno.service.engine.remembered import Remembered
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):

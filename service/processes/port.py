@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from turbofno.service.settings import Settings
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from models.config import ModelConfig
-from service.engine.interface import ModelCounters, ModelStatus
-from service.errors import NotFound, ServiceError, Unavailable
-from service.pipeline.queue_slots import QueueSlots
-from service.processes.engine_link import EngineLink
-from service.processes.messages import Queue
-from service.processes.rollout_ring import copy_whole, places
+from turbofno.models.core.config import ModelConfig
+from turbofno.service.engine.interface import ModelCounters, ModelStatus
+from turbofno.service.errors import NotFound, ServiceError, Unavailable
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.processes.engine_link import EngineLink
+from turbofno.service.processes.messages import Queue
+from turbofno.service.processes.rollout_ring import copy_whole, places
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from service.engine.interface import (
+    from turbofno.service.engine.interface import (
         Fields,
         Frame,
         PredictRequest,
         PredictResult,
         RolloutRequest,
     )
-    from service.processes.memory import SlotMemory
-    from service.processes.messages import Peer
+    from turbofno.service.processes.memory import SlotMemory
+    from turbofno.service.processes.messages import Peer
 
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
@@ -61,7 +61,7 @@ def _total(queue: Queue) -> int:
 
 
 class RemoteEngine:
-    """Implements service.engine.interface.Engine over any number of engine processes, each of which has every model.
+    """Implements turbofno.service.engine.interface.Engine over any number of engine processes, each of which has every model.
 
     All methods are for the event loop. `meet` tells it which engines live.
     """

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.processes.memory import HEAVY_BYTES
+from turbofno.service.processes.memory import HEAVY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from service.engine.interface import Fields, Frame
+    from turbofno.service.engine.interface import Fields, Frame
 
 _RING_BYTES = 1024 * 1024
 _MOST_PLACES = 256

@@ -8,15 +8,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from service import logs
-from service.processes.port import reserve
-from service.processes.supervisor import Supervisor
-from service.settings import exposure_warnings, http_url, misspelt_variables
-from service.system import with_descriptors
+from turbofno.service import logs
+from turbofno.service.processes.port import reserve
+from turbofno.service.processes.supervisor import Supervisor
+from turbofno.service.settings import exposure_warnings, http_url, misspelt_variables
+from turbofno.service.system import with_descriptors
 
 if TYPE_CHECKING:
-    from service.model_limits import ModelLimits
-    from service.settings import Settings
+    from turbofno.service.model_limits import ModelLimits
+    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

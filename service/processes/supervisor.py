@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from service.processes.channel import Channel, new_endpoint
-from service.processes.lifeline import BEAT_SECONDS, EX_CONFIG, SCRAPE_SECONDS, Launch
-from service.processes.messages import Beat, Engines, Gone, Message, Peer, Scrape, Scraped
-from service.processes.metrics_sum import MetricsSum
-from service.system import on_hangup
+from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.lifeline import BEAT_SECONDS, EX_CONFIG, SCRAPE_SECONDS, Launch
+from turbofno.service.processes.messages import Beat, Engines, Gone, Message, Peer, Scrape, Scraped
+from turbofno.service.processes.metrics_sum import MetricsSum
+from turbofno.service.system import on_hangup
 
 if TYPE_CHECKING:
-    from service.engine.remembered import Remembered
-    from service.settings import Settings
+    from turbofno.service.engine.remembered import Remembered
+    from turbofno.service.settings import Settings
 
     Role = Literal["engine", "frontend"]
 
@@ -140,7 +140,7 @@ class Supervisor:
         )
         # A process group of its own: Ctrl-C is for the supervisor, which ends the others in order.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "service.processes", seat.name,
+            sys.executable, "-m", "turbofno.service.processes", seat.name,
             stdin=asyncio.subprocess.PIPE, process_group=0,
         )  # fmt: skip
         if self._stop.is_set():

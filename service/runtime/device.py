@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from service.settings import env_name
+from turbofno.service.settings import env_name
 from turbofno_ops import gpu_refusal, native_status
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

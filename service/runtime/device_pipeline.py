@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from service.engine.runnable import ModelOutput
-from service.errors import DeviceLost
-from service.runtime.page_locked import straight
+from turbofno.service.engine.runnable import ModelOutput
+from turbofno.service.errors import DeviceLost
+from turbofno.service.runtime.page_locked import straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from service.engine.interface import Fields
-    from service.engine.runnable import Ran
+    from turbofno.service.engine.interface import Fields
+    from turbofno.service.engine.runnable import Ran
 
     Forward = Callable[[torch.Tensor], tuple[torch.Tensor, Ran]]
     Judgement = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from service.engine.runnable import Ran
-from service.runtime import gradient
-from service.runtime.replays import Replays
+from turbofno.service.engine.runnable import Ran
+from turbofno.service.runtime import gradient
+from turbofno.service.runtime.replays import Replays
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs, compile_fno
 from turbofno_ops.dispatch import last_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from models.config import Precision
-    from models.fno import FNO
-    from service.engine.runnable import Execution
-    from service.engine.vjp import VjpShapes
-    from service.runtime.gradient import Kept
+    from turbofno.models.core.config import Precision
+    from turbofno.models.core.fno import FNO
+    from turbofno.service.engine.runnable import Execution
+    from turbofno.service.engine.vjp import VjpShapes
+    from turbofno.service.runtime.gradient import Kept
     from turbofno_ops import CompiledFNO
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from service.errors import NotDifferentiable
+from turbofno.service.errors import NotDifferentiable
 
 if TYPE_CHECKING:
-    from service.engine.vjp import VjpShapes
+    from turbofno.service.engine.vjp import VjpShapes
 
 
 class Kept(NamedTuple):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.trust.signals import Signals
+from turbofno.models.trust.signals import Signals
 from turbofno_ops._held import holding
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from turbofno.models.core.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from models.activations import activation_bytes
-from service.engine.out_of_memory import out_of_memory, release_frames
-from service.engine.runnable import Ran
-from service.engine.totals import ModelTotals
-from service.errors import DeviceLost, NotDifferentiable
-from service.runtime.device_pipeline import unjudged
-from service.runtime.gradient import Kept
-from service.runtime.judge import Judge
-from service.runtime.rollout_turn import Excess, run_turn
-from service.settings import env_name
+from turbofno.models.core.activations import activation_bytes
+from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
+from turbofno.service.engine.runnable import Ran
+from turbofno.service.engine.totals import ModelTotals
+from turbofno.service.errors import DeviceLost, NotDifferentiable
+from turbofno.service.runtime.device_pipeline import unjudged
+from turbofno.service.runtime.gradient import Kept
+from turbofno.service.runtime.judge import Judge
+from turbofno.service.runtime.rollout_turn import Excess, run_turn
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from models.config import ModelConfig, Precision
-    from service.engine.interface import Fields
-    from service.engine.runnable import ModelOutput, State, Turn
-    from service.engine.vjp import VjpShapes
-    from service.runtime.device_pipeline import Pipeline
-    from service.runtime.forward import Forward
+    from turbofno.models.core.config import ModelConfig, Precision
+    from turbofno.service.engine.interface import Fields
+    from turbofno.service.engine.runnable import ModelOutput, State, Turn
+    from turbofno.service.engine.vjp import VjpShapes
+    from turbofno.service.runtime.device_pipeline import Pipeline
+    from turbofno.service.runtime.forward import Forward
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from service.engine.interface import Fields
+    from turbofno.service.engine.interface import Fields
 
 logger = logging.getLogger(__name__)
 

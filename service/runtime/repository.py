@@ -10,26 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.activations import activation_bytes
-from models.checkpoint import load_model
-from models.registry import discover
-from service.engine.interface import ModelStatus
-from service.engine.remembered import Remembered
-from service.errors import NotFound, ServiceError, Unavailable
-from service.runtime.forward import EXECUTIONS, Forward
-from service.runtime.model_slot import ModelSlot
-from service.settings import env_name
+from turbofno.models.core.activations import activation_bytes
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.registry import discover
+from turbofno.service.engine.interface import ModelStatus
+from turbofno.service.engine.remembered import Remembered
+from turbofno.service.errors import NotFound, ServiceError, Unavailable
+from turbofno.service.runtime.forward import EXECUTIONS, Forward
+from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     import torch
 
-    from models.config import ModelConfig
-    from models.registry import ModelLocation
-    from service.metrics import Metrics
-    from service.runtime.device_pipeline import Pipeline
-    from service.settings import Settings
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.models.core.registry import ModelLocation
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.runtime.device_pipeline import Pipeline
+    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

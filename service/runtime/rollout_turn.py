@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from service.engine.runnable import Turn
-from service.runtime.device_pipeline import unjudged
+from turbofno.service.engine.runnable import Turn
+from turbofno.service.runtime.device_pipeline import unjudged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from models.statistics import Statistics
-    from service.engine.interface import Fields
-    from service.engine.runnable import State
-    from service.runtime.device_pipeline import Judgement
+    from turbofno.models.core.statistics import Statistics
+    from turbofno.service.engine.interface import Fields
+    from turbofno.service.engine.runnable import State
+    from turbofno.service.runtime.device_pipeline import Judgement
 
 
 class Excess:

@@ -13,14 +13,14 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from service.version import VERSION
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanContext
 
-    from service.pipeline.batch import BatchReport
-    from service.pipeline.ticket import Slice
+    from turbofno.service.pipeline.batch import BatchReport
+    from turbofno.service.pipeline.ticket import Slice
 
 _W3C = TraceContextTextMapPropagator()
 

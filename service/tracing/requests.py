@@ -8,13 +8,13 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from service.http.access_log import POLLED
-from service.version import VERSION
+from turbofno.service.http.access_log import POLLED
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
-    from service.http.call import Call
+    from turbofno.service.http.call import Call
 
 _W3C = TraceContextTextMapPropagator()
 

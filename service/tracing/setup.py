@@ -7,7 +7,7 @@ import threading
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from service.version import VERSION
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider

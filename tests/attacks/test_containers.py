@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.importers import archive as archive_module
-from models.importers.archive import Archive
-from models.importers.detect import read_checkpoint
-from models.importers.refusal import ImportRefused
-from models.importers.tensor_files import read_npz, read_safetensors
+from turbofno.models.importers import archive as archive_module
+from turbofno.models.importers.archive import Archive
+from turbofno.models.importers.detect import read_checkpoint
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.tensor_files import read_npz, read_safetensors
 
 
 def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from models import import_arguments, import_command
-from models.importers.normalizers import read_normalizer
-from models.importers.refusal import ImportRefused
 from tests.attacks import honest
 from tests.thorough import tried
+from turbofno.models.importers import arguments as import_arguments
+from turbofno.models.importers import command as import_command
+from turbofno.models.importers.normalizers import read_normalizer
+from turbofno.models.importers.refusal import ImportRefused
 
 ROUNDS = tried(30, thoroughly=200)
 MAX_SECONDS = 30.0

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.importers import safe_pickle, torch_file
-from models.importers.detect import read_checkpoint
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import read_pickle
-from models.importers.torch_file import module_state, read_torch_file
+from turbofno.models.importers import safe_pickle, torch_file
+from turbofno.models.importers.detect import read_checkpoint
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import read_pickle
+from turbofno.models.importers.torch_file import module_state, read_torch_file
 
 
 def saved(content: object, *, legacy: bool = False) -> bytes:

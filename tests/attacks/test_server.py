@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.checkpoint import CheckpointError, load_model
-from models.registry import discover
-from service.local import predict_local
 from tests.attacks import payloads
 from tests.service.tiny import save_tiny
+from turbofno.models.core.checkpoint import CheckpointError, load_model
+from turbofno.models.core.registry import discover
+from turbofno.service.local import predict_local
 
 WEIGHTS = "model.safetensors"
 

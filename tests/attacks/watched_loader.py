@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from models.importers.detect import convert, read_checkpoint
-from models.importers.normalizers import read_normalizer
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
-from models.importers.torch_file import read_torch_file
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.normalizers import read_normalizer
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
+from turbofno.models.importers.torch_file import read_torch_file
 
 # What code that a file brought along would need. `open` is looked at by path and mode.
 _FORBIDDEN = (

@@ -18,8 +18,8 @@ from benchmarks.chains import (
     reasons,
     shares,
 )
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CPU = torch.device("cpu")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu.direct import complete, folded_weight, gather, mirror, scatter
 from benchmarks.gpu.published import corners_of, fourier_layer, published
-from models.checkpoint import load_model
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
 from turbofno_ops import fourier_layer as own_layer
 
-ZOO = Path(__file__).parents[2] / "models" / "zoo"
 SHAPES = [((64,), (9,)), ((16, 20), (6, 4)), ((15, 21), (7, 11)), ((9, 9), (2, 1))]
 THREE_AXES = [((8, 9, 10), (4, 5, 3)), ((6, 6, 7), (2, 6, 4))]
 
@@ -29,9 +28,9 @@ def test_published_layer_is_our_layer(size: tuple[int, ...], modes: tuple[int, .
     assert relative_l2(theirs, ours) < 1e-12
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))
+@pytest.mark.parametrize("name", sorted(p.name for p in TRAINED.iterdir()))
 def test_published_model_is_our_model(name: str) -> None:
-    model = load_model(ZOO / name)
+    model = load_model(TRAINED / name)
     module = model.module.double()
     size = model.config.grid.minimum
     x = torch.randn(2, module.arch.in_channels, *size, dtype=torch.float64)

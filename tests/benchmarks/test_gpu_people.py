@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.gpu import candidates, people
 from benchmarks.gpu.people import IN_CHANNELS, in_float64, library, plain
-from models.fno import FNO
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.core.fno import FNO
 
 DRAWN: list[dict[str, Any]] = [
     {"n_modes": (8, 8)},

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 
+from turbofno.models.zoo import TRAINED
+
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from tests.deploy.monitoring import Prometheus, dashboard_targets
 from tests.deploy.traffic import drive, gpu_stand_in
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +78,7 @@ def main() -> None:
         gpu = stack.enter_context(gpu_stand_in())
         service = stack.enter_context(
             ServerProcess(
-                ROOT / "models" / "zoo", folder / "log", "--max-body-bytes", "1000000",
+                TRAINED, folder / "log", "--max-body-bytes", "1000000",
                 "--max-json-bytes", "1000",
             )
         )  # fmt: skip

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.metrics import Metrics
 from tests.e2e.server_process import ROOT
+from turbofno.service.metrics import Metrics
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose"

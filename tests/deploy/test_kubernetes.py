@@ -12,11 +12,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from service.app import create_app
-from service.http.guard import Guard
-from service.settings import ENV_PREFIX, Settings
 from tests.e2e.server_process import ROOT
 from tests.service.http.fake_engine import FakeEngine
+from turbofno.service.app import create_app
+from turbofno.service.http.guard import Guard
+from turbofno.service.settings import ENV_PREFIX, Settings
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.30.0", "1.37.0")

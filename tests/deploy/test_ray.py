@@ -25,17 +25,17 @@ import pytest
 import torch
 import yaml
 
-from service.client import Client
 from tests.draws import generator
 from tests.e2e.server_process import free_port
 from tests.service.tiny import save_tiny
+from turbofno_client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from models.fno import FNO
+    from turbofno.models.core.fno import FNO
 
 if not os.environ.get("TEST_RAY"):
     pytest.skip("takes a minute and needs Ray: make test-ray runs it", allow_module_level=True)

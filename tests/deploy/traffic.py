@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from prometheus_client import start_http_server
 
-from service.metrics import Metrics
 from tests.draws import generator
 from tests.e2e.server_process import free_port
+from turbofno.service.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from models.checkpoint import LoadedModel, load_model
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import ServerProcess
 from tests.service.tiny import save_tiny
+from turbofno.models.core.checkpoint import LoadedModel, load_model
+from turbofno.models.zoo import TRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-ZOO = ROOT / "models" / "zoo"
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +22,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     for n_dim in (1, 2):
         save_tiny(root, f"tiny-{n_dim}d", n_dim=n_dim)
-    for folder in ZOO.iterdir():
+    for folder in TRAINED.iterdir():
         (root / folder.name).symlink_to(folder)
     return root
 

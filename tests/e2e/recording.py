@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from models.config import read_config
-from models.regrid import at_points
-from tests.e2e.server_process import ROOT
+from turbofno.models.core.config import read_config
+from turbofno.models.core.regrid import at_points
+from turbofno.models.zoo import TRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from models.config import ModelConfig
+    from turbofno.models.core.config import ModelConfig
 
 _HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "date", "server"}
 TOLERANCE = 5.0
@@ -114,7 +114,7 @@ def _single_fields(one: Exchange) -> tuple[list[NDArray[Any]], list[NDArray[Any]
 
 
 def _config(model: str) -> ModelConfig:
-    return read_config(ROOT / "models" / "zoo" / model / "config.json")
+    return read_config(TRAINED / model / "config.json")
 
 
 def _arrays(kind: str, body: bytes, member: str) -> NDArray[Any]:

@@ -23,7 +23,7 @@ _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
-_SERVE = "import sys; from service.cli import main; sys.exit(main())"
+_SERVE = "import sys; from turbofno.service.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Footprint:
 
 
 class ServerProcess:
-    """`python -m service serve`; a context manager that kills the process if it is still there.
+    """`python -m turbofno.service serve`; a context manager that kills the process if it is still there.
 
     `fault` is Python that runs in it first: what a test breaks on purpose. `shell` is for what a shell does to the process
     that it becomes, such as "ulimit -n 200" or "exec 2>&-". `trust` is for a server that the options make speak TLS.
@@ -61,7 +61,7 @@ class ServerProcess:
         # One arithmetic thread: the machine is shared with the clients that put it under load.
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"PYTHONPATH": path, "TURBOFNO_TORCH_THREADS": "1"}
-        program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "service"]
+        program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "turbofno.service"]
         serve = [*program, "serve", "--port", str(self.port)]
         where = ["--model-repository", str(repository)]
         with log.open("wb") as output:

@@ -19,12 +19,12 @@ from scipy import signal
 from scipy.interpolate import RegularGridInterpolator
 from tritonclient import http as triton
 
-from models.pde import darcy, navier_stokes
-from models.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
-from service.client import AsyncClient, BadInput, Client, PredictionWarning
 from tests.draws import generator
-from tests.e2e.server_process import ROOT
 from tests.e2e.test_predictions import MARGIN, checkpoint
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.pde import darcy, navier_stokes
+from turbofno.models.zoo.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
+from turbofno_client import AsyncClient, BadInput, Client, PredictionWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.filterwarnings("ignore::service.client.PredictionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning")
 
 
 def relative(answer: Array, truth: Array) -> float:
@@ -165,11 +165,11 @@ def test_command_line_writes_the_answer_on_the_asked_grid(
     np.save(tmp_path / "in.npy", fields)
     where = ["--local"] if local else ["--url", server.url]
     done = subprocess.run(
-        [sys.executable, "-m", "service", "predict", DARCY.name, "in.npy", "-o", "out.npy",
+        [sys.executable, "-m", "turbofno.service", "predict", DARCY.name, "in.npy", "-o", "out.npy",
          "--output-grid", "50,60", "--plot", "out.png", *where],
         cwd=tmp_path,
         env=os.environ
-        | {"PYTHONPATH": str(ROOT), "TURBOFNO_MODEL_REPOSITORY": str(ROOT / "models" / "zoo")},
+        | {"TURBOFNO_MODEL_REPOSITORY": str(TRAINED)},
         check=True, timeout=90, capture_output=True, text=True,
     )  # fmt: skip
     answer = np.load(tmp_path / "out.npy")

@@ -13,8 +13,8 @@ import pytest
 from tests.e2e.traffic import FIELD, LENGTH, NPY, Call, bad_calls, good_calls, infer_call, judge
 
 if TYPE_CHECKING:
-    from models.checkpoint import LoadedModel
     from tests.e2e.server_process import ServerProcess
+    from turbofno.models.core.checkpoint import LoadedModel
 
 BAD = bad_calls()
 

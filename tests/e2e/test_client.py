@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from service.client import AsyncClient, BadInput, Client, NotFound, torch_function
-from tests.e2e.conftest import ZOO
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
+from turbofno_client import AsyncClient, BadInput, Client, NotFound, torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def test_a_sample_its_prediction_and_its_solution_agree(client: Client) -> None:
 
 
 def test_the_card_is_the_file(client: Client) -> None:
-    assert client.card("darcy-2d") == (ZOO / "darcy-2d" / "card.md").read_text()
+    assert client.card("darcy-2d") == (TRAINED / "darcy-2d" / "card.md").read_text()
     with pytest.raises(NotFound):
         client.card("other")
 
@@ -95,7 +95,7 @@ def test_named_inputs_are_answered_by_name(client: Client, server: ServerProcess
 def test_a_torch_function_has_the_gradient_of_the_module(
     client: Client, leading: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    module = load_model(ZOO / "burgers-1d").module.double()
+    module = load_model(TRAINED / "burgers-1d").module.double()
     field = np.broadcast_to(client.sample("burgers-1d", seed=3)[0], (*leading, 1024))
     x = torch.tensor(field, dtype=dtype, requires_grad=True)
     twin = x.detach().double().reshape(-1, 1, 1024).requires_grad_()
@@ -113,9 +113,9 @@ def test_a_torch_function_has_the_gradient_of_the_module(
 
 def test_a_jax_function_has_the_gradient_of_the_module(client: Client) -> None:
     jax = pytest.importorskip("jax")
-    from service.client import jax_function
+    from turbofno_client import jax_function
 
-    module = load_model(ZOO / "burgers-1d").module.double()
+    module = load_model(TRAINED / "burgers-1d").module.double()
     served = jax_function(client, "burgers-1d")
     fields = np.stack([client.sample("burgers-1d", seed=seed) for seed in range(3)])
     twin = torch.tensor(fields, dtype=torch.float64, requires_grad=True)

@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder that looks like the checkout, with its client as an installation has it."""
     for entry in ROOT.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
-    (tmp_path / "turbofno_client").symlink_to(ROOT / "service" / "client")
+    (tmp_path / "turbofno_client").symlink_to(ROOT / "service" / "turbofno_client")
     return tmp_path
 
 

@@ -20,13 +20,13 @@ from tests.service.tiny import save_tiny
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from models.fno import FNO
+    from turbofno.models.core.fno import FNO
 
 REQUESTS = 24
 HELD_UP = """
 import pathlib
 import time
-from service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_slot import ModelSlot
 
 start = ModelSlot.start
 

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
 from tests.clock import within
 from tests.draws import generator
 from tests.e2e.raw_client import Answer, head_of, send
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.traffic import JSON, Call, close_to, predict_call
 from tests.service.tiny import save_tiny
+from turbofno.models.core.checkpoint import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from models.checkpoint import LoadedModel
+    from turbofno.models.core.checkpoint import LoadedModel
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,7 +36,7 @@ FAULTS = f"""
 import itertools
 import time
 import torch
-from service.runtime.forward import Forward
+from turbofno.service.runtime.forward import Forward
 
 forward = Forward.__call__
 

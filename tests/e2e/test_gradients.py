@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-import service.client
-from models.checkpoint import load_model
-from service.client import AsyncClient, BadInput, Client
+import turbofno_client
 from tests.draws import generator
-from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ROOT
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
+from turbofno_client import AsyncClient, BadInput, Client
 
 if TYPE_CHECKING:
-    from models.fno import FNO
     from tests.e2e.server_process import ServerProcess
+    from turbofno.models.core.fno import FNO
 
 pytestmark = [
     pytest.mark.timeout(90),
     # Coarse grids keep the tests fast.
-    pytest.mark.filterwarnings("ignore::service.client.PredictionWarning"),
+    pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
 ]
 
 DOCS = (ROOT / "docs" / "gradients.md").read_text()
@@ -72,7 +72,7 @@ def test_finite_differences_through_the_service_agree(server: ServerProcess) -> 
 def test_gradients_of_the_zoo_equal_autograd_in_float64(
     server: ServerProcess, model: str, shape: tuple[int, ...]
 ) -> None:
-    module = load_model(ZOO / model).module.double()
+    module = load_model(TRAINED / model).module.double()
     x, v = smooth(*shape), generator().normal(size=shape)
     with Client(server.url) as client:
         found = client.vjp_detailed(model, x, v, output=True, version=1, priority=2, deadline=30)
@@ -89,7 +89,7 @@ def test_gradients_of_the_zoo_equal_autograd_in_float64(
 
 
 def test_many_clients_at_once_each_get_their_own(server: ServerProcess) -> None:
-    module = load_model(ZOO / "burgers-1d").module.double()
+    module = load_model(TRAINED / "burgers-1d").module.double()
 
     async def main() -> None:
         async with AsyncClient(server.url) as client:
@@ -113,7 +113,7 @@ def test_many_clients_at_once_each_get_their_own(server: ServerProcess) -> None:
 @pytest.fixture
 def documented(monkeypatch: pytest.MonkeyPatch, server: ServerProcess) -> dict[str, Any]:
     """What is defined once the Python of the docs has run against the server."""
-    monkeypatch.setitem(sys.modules, "turbofno_client", service.client)
+    monkeypatch.setitem(sys.modules, "turbofno_client", turbofno_client)
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:
@@ -130,7 +130,7 @@ def test_the_documented_optimisation_finds_its_target(documented: dict[str, Any]
 def test_the_documented_torch_step_has_the_gradient_of_the_module(
     documented: dict[str, Any],
 ) -> None:
-    module = load_model(ZOO / "burgers-1d").module.double()
+    module = load_model(TRAINED / "burgers-1d").module.double()
     x = documented["x"]
     twin = x.detach().double().requires_grad_()
     module(twin[None]).square().sum().backward()

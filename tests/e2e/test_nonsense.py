@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.client import BadInput, Client, PredictionWarning
+from turbofno_client import BadInput, Client, PredictionWarning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def test_the_sines_that_readme_once_asked_for_warn_by_both_signals(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.filterwarnings("error::service.client.PredictionWarning")
+@pytest.mark.filterwarnings("error::turbofno_client.PredictionWarning")
 def test_a_sample_warns_of_nothing(server: ServerProcess, model: str) -> None:
     with Client(server.url) as client:
         client.predict(model, drawn(server, model))

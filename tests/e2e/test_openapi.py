@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from models.problems import BURGERS, NAVIER_STOKES
 from tests.draws import seed_of
-from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ServerProcess
 from tests.thorough import tried
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import BURGERS, NAVIER_STOKES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     repository = tmp_path / "repository"
     repository.mkdir()
     for problem in (BURGERS, NAVIER_STOKES):
-        (repository / problem.name).symlink_to(ZOO / problem.name)
+        (repository / problem.name).symlink_to(TRAINED / problem.name)
     options = ("--model-control", "true", "--max-rollout-steps", "50", "--solver-seconds", "3")
     with ServerProcess(repository, tmp_path / "log.txt", *options) as running:
         yield running

@@ -27,7 +27,7 @@ from tests.thorough import tried
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from models.checkpoint import LoadedModel
+    from turbofno.models.core.checkpoint import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ CAPACITY = BATCH / BATCH_SECONDS
 """Requests a second."""
 SLOW = f"""
 import time
-from service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_slot import ModelSlot
 
 start = ModelSlot.start
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from tritonclient import http as triton
 
-from models.checkpoint import LoadedModel, load_model
-from models.pde import navier_stokes
-from models.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
-from service.client import AsyncClient, Client
-from tests.e2e.conftest import ZOO
 from tests.e2e.server_process import ROOT
 from tests.e2e.traffic import close_to, npy
+from turbofno.models.core.checkpoint import LoadedModel, load_model
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.pde import navier_stokes
+from turbofno.models.zoo.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
+from turbofno_client import AsyncClient, Client
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ def held_out(name: str) -> HeldOut:
 @functools.cache
 def checkpoint(name: str) -> LoadedModel:
     """The zoo's checkpoint, loaded in this process."""
-    return load_model(ZOO / name)
+    return load_model(TRAINED / name)
 
 
 class Ask(Protocol):
@@ -111,7 +111,7 @@ def ask_with_our_client(
     fields: np.ndarray[Any, Any],
     folder: Path,
 ) -> np.ndarray[Any, Any]:
-    """service.client."""
+    """turbofno_client."""
     with Client(server.url) as client:
         return client.predict(model, fields)
 
@@ -119,7 +119,7 @@ def ask_with_our_client(
 def ask_with_async_client(
     server: ServerProcess, model: str, fields: np.ndarray[Any, Any], folder: Path
 ) -> np.ndarray[Any, Any]:
-    """service.client for asyncio, each field a request of its own."""
+    """turbofno_client for asyncio, each field a request of its own."""
 
     async def ask() -> list[np.ndarray[Any, Any]]:
         async with AsyncClient(server.url) as client:
@@ -135,7 +135,7 @@ def ask_with_command_line(
     np.save(folder / "in.npy", fields)
     arguments = ["predict", model, "in.npy", "-o", "out.npy", "--plot", "out.png"]
     subprocess.run(
-        [sys.executable, "-m", "service", *arguments, "--url", server.url],
+        [sys.executable, "-m", "turbofno.service", *arguments, "--url", server.url],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         check=True,

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from service.client import AsyncClient, BlowUp, Client, NotFound, PredictionWarning, ServerError
 from tests.clock import within
 from tests.e2e.server_process import ServerProcess
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable
+from turbofno_client import AsyncClient, BlowUp, Client, NotFound, PredictionWarning, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from models.fno import FNO
+    from turbofno.models.core.fno import FNO
 
 # The model was trained on 16 points, and is called on 24.
 pytestmark = [
     pytest.mark.timeout(90),
-    pytest.mark.filterwarnings("ignore::service.client.PredictionWarning"),
+    pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
 ]
 
 

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.traffic import NPY, Call, bad_calls, good_calls, judge, npy
 from tests.service.tiny import rollable_module, save_rollable, save_tiny
+from turbofno.models.core.checkpoint import load_model
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from models.fno import FNO
     from tests.e2e.server_process import Footprint
+    from turbofno.models.core.fno import FNO
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "1000"))
 """`make soak` sends two hundred times as many."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from models.checkpoint import LoadedModel
+    from turbofno.models.core.checkpoint import LoadedModel
 
 NPY = {"Content-Type": "application/x-npy"}
 JSON = {"Content-Type": "application/json"}

@@ -110,7 +110,7 @@ def parts() -> list[Part]:
         _pytest("library", f"{ops}/test_native.py"),
         _pytest(
             "service",
-            *("tests/service/runtime", "tests/models/pde/test_random_fields.py"),
+            *("tests/service/runtime", "tests/models/zoo/pde/test_random_fields.py"),
             "tests/models/verify/test_command.py",
             f"--deselect={OVERLAP}",
             workers=3,

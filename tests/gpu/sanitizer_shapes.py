@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from models.config import ChannelMLP, FNOArchitecture
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import field, network, truth
+from turbofno.models.core.config import ChannelMLP, FNOArchitecture
 from turbofno_ops import PRECISIONS, ChainRefused, compile_fno, native_status
 
 Shape = tuple[int, int, tuple[int, ...], tuple[int, ...]]

@@ -10,17 +10,15 @@ import math
 import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import torch
 
-from models.checkpoint import LoadedModel, load_model
-from models.config import Metric
-from models.evaluate import evaluate
-from models.problems import Problem, problem_named
+from turbofno.models.core.checkpoint import LoadedModel, load_model
+from turbofno.models.core.config import Metric
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.evaluate import evaluate
+from turbofno.models.zoo.problems import Problem, problem_named
 from turbofno_ops import PRECISIONS, compile_fno
-
-ZOO = Path(__file__).parents[2] / "models" / "zoo"
 
 
 def equal_to_three_digits(measured: float, recorded: float) -> bool:
@@ -40,7 +38,7 @@ def measured(model: LoadedModel, problem: Problem, precision: str) -> tuple[Metr
 def main() -> None:
     """Exits 1 if an error at fp32 is not the card's."""
     wrong = 0
-    for folder in sorted(ZOO.iterdir()):
+    for folder in sorted(TRAINED.iterdir()):
         model = load_model(folder, device="cuda")
         problem = problem_named(model.config.name)
         # the solver takes longer than the model: once for all precisions

@@ -68,10 +68,10 @@ def http(base_url: str) -> Iterator[httpx.Client]:
 def _own_server(repository: Path) -> Iterator[str]:
     import uvicorn
 
-    from service.app import create_app
-    from service.http.edge import edge_protocol
-    from service.settings import Settings
     from tests.service.tiny import save_tiny
+    from turbofno.service.app import create_app
+    from turbofno.service.http.edge import edge_protocol
+    from turbofno.service.settings import Settings
 
     save_tiny(repository, "tiny-2d", n_dim=2)
     settings = Settings(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,20 +24,24 @@ from tests.oip.calls import (
 )
 from tests.oip.target import Target
 
+# The client's health calls look at the status only and leave the body unread: where that comes in a packet of its own,
+# their connection is still open when it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """Connections that the client left open are collected here, not in a later test, where they would be an error."""
+    yield
+    gc.collect()
+
 
 def with_client(target: Target, use: Callable[[Any], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         async with triton.InferenceServerClient(target.host) as client:
             return await use(client)
 
-    with warnings.catch_warnings():
-        # Its health calls look at the status only and leave the body unread: where that comes in a
-        # packet of its own, their connection is still open when it is collected.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            return asyncio.run(run())
-        finally:
-            gc.collect(1)  # what this call left is young
+    return asyncio.run(run())
 
 
 def tensor(target: Target, array: np.ndarray[Any, Any], *, binary: bool = True) -> InferInput:

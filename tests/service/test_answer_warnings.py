@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from models.config import ModelConfig, read_config
-from service.answer_warnings import (
+from tests.service.tiny import tiny_config
+from turbofno.models.core.config import ModelConfig, read_config
+from turbofno.models.zoo import TRAINED
+from turbofno.service.answer_warnings import (
     HORIZON,
     REASONS,
     FrameWarnings,
@@ -15,15 +15,12 @@ from service.answer_warnings import (
     of_prediction,
     of_trust,
 )
-from service.engine.interface import Frame
-from tests.service.tiny import tiny_config
-
-ZOO = Path(__file__).resolve().parents[2] / "models" / "zoo"
+from turbofno.service.engine.interface import Frame
 
 
 @pytest.fixture(scope="module")
 def flow() -> ModelConfig:
-    return read_config(ZOO / "navier-stokes-2d" / "config.json")
+    return read_config(TRAINED / "navier-stokes-2d" / "config.json")
 
 
 def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.banner import banner
 from tests.service.tiny import tiny_config
+from turbofno.service.banner import banner
 
 
 def test_banner_keeps_a_long_description_out_of_the_line_to_paste() -> None:

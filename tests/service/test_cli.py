@@ -16,11 +16,12 @@ import orjson
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.fno import FNO
-from service import cli
-from service.settings import Settings, env_name
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.fno import FNO
+from turbofno.models.zoo import TRAINED
+from turbofno.service import cli
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -357,7 +358,14 @@ def test_serve_of_what_is_not_there_fails_in_one_line(
 ) -> None:
     where = "empty" if folder == "" else folder
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-m", "service", "serve", "--model-repository", tmp_path / where]
+    command = [
+        sys.executable,
+        "-m",
+        "turbofno.service",
+        "serve",
+        "--model-repository",
+        tmp_path / where,
+    ]
     done = subprocess.run(
         [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -415,7 +423,14 @@ def test_serve_on_a_taken_port_fails_without_a_traceback(repository: Path) -> No
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = [sys.executable, "-m", "service", "serve", "--port", str(taken.getsockname()[1])]
+        command = [
+            sys.executable,
+            "-m",
+            "turbofno.service",
+            "serve",
+            "--port",
+            str(taken.getsockname()[1]),
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "address already in use" in done.stderr
@@ -440,7 +455,7 @@ def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_predict_prints_a_line_for_each_warning_and_refuses_what_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", str(ROOT / "models" / "zoo"))
+    monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", str(TRAINED))
     path, out = tmp_path / "in.npy", tmp_path / "out.npy"
     wave = np.sin(4 * np.pi * np.arange(1024) / 1024, dtype=np.float32)
     np.save(path, wave[None])

@@ -18,8 +18,8 @@ import httpx
 import numpy as np
 import pytest
 
-import service.client
-from service.client import (
+import turbofno_client
+from turbofno_client import (
     AsyncClient,
     BadInput,
     Client,
@@ -447,7 +447,7 @@ def test_async_client_answers_as_the_sync_client_does() -> None:
 
 
 def test_the_folder_works_alone_without_the_rest_of_the_checkout(tmp_path: Path) -> None:
-    folder = Path(service.client.__file__).parent
+    folder = Path(turbofno_client.__file__).parent
     shutil.copytree(folder, tmp_path / "turbofno_client")
     program = (
         "import sys, turbofno_client as c;"

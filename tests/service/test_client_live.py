@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from service.client import AsyncClient, Client, ConnectionFailed
+from turbofno_client import AsyncClient, Client, ConnectionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

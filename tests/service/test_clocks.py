@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import service
+from turbofno.service import settings
 
 ALLOWED = {
     "client/_errors.py": "Retry-After may be a date",
@@ -35,7 +35,7 @@ def looks_at_the_wall_clock(source: str) -> bool:
 
 def test_only_what_tells_dates_to_people_looks_at_the_wall_clock() -> None:
     # That nothing goes wrong when it jumps is in tests/e2e/test_faults.py; this holds for all processes and paths.
-    root = Path(service.__file__).parent
+    root = Path(settings.__file__).parent
     found = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")

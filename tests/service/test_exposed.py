@@ -15,12 +15,12 @@ import httpx
 import numpy as np
 import pytest
 
-from service.client import Client, ConnectionFailed, TurboFNOError
-from service.http.tls import tls_options
-from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
 from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
+from turbofno.service.http.tls import tls_options
+from turbofno.service.settings import Settings
+from turbofno_client import Client, ConnectionFailed, TurboFNOError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

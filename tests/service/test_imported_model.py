@@ -12,11 +12,11 @@ import pytest
 import torch
 from neuralop.models import FNO as TheirFNO
 
-from service import cli
-from service.app import create_app
-from service.settings import Settings
 from tests.models.importers.original_scripts import Script
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.service import cli
+from turbofno.service.app import create_app
+from turbofno.service.settings import Settings
 
 
 def imported(tmp_path: Path, *options: str) -> tuple[TheirFNO, Path]:

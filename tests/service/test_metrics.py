@@ -9,10 +9,10 @@ import pytest
 import torch
 from prometheus_client import generate_latest
 
-from service import metrics as metrics_module
-from service.http.guard import REASONS as GUARD_REASONS
-from service.metrics import REFUSED_WITH_MODEL, REFUSED_WITHOUT_MODEL, Metrics
-from service.triton_metrics import DURATIONS, TritonMetrics
+from turbofno.service import metrics as metrics_module
+from turbofno.service.http.guard import REASONS as GUARD_REASONS
+from turbofno.service.metrics import REFUSED_WITH_MODEL, REFUSED_WITHOUT_MODEL, Metrics
+from turbofno.service.triton_metrics import DURATIONS, TritonMetrics
 
 NAMES = {
     "turbofno_requests": ("model", "version", "protocol", "code"),

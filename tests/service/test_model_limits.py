@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from service.model_limits import ModelLimits, parse, text
-from service.processes.start import frontend_settings
-from service.settings import Settings
 from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable, save_tiny
+from turbofno.service.model_limits import ModelLimits, parse, text
+from turbofno.service.processes.start import frontend_settings
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,19 +21,19 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import save_model
-from models.fno import FNO
 from tests.clock import within
 from tests.service.process_log import announced
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import save_model
+from turbofno.models.core.fno import FNO
 
 pytestmark = pytest.mark.timeout(60)
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = "import sys; from service.server import run; from service.settings import Settings; sys.exit(run(Settings()))"
+CODE = "import sys; from turbofno.service.server import run; from turbofno.service.settings import Settings; sys.exit(run(Settings()))"
 LOSE_DEVICE = """
-from service.errors import DeviceLost
-from service.runtime.model_slot import ModelSlot
+from turbofno.service.errors import DeviceLost
+from turbofno.service.runtime.model_slot import ModelSlot
 
 start = ModelSlot.start
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from service.settings import Settings, env_name, exposure_warnings, misspelt_variables
+from turbofno.service.settings import Settings, env_name, exposure_warnings, misspelt_variables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.tally import Tally
 from tests.draws import generator
+from turbofno.service.tally import Tally
 
 BOUNDS = (0.25, 1.0, 3.0)
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.trust.signals import Signals
-from service import cli
-from service.client import Client, PredictionWarning
 from tests.draws import generator
 from tests.e2e.server_process import ServerProcess
 from tests.service.processes.running import running
 from tests.service.tiny import rollable_module, save_judged, save_rollable, save_tiny
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.trust.signals import Signals
+from turbofno.service import cli
+from turbofno_client import Client, PredictionWarning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.checkpoint import save_model
-from models.config import (
+from turbofno.models.core.checkpoint import save_model
+from turbofno.models.core.config import (
     PDE,
     BurgersResidual,
     Channel,
@@ -16,9 +16,14 @@ from models.config import (
     Metric,
     ModelConfig,
 )
-from models.fno import FNO
-from models.statistics import ChannelStatistics, GridThresholds, Statistics, Thresholds
-from models.trust.calibrate import distribution_of
+from turbofno.models.core.fno import FNO
+from turbofno.models.core.statistics import (
+    ChannelStatistics,
+    GridThresholds,
+    Statistics,
+    Thresholds,
+)
+from turbofno.models.trust.calibrate import distribution_of
 
 if TYPE_CHECKING:
     from pathlib import Path

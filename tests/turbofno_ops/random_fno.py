@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from models.config import (
+from turbofno.models.core.config import (
     BlockStep,
     ChannelMLP,
     DomainPadding,
@@ -16,7 +16,7 @@ from models.config import (
     Normalization,
     Skip,
 )
-from models.fno import FNO
+from turbofno.models.core.fno import FNO
 from turbofno_ops import ACTIVATIONS
 
 

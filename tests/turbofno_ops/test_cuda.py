@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import random
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from models.checkpoint import load_model
 from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
 from turbofno_ops import (
     ACTIVATIONS,
     explain,
@@ -25,7 +25,6 @@ from turbofno_ops import (
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
-ZOO = Path(__file__).parents[2] / "models" / "zoo"
 SHAPES = tried(60, 300)
 # typical of float32 sums over so many points, modes and channels; PyTorch's own error is measured beside it
 FLOAT32_ERROR = 1e-6
@@ -287,9 +286,11 @@ def test_sizes_where_cufft_is_wrong() -> None:
         assert relative_l2(spectral_conv(*on_gpu(x, weight), backend="cuda").cpu(), truth) < 1e-6
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()) if ZOO.is_dir() else [])
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in TRAINED.iterdir()) if TRAINED.is_dir() else []
+)
 def test_zoo_models_agree_with_float64(name: str) -> None:
-    model = load_model(ZOO / name).module
+    model = load_model(TRAINED / name).module
     arch = model.arch
     size = (128,) * arch.n_dim
     x = torch.randn(3, arch.in_channels, *size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.config import ChannelMLP, DomainPadding, FNOArchitecture
 from tests.turbofno_ops.random_fno import network
+from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno_ops._check import check
 from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._stages import Affine, Hold, Normalize, Project

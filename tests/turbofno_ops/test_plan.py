@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.config import ChannelMLP, FNOArchitecture, Normalization
 from tests.models.importers.random_canonical import field_normalised
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from tests.turbofno_ops.random_fno import (
@@ -21,6 +18,9 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import ChannelMLP, FNOArchitecture, Normalization
+from turbofno.models.zoo import TRAINED
 from turbofno_ops import (
     MLP,
     Activate,
@@ -40,7 +40,6 @@ from turbofno_ops import (
 from turbofno_ops._check import check
 from turbofno_ops._pass import legs
 
-ZOO = Path(__file__).parents[2] / "models" / "zoo"
 CPU = torch.device("cpu")
 
 PLAIN = FNOArchitecture(
@@ -69,9 +68,9 @@ def test_chain_equals_the_network(draw: int) -> None:
     assert relative_l2(double, expected) < max(1e-6 * own, 1e-11), arch
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))
+@pytest.mark.parametrize("name", sorted(p.name for p in TRAINED.iterdir()))
 def test_zoo_models_agree_with_float64(name: str) -> None:
-    module = load_model(ZOO / name).module
+    module = load_model(TRAINED / name).module
     x = field(module, 2, (67,) * module.arch.n_dim)
     expected = truth(module, x)
     assert relative_l2(compile_fno(module.description(), device="cpu")(x), expected) < 1e-5

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 import random
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.config import FNOArchitecture, Normalization
-from models.fno import FNO
 from tests.models.importers.random_canonical import draw_canonical
 from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
@@ -25,11 +21,14 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import FNOArchitecture, Normalization
+from turbofno.models.core.fno import FNO
+from turbofno.models.zoo import TRAINED
 from turbofno_ops import PRECISIONS, ChainRefused, CompiledFNO, GraphCache, compile_fno
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
-ZOO = Path(__file__).parents[2] / "models" / "zoo"
 # relative L2 of whole networks against float64
 LIMITS = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 3e-2}
 ZOO_LIMITS = {"fp32": 2e-6, "tf32": 1e-3, "bf16": 1e-2}
@@ -121,10 +120,10 @@ def test_imported_networks_run_at_every_precision(draw: int) -> None:
         assert error < limit * max(1.0, own / 5e-7), (module.arch, precision)
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in ZOO.iterdir()))
+@pytest.mark.parametrize("name", sorted(p.name for p in TRAINED.iterdir()))
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_zoo_models_agree_with_float64(name: str, precision: str) -> None:
-    module = load_model(ZOO / name).module
+    module = load_model(TRAINED / name).module
     x = field(module, 3, (128,) * module.arch.n_dim)
     expected = truth(module, x)
     chain = compiled(module, precision)

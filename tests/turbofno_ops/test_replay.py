@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from models.config import DomainPadding, FNOArchitecture
-from models.fno import FNO
+from turbofno.models.core.config import DomainPadding, FNOArchitecture
+from turbofno.models.core.fno import FNO
 from turbofno_ops import Replay, Unrecordable, fourier_layer, last_choice, spectral_conv
 from turbofno_ops.dispatch import choose, record
 

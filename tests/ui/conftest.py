@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import ServerProcess
 from tests.service.tiny import save_tiny
+from turbofno.models.zoo import TRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = root / "models"
     save_tiny(models, "tiny-1d")
     for name in ("burgers-1d", "navier-stokes-2d"):
-        (models / name).symlink_to(ROOT / "models" / "zoo" / name)
+        (models / name).symlink_to(TRAINED / name)
     with ServerProcess(models, root / "log") as running:
         yield running
         assert running.stop() == 0, running.tail()

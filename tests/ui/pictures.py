@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import ServerProcess
 from tests.ui.browser import chromium, figure, open_at, wait_for
+from turbofno.models.zoo import TRAINED
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -22,7 +23,7 @@ def main(folder: Path) -> None:
     """Write ui.png and ui-rollout.png."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
-        with ServerProcess(ROOT / "models" / "zoo", log) as server, chromium(server.url) as browser:
+        with ServerProcess(TRAINED, log) as server, chromium(server.url) as browser:
             page = browser.new_page()
             page.set_viewport_size({"width": WIDTH, "height": 900})
             open_at(page, "darcy-2d")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from service.client import Client
 from tests.e2e.server_process import ROOT
+from turbofno_client import Client
 
 pytest.importorskip("playwright", reason="needs playwright")
 
@@ -96,7 +96,7 @@ def test_commands_of_a_sample_give_the_prediction(
     answer = saved(page, "Save prediction as .npy", tmp_path)
     run(copied(page, "Copy as curl"), tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / "prediction.npy"), answer, atol=1e-6)
-    program = copied(page, "Copy as Python").replace("turbofno_client", "service.client")
+    program = copied(page, "Copy as Python")
     names: dict[str, NDArray[np.float32]] = {}
     exec(program, names)
     np.testing.assert_allclose(names["prediction"], answer, atol=1e-6)
@@ -115,7 +115,7 @@ def test_commands_of_a_file_and_a_drawing_read_it(page: Page, tmp_path: Path) ->
     run(copied(page, "Copy as curl"), tmp_path)
     # The file holds [x] alone, and so does the answer.
     np.testing.assert_allclose(np.load(tmp_path / "prediction.npy"), answer[0], atol=1e-6)
-    program = copied(page, "Copy as Python").replace("turbofno_client", "service.client")
+    program = copied(page, "Copy as Python")
     run(f"PYTHONPATH={ROOT} {shlex.quote(sys.executable)} -c {shlex.quote(program)}", tmp_path)
     page.get_by_label("Draw").check()
     figure(page, "Input").locator(".plot").focus()

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.client import Client
+from turbofno_client import Client
 
 pytest.importorskip("playwright", reason="needs playwright")
 

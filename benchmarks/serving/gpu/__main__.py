@@ -16,8 +16,8 @@ from benchmarks.gpu.device import machine, require_gpu
 from benchmarks.serving.checkpoint import HEAVY, LIGHT, WIDE, questions, write_light, write_wide
 from benchmarks.serving.gpu import alone, engine
 from benchmarks.serving.gpu.stack import Phase, Setup, serve
-from benchmarks.serving.servers import ROOT
 from benchmarks.timing import print_table, save
+from turbofno.models.zoo import TRAINED
 
 Row = dict[str, Any]
 
@@ -134,7 +134,7 @@ def main() -> None:
             row
             for name in arguments.models
             for row in _measured(
-                own.get(name, ROOT / "models/zoo" / name),
+                own.get(name, TRAINED / name),
                 folder,
                 arguments,
                 whole=name == arguments.models[0],

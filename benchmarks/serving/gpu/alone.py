@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.device import each, milliseconds, rotating
-from models.checkpoint import load_model
-from service.engine.runnable import ModelOutput, Ran
-from service.runtime.device_pipeline import DevicePipeline
+from turbofno.models.core.checkpoint import load_model
+from turbofno.service.engine.runnable import ModelOutput, Ran
+from turbofno.service.runtime.device_pipeline import DevicePipeline
 from turbofno_ops import CompiledFNO, compile_fno
 
 Row = dict[str, Any]

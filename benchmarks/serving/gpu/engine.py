@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.serving.gpu.stack import Setup, cpu_seconds
 from benchmarks.serving.servers import ROOT
-from service.processes.channel import Channel, new_endpoint
-from service.processes.lifeline import Launch
-from service.processes.messages import Beat, Message
-from service.settings import Settings
+from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.lifeline import Launch
+from turbofno.service.processes.messages import Beat, Message
+from turbofno.service.settings import Settings
 
 _READY_SECONDS = 120.0
 
@@ -44,7 +44,12 @@ async def _fed(
     supervisor = Channel.listen(endpoint := new_endpoint(), receive)
     launch = Launch("engine", 0, 1, os.getpid(), endpoint, settings)
     engine = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "service.processes", launch.name, stdin=subprocess.PIPE, cwd=ROOT
+        sys.executable,
+        "-m",
+        "turbofno.service.processes",
+        launch.name,
+        stdin=subprocess.PIPE,
+        cwd=ROOT,
     )
     try:
         assert engine.stdin is not None

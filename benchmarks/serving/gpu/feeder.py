@@ -13,12 +13,12 @@ import time
 import numpy as np
 import uvloop
 
-from service.engine.interface import PredictRequest
-from service.metrics import Metrics
-from service.processes.memory import SlotMemory
-from service.processes.messages import Peer
-from service.processes.remote_engine import EngineQueue, RemoteEngine
-from service.settings import Settings
+from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.metrics import Metrics
+from turbofno.service.processes.memory import SlotMemory
+from turbofno.service.processes.messages import Peer
+from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.settings import Settings
 
 _WARM_UP_SECONDS = 0.5
 

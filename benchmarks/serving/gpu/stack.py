@@ -158,7 +158,7 @@ def cpu_by_role(server: ServerProcess) -> dict[str, float]:
     for pid in server.pids():
         with contextlib.suppress(OSError):
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            name = arguments[3] if "service.processes" in arguments else "supervisor"
+            name = arguments[3] if "turbofno.service.processes" in arguments else "supervisor"
             role = name.rpartition("-")[0] or name
             user, system = cpu_seconds(pid)
             spent[role] += user + system
@@ -170,7 +170,7 @@ def cpu_by_role(server: ServerProcess) -> dict[str, float]:
 
 def _command(setup: Setup, place: Place) -> list[str | Path]:
     return [
-        *(sys.executable, "-m", "service", "serve", "--port", str(place.port)),
+        *(sys.executable, "-m", "turbofno.service", "serve", "--port", str(place.port)),
         *("--model-repository", place.checkpoint.parent, "--models", place.checkpoint.name),
         *("--frontends", str(setup.frontends), "--devices", setup.devices),
         *("--max-batch-size", str(setup.max_batch), "--log-level", "warning"),

@@ -12,7 +12,7 @@ import orjson
 import torch
 from numpy.typing import NDArray
 
-from models.checkpoint import load_model
+from turbofno.models.core.checkpoint import load_model
 
 CHECKPOINT = "BENCH_CHECKPOINT"
 PORT = "BENCH_PORT"

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from models.importers.layout import Tensors
-from models.importers.neuraloperator.network import Network
-from models.importers.neuraloperator.pickled import settings_of
-from models.importers.neuraloperator.settings import read_settings
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
+from turbofno.models.importers.layout import Tensors
+from turbofno.models.importers.neuraloperator.network import Network
+from turbofno.models.importers.neuraloperator.pickled import settings_of
+from turbofno.models.importers.neuraloperator.settings import read_settings
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
 
 __all__ = ["import_neuraloperator", "read_exactly", "recognises", "settings_of"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from models.config import BlockStep, DomainPadding
-from models.importers.neuraloperator.settings import Release
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Stub
+from turbofno.models.core.config import BlockStep, DomainPadding
+from turbofno.models.importers.neuraloperator.settings import Release
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import Stub
 
 
 def grid_ranges(value: Any, n_dim: int) -> list[tuple[float, float]] | None:

@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-from models.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
-from models.importers.activations import activation_of
-from models.importers.layout import Tensors, as_real
-from models.importers.neuraloperator.arguments import (
+from turbofno.models.core.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
+from turbofno.models.importers.activations import activation_of
+from turbofno.models.importers.layout import Tensors, as_real
+from turbofno.models.importers.neuraloperator.arguments import (
     block_steps,
     counts,
     grid_ranges,
     padding_of,
     scaling_of,
 )
-from models.importers.neuraloperator.settings import Settings
-from models.importers.neuraloperator.spectral_weights import (
+from turbofno.models.importers.neuraloperator.settings import Settings
+from turbofno.models.importers.neuraloperator.spectral_weights import (
     StoredWeight,
     ours,
     refuse_giant,
     stored_weight,
 )
-from models.importers.refusal import ImportRefused
+from turbofno.models.importers.refusal import ImportRefused
 
 _PARTS = (
     "lifting, projection, and in fno_blocks: convs, fno_skips, channel_mlp (mlp), channel_mlp_skips "

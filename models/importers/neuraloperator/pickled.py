@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.importers.activations import activation_of
-from models.importers.refusal import ImportRefused
-from models.importers.safe_pickle import Stub
-from models.importers.torch_file import module_attributes
+from turbofno.models.importers.activations import activation_of
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.safe_pickle import Stub
+from turbofno.models.importers.torch_file import module_attributes
 
 _NORMS = {
     "InstanceNorm": "instance_norm",

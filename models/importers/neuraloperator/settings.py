@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
 
 Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
 RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from models.importers.layout import as_complex
-from models.importers.refusal import ImportRefused
+from turbofno.models.importers.layout import as_complex
+from turbofno.models.importers.refusal import ImportRefused
 
 # Of all layers multiplied out, as complex64. A few numbers can stand for far more than a machine holds.
 MAX_DENSE_BYTES = 8 << 30

@@ -7,10 +7,10 @@ from unittest import mock
 
 import torch
 
-from models.blocks import FourierBlock
-from models.fno import FNO, to_precision
-from models.importers.result import Imported
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.core.blocks import FourierBlock
+from turbofno.models.core.fno import FNO, to_precision
+from turbofno.models.importers.result import Imported
 
 NOISE = 4 * torch.finfo(torch.float32).eps
 """About what a Fourier layer in float32 adds: each value is a sum of many."""

@@ -11,12 +11,12 @@ from unittest import mock
 
 import torch
 
-from models.fno import to_precision
-from models.importers.neuraloperator import read_exactly
-from models.importers.result import Imported, Options
-from models.importers.torch_file import read_torch_file
 from tests.models.importers.comparison import our_module, rounding
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.core.fno import to_precision
+from turbofno.models.importers.neuraloperator import read_exactly
+from turbofno.models.importers.result import Imported, Options
+from turbofno.models.importers.torch_file import read_torch_file
 
 
 def random_source() -> random.Random:

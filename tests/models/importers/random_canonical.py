@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from models.config import (
+from turbofno.models.core.config import (
     ChannelMLP,
     DomainPadding,
     FieldNormalization,
     FNOArchitecture,
 )
-from models.fno import FNO
+from turbofno.models.core.fno import FNO
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 SKIPS = ("linear", "soft-gating", "identity", "none")

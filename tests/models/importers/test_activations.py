@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import nn
 
-from models.config import ACTIVATION_NAMES, Activation
-from models.importers.activations import activation_of
-from models.importers.refusal import ImportRefused
-from models.importers.torch_file import read_torch_file
 from tests.attacks.test_pickles import saved
 from tests.models.importers.drawn import ACTIVATIONS
+from turbofno.models.core.config import ACTIVATION_NAMES, Activation
+from turbofno.models.importers.activations import activation_of
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.torch_file import read_torch_file
 from turbofno_ops._activations import activate
 
 

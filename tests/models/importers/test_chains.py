@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from models import blocks, spectrum
-from models.config import FNOArchitecture
-from models.fno import FNO
 from tests.models.importers.random_canonical import draw_canonical
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import draw_normalization, field, network, truth
+from turbofno.models.core import blocks, spectrum
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
 from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
 
 

@@ -10,8 +10,6 @@ import torch
 from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 
-from models.importers.detect import read_checkpoint
-from models.importers.result import Imported
 from tests.models.importers.comparison import our_module
 from tests.models.importers.development_version import development_version, with_its_attributes
 from tests.models.importers.parity import (
@@ -21,6 +19,8 @@ from tests.models.importers.parity import (
     outputs,
     spread,
 )
+from turbofno.models.importers.detect import read_checkpoint
+from turbofno.models.importers.result import Imported
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

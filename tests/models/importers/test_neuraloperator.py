@@ -11,11 +11,6 @@ import torch
 from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.models import FNO as TheirFNO
 
-from models.importers.detect import read_checkpoint
-from models.importers.neuraloperator import import_neuraloperator
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
-from models.importers.torch_file import read_torch_file
 from tests.models.importers.drawn import draw_built
 from tests.models.importers.parity import (
     assert_parity,
@@ -26,6 +21,11 @@ from tests.models.importers.parity import (
     spread,
 )
 from tests.thorough import tried
+from turbofno.models.importers.detect import read_checkpoint
+from turbofno.models.importers.neuraloperator import import_neuraloperator
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
+from turbofno.models.importers.torch_file import read_torch_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

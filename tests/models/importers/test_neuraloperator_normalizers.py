@@ -10,14 +10,14 @@ from neuralop.data.transforms.data_processors import DefaultDataProcessor
 from neuralop.data.transforms.normalizers import UnitGaussianNormalizer
 from neuralop.models import FNO as TheirFNO
 
-from models.checkpoint import CheckpointError, load_model, save_model
-from models.config import Channel, GridSpec, ModelConfig
-from models.fno import FNO
-from models.importers.neuraloperator import import_neuraloperator
-from models.importers.normalizers import normalizing, read_normalizer
-from models.importers.result import Options
 from tests.models.importers.parity import read_saved, spread
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.core.checkpoint import CheckpointError, load_model, save_model
+from turbofno.models.core.config import Channel, GridSpec, ModelConfig
+from turbofno.models.core.fno import FNO
+from turbofno.models.importers.neuraloperator import import_neuraloperator
+from turbofno.models.importers.normalizers import normalizing, read_normalizer
+from turbofno.models.importers.result import Options
 
 GRID = (10, 9)
 

@@ -11,10 +11,6 @@ from neuralop.models import FNO as TheirFNO
 from neuralop.models import GINO, UNO
 from neuralop.training.training_state import save_training_state
 
-from models.importers.neuraloperator import import_neuraloperator, recognises
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
-from models.importers.torch_file import read_torch_file
 from tests.models.importers.parity import (
     assert_parity,
     imported_exactly,
@@ -22,6 +18,10 @@ from tests.models.importers.parity import (
     read_saved,
     spread,
 )
+from turbofno.models.importers.neuraloperator import import_neuraloperator, recognises
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
+from turbofno.models.importers.torch_file import read_torch_file
 
 SMALL: dict[str, Any] = {
     "n_modes": (4, 4),

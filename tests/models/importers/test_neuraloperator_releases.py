@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.importers.detect import read_checkpoint
 from tests.models.importers.old_release import draw_and_save
 from tests.models.importers.parity import assert_parity, imported_exactly, read_saved
 from tests.thorough import tried
+from turbofno.models.importers.detect import read_checkpoint
 
 COUNT = tried(15, thoroughly=40)
 

@@ -12,11 +12,17 @@ import torch
 from neuralop.data.transforms.data_processors import DefaultDataProcessor
 from neuralop.data.transforms.normalizers import UnitGaussianNormalizer as TheirNormalizer
 
-from models.config import FNOArchitecture
-from models.fno import FNO
-from models.importers.normalizers import Scaling, Side, constant, normalizing, read_normalizer
-from models.importers.refusal import ImportRefused
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
+from turbofno.models.importers.normalizers import (
+    Scaling,
+    Side,
+    constant,
+    normalizing,
+    read_normalizer,
+)
+from turbofno.models.importers.refusal import ImportRefused
 
 GRID = (10, 9)
 ARCH = FNOArchitecture(

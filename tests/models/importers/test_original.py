@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.fno import to_precision
-from models.importers.detect import convert, read_checkpoint
-from models.importers.original import import_original, recognises
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported, Options
 from tests.models.importers.comparison import assert_equal_functions
 from tests.models.importers.original_scripts import Script
+from turbofno.models.core.fno import to_precision
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.original import import_original, recognises
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported, Options
 
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     # generation, axes, what the script does, what the user has to say

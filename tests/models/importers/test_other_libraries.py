@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.importers.detect import convert, read_checkpoint
-from models.importers.physicsnemo import import_physicsnemo
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
 from tests.models.importers.comparison import our_module, rounding
 from tests.models.importers.other_libraries import draw_and_save
 from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.physicsnemo import import_physicsnemo
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
 
 COUNT = tried(4, thoroughly=12)
 

@@ -16,10 +16,10 @@ from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 from neuralop.models.base_model import BaseModel
 
-from models.importers.detect import read_checkpoint
-from models.importers.refusal import ImportRefused
-from models.importers.result import Imported
 from tests.models.importers.parity import assert_parity, imported_exactly, outputs, spread
+from turbofno.models.importers.detect import read_checkpoint
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Imported
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

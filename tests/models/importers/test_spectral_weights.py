@@ -9,15 +9,15 @@ import tltorch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from models.importers.neuraloperator import import_neuraloperator, spectral_weights
-from models.importers.neuraloperator.spectral_weights import (
+from turbofno.models.importers.neuraloperator import import_neuraloperator, spectral_weights
+from turbofno.models.importers.neuraloperator.spectral_weights import (
     StoredWeight,
     ours,
     refuse_giant,
     stored_weight,
 )
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

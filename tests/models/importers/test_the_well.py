@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from models.importers.detect import convert, read_checkpoint
-from models.importers.neuraloperator import import_neuraloperator
-from models.importers.refusal import ImportRefused
-from models.importers.result import Options
 from tests.models.importers.comparison import our_module
 from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.neuraloperator import import_neuraloperator
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
 
 WIDTH = 16
 CONFIG = {

@@ -12,11 +12,11 @@ from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 
-from models.fno import FNO
-from models.importers import verify
-from models.importers.detect import convert, read_checkpoint
-from models.importers.result import Options
 from tests.models.importers.development_version import with_its_attributes
+from turbofno.models.core.fno import FNO
+from turbofno.models.importers import verify
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.result import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.trust import alarms
+from turbofno.models.trust import alarms
 
 
 def test_tables_of_burgers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from models.trust import evaluation
-from models.trust.picture import draw
 from tests.draws import generator
+from turbofno.models.trust import evaluation
+from turbofno.models.trust.picture import draw
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from models.trust.calibrate import distribution_of
-from models.trust.features import FLOOR, distance, features, linear_features, octaves
+from turbofno.models.trust.calibrate import distribution_of
+from turbofno.models.trust.features import FLOOR, distance, features, linear_features, octaves
 
 GRIDS = [(32,), (27,), (16, 24), (21, 21), (8, 10, 9)]
 

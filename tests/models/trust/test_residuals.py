@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.pde import burgers, darcy, navier_stokes
-from models.problems import DARCY
-from models.train import relative_l2
-from models.trust import residuals
+from turbofno.models.trust import residuals
+from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
+from turbofno.models.zoo.problems import DARCY
+from turbofno.models.zoo.train import relative_l2
 
 SEED = int(torch.randint(4000, ()))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.config import PDE, BurgersResidual, ModelConfig, read_config
-from models.problems import BURGERS, HELD_OUT_SEED
-from models.statistics import FeatureStatistics, InputDistribution
-from models.trust.calibrate import ZOO
-from models.trust.signals import Signals
 from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import PDE, BurgersResidual, ModelConfig, read_config
+from turbofno.models.core.statistics import FeatureStatistics, InputDistribution
+from turbofno.models.trust.signals import Signals
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import BURGERS, HELD_OUT_SEED
 
 
 def test_nothing_known_nothing_said() -> None:
@@ -20,7 +20,7 @@ def test_nothing_known_nothing_said() -> None:
 
 @pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d", "navier-stokes-2d"])
 def test_the_zoo_has_both_signals_and_they_are_finite_whatever_comes(name: str) -> None:
-    config = read_config(ZOO / name / "config.json")
+    config = read_config(TRAINED / name / "config.json")
     signals, grid = Signals(config), config.grid.training
     shape = (1, 1, *grid)
     for inputs in (
@@ -40,15 +40,15 @@ def test_the_zoo_has_both_signals_and_they_are_finite_whatever_comes(name: str) 
 
 
 def test_where_the_residual_cannot_be_had_the_distance_stands_alone() -> None:
-    flow = Signals(read_config(ZOO / "navier-stokes-2d" / "config.json"))
-    darcy = Signals(read_config(ZOO / "darcy-2d" / "config.json"))
+    flow = Signals(read_config(TRAINED / "navier-stokes-2d" / "config.json"))
+    darcy = Signals(read_config(TRAINED / "darcy-2d" / "config.json"))
     for signals, grid in ((flow, (20, 64)), (darcy, (43, 61))):
         x = torch.randn(2, 1, *grid)
         assert set(signals(x, x)) == {"input_distance"}
 
 
 def test_burgers_in_the_zoo_knows_its_own_and_its_errors() -> None:
-    model = load_model(ZOO / BURGERS.name)
+    model = load_model(TRAINED / BURGERS.name)
     signals = Signals(model.config)
     frames = BURGERS.simulate(range(20), seed=HELD_OUT_SEED)
     inputs, truth = frames[:, :1], frames[:, 1:]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import torch
 
-from models.checkpoint import load_model
-from models.problems import DARCY
-from models.trust.calibrate import ZOO
-from models.trust.signals import Signals
-from models.trust.tables import remembered
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.trust.signals import Signals
+from turbofno.models.trust.tables import remembered
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import DARCY
 from turbofno_ops._held import holding
 
 
@@ -33,7 +32,6 @@ def test_held_as_long_as_the_holder_lives() -> None:
         known = weakref.ref(ones(4))
     for count in (5, 6, 7):
         ones(count)
-    gc.collect()
     assert known() is not None
     assert len(held) == 1  # what came after is not held
     held.clear()
@@ -41,7 +39,7 @@ def test_held_as_long_as_the_holder_lives() -> None:
 
 
 def test_the_signals_say_all_their_tables() -> None:
-    signals, x = Signals(load_model(ZOO / DARCY.name).config), torch.rand(1, 1, 43, 43)
+    signals, x = Signals(load_model(TRAINED / DARCY.name).config), torch.rand(1, 1, 43, 43)
     with holding() as held:
         signals(x, x)
     assert len(held) == 2  # of the features, of the residual

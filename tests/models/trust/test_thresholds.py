@@ -8,12 +8,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from models.checkpoint import load_model
-from models.config import ModelConfig, read_config
-from models.problems import HELD_OUT_SEED, problem_named
-from models.statistics import GridThresholds, Thresholds
-from models.trust.calibrate import ZOO, drawn, signals_of
 from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import ModelConfig, read_config
+from turbofno.models.core.statistics import GridThresholds, Thresholds
+from turbofno.models.trust.calibrate import drawn, signals_of
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import HELD_OUT_SEED, problem_named
 
 NAMES = ["burgers-1d", "darcy-2d", "navier-stokes-2d"]
 
@@ -58,7 +59,7 @@ def test_a_threshold_on_a_grid_of_other_axes_is_refused() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_zoo_states_thresholds_on_every_grid_that_it_was_evaluated_on(name: str) -> None:
-    config = read_config(ZOO / name / "config.json")
+    config = read_config(TRAINED / name / "config.json")
     assert config.statistics is not None
     known = config.statistics.thresholds
     assert known is not None
@@ -73,7 +74,7 @@ def test_the_zoo_states_thresholds_on_every_grid_that_it_was_evaluated_on(name: 
 
 @pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d"])
 def test_held_out_fields_of_the_zoo_seldom_warn(name: str) -> None:
-    model, problem = load_model(ZOO / name), problem_named(name)
+    model, problem = load_model(TRAINED / name), problem_named(name)
     assert model.config.statistics is not None
     assert model.config.statistics.thresholds is not None
     found = signals_of(model, drawn(problem, 64, seed=HELD_OUT_SEED, n=problem.grid.training[0]))
@@ -84,7 +85,7 @@ def test_held_out_fields_of_the_zoo_seldom_warn(name: str) -> None:
 
 @pytest.mark.parametrize("waves", [2, 3])
 def test_a_sine_without_the_longest_wave_is_above_a_threshold(waves: int) -> None:
-    model = load_model(ZOO / "burgers-1d")
+    model = load_model(TRAINED / "burgers-1d")
     assert model.config.statistics is not None
     assert model.config.statistics.thresholds is not None
     limits = model.config.statistics.thresholds.on((1024,))

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _short_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.verify.equal_error._SECONDS", 0.2)
+    monkeypatch.setattr("turbofno.models.verify.equal_error._SECONDS", 0.2)

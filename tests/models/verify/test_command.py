@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.checkpoint import load_model, save_model, write_config
-from models.config import Metric, ModelConfig
-from models.evaluate import ZOO
-from models.problems import BURGERS
-from service import cli
 from tests.service.tiny import save_tiny
 from tests.turbofno_ops.on_gpu import needs_kernels
+from turbofno.models.core.checkpoint import load_model, save_model, write_config
+from turbofno.models.core.config import Metric, ModelConfig
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import BURGERS
+from turbofno.service import cli
 
 QUICK = ["--n", "3", "--device", "cpu"]
 
 
 def copy_of_burgers(folder: Path, **changes: object) -> Path:
-    loaded = load_model(ZOO / BURGERS.name)
+    loaded = load_model(TRAINED / BURGERS.name)
     save_model(folder, loaded.config.model_copy(update=changes), loaded.module)
     return folder
 
@@ -38,7 +38,9 @@ def test_a_zoo_model_keeps_its_card(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(task["errors"]) == 3
     assert task["mean"] == pytest.approx(sum(task["errors"]) / 3)
     assert report["kept"]
-    assert task["verdict"]["stated"] == load_model(ZOO / BURGERS.name).config.evaluation[0].value
+    assert (
+        task["verdict"]["stated"] == load_model(TRAINED / BURGERS.name).config.evaluation[0].value
+    )
     assert [race["batch"] for race in task["solver_at_equal_error"]] == [1, 3]
     for race in task["solver_at_equal_error"]:
         assert race["trial"]["error"] <= task["mean"]
@@ -87,7 +89,7 @@ def test_a_folder_that_is_worse_than_its_card_ends_with_1(
 def test_answers_that_are_not_finite_end_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loaded = load_model(ZOO / BURGERS.name)
+    loaded = load_model(TRAINED / BURGERS.name)
     with torch.no_grad():
         for parameter in loaded.module.parameters():
             parameter *= 1e15
@@ -148,7 +150,7 @@ def test_what_cannot_be_verified_is_refused_with_the_way_out(
         assert "Traceback" not in text
         return text
 
-    assert "there is no model poisson" in refused("poisson", "--repository", str(ZOO))
+    assert "there is no model poisson" in refused("poisson", "--repository", str(TRAINED))
     assert "is not the folder of a checkpoint" in refused(str(tmp_path / "nothing"))
     assert "takes 32 to 16384 points" in refused("burgers-1d", "--grid", "31")
     assert "cannot take 100 of 1024" in refused("burgers-1d", "--grid", "100")

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.pde import burgers
-from models.pde.checks import SolverError
-from models.problems import BURGERS
-from models.verify import equal_error
-from models.verify.equal_error import compare
-from models.verify.solvers import COARSE_SOLVERS, CoarseSolver
-from models.verify.tasks import Task, tasks_of
+from turbofno.models.verify import equal_error
+from turbofno.models.verify.equal_error import compare
+from turbofno.models.verify.solvers import COARSE_SOLVERS, CoarseSolver
+from turbofno.models.verify.tasks import Task, tasks_of
+from turbofno.models.zoo.pde import burgers
+from turbofno.models.zoo.pde.checks import SolverError
+from turbofno.models.zoo.problems import BURGERS
 
 
 def burgers_task(samples: int = 3) -> Task:

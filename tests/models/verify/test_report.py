@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.config import Metric
-from models.evaluate import ZOO
-from models.problems import BURGERS, PROBLEMS
-from models.verify.report import judge
-from models.verify.tasks import Task, tasks_of
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import Metric
+from turbofno.models.verify.report import judge
+from turbofno.models.verify.tasks import Task, tasks_of
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import BURGERS, PROBLEMS
 
 CARD = 0.01
 
@@ -21,7 +21,7 @@ def task_on(n: int = 1024) -> Task:
 
 def verdict_of(errors: list[float], *, at_most: float | None = None, n: int = 1024) -> bool:
     metric = Metric(name="one call", value=CARD, n_samples=200, grid=(1024,))
-    config = load_model(ZOO / BURGERS.name).config.model_copy(update={"evaluation": (metric,)})
+    config = load_model(TRAINED / BURGERS.name).config.model_copy(update={"evaluation": (metric,)})
     return judge(task_on(n), torch.tensor(errors), config, at_most).kept
 
 
@@ -57,7 +57,7 @@ def test_another_grid_has_nothing_to_keep_but_must_be_finite() -> None:
 @pytest.mark.parametrize("key", sorted(PROBLEMS))
 def test_every_task_on_the_training_grid_is_on_the_card(key: str) -> None:
     problem = PROBLEMS[key]
-    config = load_model(ZOO / problem.name).config
+    config = load_model(TRAINED / problem.name).config
     frames = torch.randn(3, 2 if problem.time_step is None else 51, *problem.grid.training)
     for task in tasks_of(problem, frames, seed=5):
         verdict = judge(task, torch.full((3,), 1e-9), config, None)

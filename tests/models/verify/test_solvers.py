@@ -8,11 +8,11 @@ import random
 import pytest
 import torch
 
-from models.problems import PROBLEMS
-from models.train import relative_l2
-from models.verify.arguments import SOLVERS
-from models.verify.solvers import COARSE_SOLVERS, band_limited
-from models.verify.tasks import Task, tasks_of
+from turbofno.models.verify.arguments import SOLVERS
+from turbofno.models.verify.solvers import COARSE_SOLVERS, band_limited
+from turbofno.models.verify.tasks import Task, tasks_of
+from turbofno.models.zoo.problems import PROBLEMS
+from turbofno.models.zoo.train import relative_l2
 
 
 def wave(size: tuple[int, ...], wavenumbers: list[list[int]], phases: list[float]) -> torch.Tensor:

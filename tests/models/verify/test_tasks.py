@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.problems import BURGERS, NAVIER_STOKES
-from models.verify.tasks import outcome, tasks_of
+from turbofno.models.verify.tasks import outcome, tasks_of
+from turbofno.models.zoo.problems import BURGERS, NAVIER_STOKES
 
 
 def test_a_model_without_a_time_step_has_one_task() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from service.client import BadInput, Client, ServerError
 from tests.draws import generator
+from turbofno_client import BadInput, Client, ServerError
 
 NPY, NPZ = "application/x-npy", "application/x-npz"
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-import service.client
+import turbofno_client
 import turbofno_ops
-from service.client import AsyncClient, Client
+from turbofno_client import AsyncClient, Client
 
 BOTH = ("predict", "predict_detailed", "vjp", "vjp_detailed", "rollout", "sample", "solve")
 BOTH += ("models", "model", "card", "ready", "wait_ready", "close")
@@ -37,17 +37,17 @@ def public(kind: type) -> dict[str, Any]:
 
 
 def test_all_names_are_there_and_nothing_else_is_public() -> None:
-    assert len(set(service.client.__all__)) == len(service.client.__all__)
+    assert len(set(turbofno_client.__all__)) == len(turbofno_client.__all__)
     shown = {
         name
-        for name, one in vars(service.client).items()
+        for name, one in vars(turbofno_client).items()
         if not name.startswith("_") and not inspect.ismodule(one)
     }
-    assert shown == set(service.client.__all__)
+    assert shown == set(turbofno_client.__all__)
 
 
 def test_the_version_is_that_of_the_wheel() -> None:
-    assert service.client.__version__ == turbofno_ops.__version__
+    assert turbofno_client.__version__ == turbofno_ops.__version__
 
 
 def test_both_clients_have_the_same_methods_but_objective() -> None:

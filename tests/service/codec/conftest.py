@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.config import ModelConfig
+from turbofno.models.core.config import ModelConfig
 
 
 def make_config(**changes: Any) -> ModelConfig:

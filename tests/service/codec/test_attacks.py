@@ -17,10 +17,10 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.codec import json, npy, oip_binary
-from service.codec import safetensors as codec_safetensors
-from service.codec.negotiate import CODECS, NPZ
-from service.errors import BadRequest, InvalidField, PayloadTooLarge, ServiceError
+from turbofno.service.codec import json, npy, oip_binary
+from turbofno.service.codec import safetensors as codec_safetensors
+from turbofno.service.codec.negotiate import CODECS, NPZ
+from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge, ServiceError
 
 LIMIT = 1 << 16
 ARRAY = np.arange(6, dtype="f4").reshape(2, 3)

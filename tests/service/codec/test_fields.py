@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.config import ModelConfig
-from service.codec.fields import (
+from tests.draws import generator
+from turbofno.models.core.config import ModelConfig
+from turbofno.service.codec.fields import (
     Form,
     arrays_from_fields,
     check_names,
@@ -14,8 +15,7 @@ from service.codec.fields import (
     fields_from_tensor,
     grid_limits,
 )
-from service.errors import BadRequest, InvalidField, PayloadTooLarge
-from tests.draws import generator
+from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 
 def test_tensor_float32_aligned_is_not_copied(two_d: ModelConfig) -> None:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.codec import json, json_arrays
-from service.errors import ServiceError
 from tests.clock import within
 from tests.draws import generator
 from tests.thorough import tried
+from turbofno.service.codec import json, json_arrays
+from turbofno.service.errors import ServiceError
 
 ARRAYS = hnp.arrays(
     np.float64,

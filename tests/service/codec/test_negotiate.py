@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from service.codec.compression import answer_coding, compress
-from service.codec.negotiate import (
+from turbofno.service.codec.compression import answer_coding, compress
+from turbofno.service.codec.negotiate import (
     JSON,
     NPY,
     NPZ,
@@ -17,7 +17,7 @@ from service.codec.negotiate import (
     codec_for_answer,
     codec_for_body,
 )
-from service.errors import NotAcceptable, UnsupportedMediaType
+from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 
 
 @pytest.mark.parametrize(

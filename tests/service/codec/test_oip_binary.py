@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.codec import oip_binary
-from service.codec.oip_binary import InferRequest, RequestedOutput
-from service.errors import BadRequest, InvalidField, ServiceError
+from turbofno.service.codec import oip_binary
+from turbofno.service.codec.oip_binary import InferRequest, RequestedOutput
+from turbofno.service.errors import BadRequest, InvalidField, ServiceError
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
 ARRAYS = hnp.arrays(

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.codec import json, npy
-from service.codec import safetensors as codec_safetensors
-from service.codec.fields import Answer
-from service.codec.negotiate import CODECS
-from service.errors import InvalidField, NotAcceptable
+from turbofno.service.codec import json, npy
+from turbofno.service.codec import safetensors as codec_safetensors
+from turbofno.service.codec.fields import Answer
+from turbofno.service.codec.negotiate import CODECS
+from turbofno.service.errors import InvalidField, NotAcceptable
 
 LIMIT = 1 << 20
 FLOATS = st.sampled_from(["<f2", ">f2", "<f4", ">f4", "<f8", ">f8"])

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.config import Channel
-from service.codec.fields import Array
-from service.codec.vjp import arrays_from_vjp, units_of_vjp, vjp_from_arrays
-from service.errors import InvalidField, PayloadTooLarge
 from tests.draws import generator
 from tests.service.tiny import rollable_config, tiny_config
+from turbofno.models.core.config import Channel
+from turbofno.service.codec.fields import Array
+from turbofno.service.codec.vjp import arrays_from_vjp, units_of_vjp, vjp_from_arrays
+from turbofno.service.errors import InvalidField, PayloadTooLarge
 
 CONFIG = tiny_config("tiny-2d", n_dim=2)
 """u0 -> u, v on 8 x 8 to 64 x 64 points."""

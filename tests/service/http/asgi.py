@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from service.app import create_app
-from service.settings import Settings
 from tests.service.waiting import until
+from turbofno.service.app import create_app
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

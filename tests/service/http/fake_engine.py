@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.engine.interface import Frame, ModelCounters, ModelStatus, PredictResult, heap_buffer
-from service.errors import NotFound
+from turbofno.service.engine.interface import (
+    Frame,
+    ModelCounters,
+    ModelStatus,
+    PredictResult,
+    heap_buffer,
+)
+from turbofno.service.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from models.config import ModelConfig
-    from service.engine.interface import Fields, PredictRequest, RolloutRequest
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.engine.interface import Fields, PredictRequest, RolloutRequest
 
 
 class FakeEngine:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from service.server import server_config
 from tests.service.http.serving import application
 from tests.service.waiting import until
+from turbofno.service.server import server_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from fastapi import FastAPI
 
-    from service.context import AppContext
     from tests.service.http.fake_engine import FakeEngine
+    from turbofno.service.context import AppContext
 
 
 @asynccontextmanager

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from service.app import create_app
-from service.settings import Settings
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
+from turbofno.service.app import create_app
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

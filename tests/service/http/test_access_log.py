@@ -14,14 +14,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.http import problems
-from service.http.access_log import AccessLog
-from service.http.asgi import CallMiddleware
-from service.http.call import Call
-from service.http.shedding import Shedding
-from service.logs import ConsoleFormatter, JsonFormatter
-from service.metrics import Metrics
 from tests.service.http.serving import application
+from turbofno.service.http import problems
+from turbofno.service.http.access_log import AccessLog
+from turbofno.service.http.asgi import CallMiddleware
+from turbofno.service.http.call import Call
+from turbofno.service.http.shedding import Shedding
+from turbofno.service.logs import ConsoleFormatter, JsonFormatter
+from turbofno.service.metrics import Metrics
 
 
 def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.http.asgi import ReceivedBody, unless_left
-from service.http.call import ClientLeft
+from turbofno.service.http.asgi import ReceivedBody, unless_left
+from turbofno.service.http.call import ClientLeft
 
 WATCHED_AFTER = 0.02
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.interface import heap_buffer
-from service.errors import (
+from turbofno.service.engine.interface import heap_buffer
+from turbofno.service.errors import (
     BadRequest,
     PayloadTooLarge,
     QueueFull,
@@ -22,13 +22,13 @@ from service.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from service.http.asgi import call_of
-from service.http.body import declared_size, read_body
-from service.http.call import Call, ClientLeft
-from service.metrics import Metrics
-from service.pipeline.admission import Admission
-from service.pipeline.queue_slots import QueueSlots
-from service.settings import Settings
+from turbofno.service.http.asgi import call_of
+from turbofno.service.http.body import declared_size, read_body
+from turbofno.service.http.call import Call, ClientLeft
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.admission import Admission
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.settings import Settings
 
 DATA = bytes(range(256)) * 40
 

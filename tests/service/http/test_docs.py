@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.version import VERSION
 from tests.service.http.serving import serving
+from turbofno.service.version import VERSION
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 

@@ -22,12 +22,12 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.http import edge, operations
-from service.http.access_log import AccessLog
 from tests.clock import within
 from tests.draws import generator
 from tests.service.http.live import connected, listening
 from tests.service.waiting import until
+from turbofno.service.http import edge, operations
+from turbofno.service.http.access_log import AccessLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -173,7 +173,7 @@ async def test_a_plain_prediction_does_not_reach_the_application(
         listening() as (port, engine, context),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
     ):
-        monkeypatch.setattr("service.http.asgi.CallMiddleware.__call__", unreachable)
+        monkeypatch.setattr("turbofno.service.http.asgi.CallMiddleware.__call__", unreachable)
         answer = await client.post(PREDICT, json=INPUTS)
         assert answer.status_code == 200
         expected = engine.answer(FIELD, 2)
@@ -406,7 +406,7 @@ async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("service.server.FLUSH_SECONDS", 0)
+    monkeypatch.setattr("turbofno.service.server.FLUSH_SECONDS", 0)
     caplog.set_level(logging.INFO, "service.access")
     asked = raw_request(INFER_RAW, FIELD.tobytes(), "X-Request-Id: one-and-the-same")
     answers = []

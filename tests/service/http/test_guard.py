@@ -9,9 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from service.http import edge
 from tests.service.http.live import listening
 from tests.service.http.serving import serving
+from turbofno.service.http import edge
 
 if TYPE_CHECKING:
     from pathlib import Path

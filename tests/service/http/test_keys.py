@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from service.http.keys import Keys
-from service.pipeline.admission import Caller
 from tests.service.http.serving import serving
+from turbofno.service.http.keys import Keys
+from turbofno.service.pipeline.admission import Caller
 
 if TYPE_CHECKING:
     from pathlib import Path

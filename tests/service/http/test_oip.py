@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
-from service.errors import QueueFull
-from service.http import oip_infer as oip
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.serving import serving
+from turbofno.service.errors import QueueFull
+from turbofno.service.http import oip_infer as oip
 
 FIELDS = np.random.default_rng(0).normal(size=(2, 1, 16)).astype("<f4")
 PATH = "/v2/models/tiny-1d/infer"

@@ -10,15 +10,15 @@ import httpx
 import numpy as np
 import pytest
 
-from models.config import FieldNormalization, ModelConfig
-from models.regrid import at_points, band_limited
-from service.codec.grids import grid_warnings, parse_output_grid
-from service.errors import InvalidField
 from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.serving import serving
 from tests.service.http.test_predict import NPY, post, problem, read, written
 from tests.service.tiny import tiny_config
+from turbofno.models.core.config import FieldNormalization, ModelConfig
+from turbofno.models.core.regrid import at_points, band_limited
+from turbofno.service.codec.grids import grid_warnings, parse_output_grid
+from turbofno.service.errors import InvalidField
 
 INFER = "/v2/models/{}/infer"
 PREDICT = "/v1/models/{}:predict"

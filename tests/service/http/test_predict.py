@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service.codec.negotiate import CODECS
-from service.errors import DeadlineExceeded, InferenceFailed, QueueFull, Unavailable
-from service.http import predict
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.serving import application, serving
+from turbofno.service.codec.negotiate import CODECS
+from turbofno.service.errors import DeadlineExceeded, InferenceFailed, QueueFull, Unavailable
+from turbofno.service.http import predict
 
 PATH = "/v1/models/tiny-1d:predict"
 FIELDS = np.random.default_rng(0).normal(size=(3, 1, 16)).astype("f4")

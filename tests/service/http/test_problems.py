@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
-from service import errors
-from service.errors import QueueFull, ServiceError
-from service.http import problems
-from service.http.asgi import CallMiddleware
 from tests.service.http.serving import application
+from turbofno.service import errors
+from turbofno.service.errors import QueueFull, ServiceError
+from turbofno.service.http import problems
+from turbofno.service.http.asgi import CallMiddleware
 
 ALL_ERRORS = [
     one

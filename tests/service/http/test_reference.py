@@ -10,15 +10,15 @@ import httpx
 import numpy as np
 import pytest
 
-from models.pde import burgers
-from models.pde.random_fields import INDEX_LIMIT
-from models.problems import BURGERS
-from models.reference import STREAM
-from service.app import create_app
-from service.http.reference import SEEDS
-from service.settings import Settings
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
+from turbofno.models.zoo.pde import burgers
+from turbofno.models.zoo.pde.random_fields import INDEX_LIMIT
+from turbofno.models.zoo.problems import BURGERS
+from turbofno.service.app import create_app
+from turbofno.service.demo.solutions import STREAM
+from turbofno.service.http.reference import SEEDS
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

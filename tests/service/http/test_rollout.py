@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service.app import create_app
-from service.client import AsyncClient, BlowUp, ConnectionFailed, ServerError
-from service.errors import BlowUp as ServerBlowUp
-from service.errors import QueueFull, Unavailable
-from service.http import asgi
-from service.settings import Settings
 from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import rollable_config, tiny_config
+from turbofno.service.app import create_app
+from turbofno.service.errors import BlowUp as ServerBlowUp
+from turbofno.service.errors import QueueFull, Unavailable
+from turbofno.service.http import asgi
+from turbofno.service.settings import Settings
+from turbofno_client import AsyncClient, BlowUp, ConnectionFailed, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

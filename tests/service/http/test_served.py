@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.interface import heap_buffer
-from service.errors import BadRequest, InvalidField, PayloadTooLarge
-from service.http.served import Served, ServedModels
-from service.settings import Settings
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
+from turbofno.service.engine.interface import heap_buffer
+from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
+from turbofno.service.http.served import Served, ServedModels
+from turbofno.service.settings import Settings
 
 FIELD = np.random.default_rng(0).standard_normal((2, 1, 16)).astype("<f4")
 

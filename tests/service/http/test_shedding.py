@@ -13,25 +13,25 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from service.app import create_app
-from service.engine.interface import PredictRequest
-from service.http.call import Body, Call
-from service.http.operations import begin, target_of
-from service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
-from service.metrics import Metrics
-from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.ticket import Kind, Ticket
-from service.settings import Settings
 from tests.clock import within
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.live import served
 from tests.service.tiny import tiny_config
+from turbofno.service.app import create_app
+from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.http.call import Body, Call
+from turbofno.service.http.operations import begin, target_of
+from turbofno.service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.ticket import Kind, Ticket
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from service.context import AppContext
+    from turbofno.service.context import AppContext
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service.errors import NotDifferentiable, PayloadTooLarge
 from tests.draws import generator
 from tests.service.http.serving import serving
 from tests.service.http.test_predict import JSON, NPY, NPZ, SAFETENSORS, post, problem
+from turbofno.service.errors import NotDifferentiable, PayloadTooLarge
 
 PATH = "/v1/models/tiny-1d:vjp"
 RNG = generator(__name__)

@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from service.pipeline.ticket import Kind, Ticket
+from turbofno.service.pipeline.ticket import Kind, Ticket
 
 if TYPE_CHECKING:
-    from service.engine.interface import PredictRequest, PredictResult
-    from service.engine.runnable import Runnable
-    from service.pipeline.scheduler import Scheduler
+    from turbofno.service.engine.interface import PredictRequest, PredictResult
+    from turbofno.service.engine.runnable import Runnable
+    from turbofno.service.pipeline.scheduler import Scheduler
 
 
 def queued(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> Ticket:

@@ -10,13 +10,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from service.engine.interface import PredictRequest
-from service.errors import PayloadTooLarge, QueueFull, Unavailable
-from service.metrics import Metrics
-from service.pipeline.admission import ANYONE, Admission, Caller, Room
-from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.ticket import Kind, Ticket
-from service.settings import Settings
+from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.admission import ANYONE, Admission, Caller, Room
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.ticket import Kind, Ticket
+from turbofno.service.settings import Settings
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
 

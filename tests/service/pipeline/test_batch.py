@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.interface import Fields, PredictRequest
-from service.engine.runnable import ModelOutput, Ran
-from service.errors import InferenceFailed, Unavailable
-from service.metrics import Metrics
-from service.pipeline import memory_limits
-from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.scheduler import Scheduler
-from service.settings import Settings
 from tests.draws import generator
 from tests.service.pipeline.asking import ask
+from turbofno.service.engine.interface import Fields, PredictRequest
+from turbofno.service.engine.runnable import ModelOutput, Ran
+from turbofno.service.errors import InferenceFailed, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline import memory_limits
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.scheduler import Scheduler
+from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 

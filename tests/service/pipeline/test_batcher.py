@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.interface import PredictRequest
-from service.pipeline.batcher import Batcher, Policy
-from service.pipeline.ticket import Kind, Slice, Ticket
+from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.pipeline.batcher import Batcher, Policy
+from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable

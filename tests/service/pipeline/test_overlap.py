@@ -12,16 +12,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from service.engine.interface import Fields, PredictRequest, PredictResult
-from service.engine.runnable import ModelOutput, Ran
-from service.errors import DeviceLost, InferenceFailed, Unavailable
-from service.metrics import Metrics
-from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.scheduler import Scheduler
-from service.settings import Settings
 from tests.draws import generator
 from tests.service.pipeline.asking import ask, queued
 from tests.service.waiting import until
+from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
+from turbofno.service.engine.runnable import ModelOutput, Ran
+from turbofno.service.errors import DeviceLost, InferenceFailed, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.scheduler import Scheduler
+from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 

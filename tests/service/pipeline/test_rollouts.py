@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine import interface
-from service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
-from service.engine.runnable import Turn
-from service.errors import BlowUp, DeadlineExceeded, InferenceFailed, Unavailable
-from service.metrics import Metrics
-from service.pipeline.batcher import Policy
-from service.pipeline.rollouts import Rollouts
-from service.runtime.rollout_turn import Excess, run_turn
+from turbofno.service.engine import interface
+from turbofno.service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
+from turbofno.service.engine.runnable import Turn
+from turbofno.service.errors import BlowUp, DeadlineExceeded, InferenceFailed, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.batcher import Policy
+from turbofno.service.pipeline.rollouts import Rollouts
+from turbofno.service.runtime.rollout_turn import Excess, run_turn
 
 if TYPE_CHECKING:
-    from service.engine.runnable import State
+    from turbofno.service.engine.runnable import State
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -15,18 +15,24 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.interface import Fields, PredictRequest, PredictResult
-from service.engine.runnable import ModelOutput, Ran
-from service.errors import DeadlineExceeded, InferenceFailed, InvalidField, QueueFull, Unavailable
-from service.logs import JsonFormatter
-from service.metrics import Metrics
-from service.pipeline import scheduler as scheduler_module
-from service.pipeline.queue_slots import QueueSlots
-from service.pipeline.scheduler import SHORT_SECONDS, Scheduler
-from service.pipeline.ticket import Kind, Ticket
-from service.settings import Settings
 from tests.clock import within
 from tests.service.pipeline.asking import ask
+from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
+from turbofno.service.engine.runnable import ModelOutput, Ran
+from turbofno.service.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidField,
+    QueueFull,
+    Unavailable,
+)
+from turbofno.service.logs import JsonFormatter
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline import scheduler as scheduler_module
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.scheduler import SHORT_SECONDS, Scheduler
+from turbofno.service.pipeline.ticket import Kind, Ticket
+from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -275,7 +281,7 @@ async def test_failure_is_logged_with_the_request_that_it_is_about(bench: Bench)
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("service.pipeline.batch")
+    logger = logging.getLogger("turbofno.service.pipeline.batch")
     logger.addHandler(handler)
     try:
         await asyncio.gather(bench.submit(1.0), bench.submit(BAD), return_exceptions=True)

@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import save_model
-from models.fno import FNO
-from service.engine.interface import PredictRequest, PredictResult
-from service.engine.vjp import join, part
-from service.errors import DeadlineExceeded, NotDifferentiable, PayloadTooLarge, Unavailable
-from service.pipeline.batcher import Policy
-from service.runtime.forward import Forward
 from tests.draws import generator
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import save_model
+from turbofno.models.core.fno import FNO
+from turbofno.service.engine.interface import PredictRequest, PredictResult
+from turbofno.service.engine.vjp import join, part
+from turbofno.service.errors import (
+    DeadlineExceeded,
+    NotDifferentiable,
+    PayloadTooLarge,
+    Unavailable,
+)
+from turbofno.service.pipeline.batcher import Policy
+from turbofno.service.runtime.forward import Forward
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from service.pipeline.worker import arithmetic_threads
+from turbofno.service.pipeline.worker import arithmetic_threads
 
 
 @pytest.mark.parametrize(

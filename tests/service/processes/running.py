@@ -131,7 +131,7 @@ def running(repository: Path, **settings: object) -> Iterator[Service]:
     environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve"], cwd=ROOT, env=environment,
+        [sys.executable, "-m", "turbofno.service", "serve"], cwd=ROOT, env=environment,
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     service = Service(process)

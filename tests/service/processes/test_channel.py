@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq
 
-from service.processes.channel import Channel, new_endpoint
-from service.processes.messages import Cancel, Message, Told
 from tests.service.waiting import until
+from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.messages import Cancel, Message, Told
 
 pytestmark = pytest.mark.timeout(20)
 

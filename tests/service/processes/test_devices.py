@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.problems import PROBLEMS
-from models.trust.calibrate import ZOO
 from tests.draws import generator
 from tests.service.processes.running import (
     Service,
@@ -24,6 +21,9 @@ from tests.service.processes.running import (
     running,
     until,
 )
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import PROBLEMS
 from turbofno_ops import native_status
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Asked:
         rng = generator()
         self.requests: list[tuple[str, bytes, Any]] = []
         for problem in PROBLEMS.values():
-            module = load_model(ZOO / problem.name).module
+            module = load_model(TRAINED / problem.name).module
             drawn = problem.sample(range(2), seed=int(rng.integers(1000, 4096))).unsqueeze(1)
             inputs = [
                 drawn[torch.from_numpy(rng.integers(0, len(drawn), n))] for n in (1, 3, 7, 12)
@@ -81,7 +81,7 @@ def test_zoo_models_on_gpus_with_an_engine_killed_under_load(devices: str) -> No
     asked = Asked()
     names = [f"engine-{i}" for i in range(engines)]
     with (
-        running(ZOO, devices=devices, frontends=FRONTENDS) as service,
+        running(TRAINED, devices=devices, frontends=FRONTENDS) as service,
         ThreadPoolExecutor(16) as pool,
     ):
         service.until_ready(100, processes=processes)

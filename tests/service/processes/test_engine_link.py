@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from service.engine.interface import PredictRequest, PredictResult
-from service.errors import BlowUp, InferenceFailed, ServiceError, Unavailable
-from service.metrics import Metrics
-from service.pipeline.queue_slots import QueueSlots
-from service.processes.engine_link import EngineLink
-from service.processes.engine_process import EngineServer
-from service.processes.memory import SlotMemory
-from service.processes.messages import Peer
-from service.processes.remote_engine import EngineQueue, RemoteEngine
-from service.settings import Settings
 from tests.service.tiny import rollable_config
+from turbofno.service.engine.interface import PredictRequest, PredictResult
+from turbofno.service.errors import BlowUp, InferenceFailed, ServiceError, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.processes.engine_link import EngineLink
+from turbofno.service.processes.engine_process import EngineServer
+from turbofno.service.processes.memory import SlotMemory
+from turbofno.service.processes.messages import Peer
+from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -11,10 +11,10 @@ import sys
 import numpy as np
 import pytest
 
-from service.errors import PayloadTooLarge, Unavailable
-from service.processes.memory import LentMemory, SlotMemory
 from tests.draws import generator
 from tests.service.processes.running import ROOT
+from turbofno.service.errors import PayloadTooLarge, Unavailable
+from turbofno.service.processes.memory import LentMemory, SlotMemory
 
 MIB = 2**20
 
@@ -83,7 +83,7 @@ def test_arrays_are_seen_where_they_are_lent_to(
 
 def test_memory_of_a_process_that_is_gone_cannot_be_attached() -> None:
     code = (
-        "from service.processes.memory import SlotMemory; a = SlotMemory(4096).attachment();"
+        "from turbofno.service.processes.memory import SlotMemory; a = SlotMemory(4096).attachment();"
         "print(a.pid, a.fd, a.name, a.size)"
     )
     told = subprocess.run(

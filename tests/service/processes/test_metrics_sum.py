@@ -7,8 +7,8 @@ import random
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics import Metrics
-from service.processes.metrics_sum import PER_PROCESS, MetricsSum
+from turbofno.service.metrics import Metrics
+from turbofno.service.processes.metrics_sum import PER_PROCESS, MetricsSum
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from service.engine.interface import Frame, PredictRequest, RolloutRequest
-from service.errors import BlowUp
-from service.metrics import Metrics
-from service.pipeline.queue_slots import QueueSlots
-from service.processes import rollout_ring
-from service.processes.engine_link import EngineLink
-from service.processes.engine_process import EngineServer
-from service.processes.memory import SlotMemory
-from service.processes.rollout_ring import Reader, Writer, copy_whole, places
-from service.settings import Settings
 from tests.service.tiny import rollable_config
 from tests.service.waiting import until
+from turbofno.service.engine.interface import Frame, PredictRequest, RolloutRequest
+from turbofno.service.errors import BlowUp
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.processes import rollout_ring
+from turbofno.service.processes.engine_link import EngineLink
+from turbofno.service.processes.engine_process import EngineServer
+from turbofno.service.processes.memory import SlotMemory
+from turbofno.service.processes.rollout_ring import Reader, Writer, copy_whole, places
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

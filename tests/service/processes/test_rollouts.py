@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import save_model
-from service.client import AsyncClient, BlowUp, Client, ConnectionFailed, ServerError
 from tests.draws import generator
 from tests.service.processes.running import (
     Service,
@@ -25,17 +23,19 @@ from tests.service.processes.running import (
     until,
 )
 from tests.service.tiny import rollable_config, rollable_module, save_rollable
+from turbofno.models.core.checkpoint import save_model
+from turbofno_client import AsyncClient, BlowUp, Client, ConnectionFailed, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from models.fno import FNO
+    from turbofno.models.core.fno import FNO
 
 pytestmark = [
     pytest.mark.timeout(120),
     # The tiny models were evaluated on one grid alone, of which clients are told.
-    pytest.mark.filterwarnings("ignore::service.client.PredictionWarning"),
+    pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
 ]
 
 PATH = "/v1/models/tiny-flow:rollout"

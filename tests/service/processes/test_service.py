@@ -21,7 +21,6 @@ import pytest
 import safetensors.numpy
 import torch
 
-from models.regrid import at_points, band_limited
 from tests.clock import within
 from tests.draws import generator
 from tests.service.processes.running import (
@@ -32,13 +31,14 @@ from tests.service.processes.running import (
     until,
 )
 from tests.service.tiny import save_tiny
+from turbofno.models.core.regrid import at_points, band_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from models.fno import FNO
+    from turbofno.models.core.fno import FNO
 
     Array = NDArray[np.float32]
 

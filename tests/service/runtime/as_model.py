@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from service.engine.runnable import Ran
+from turbofno.service.engine.runnable import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.runtime import device as device_module
-from service.runtime.device import prepare_device, resolve_device
-from service.settings import Settings
+from turbofno.service.runtime import device as device_module
+from turbofno.service.runtime.device import prepare_device, resolve_device
+from turbofno.service.settings import Settings
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, devices: int, current: int = 0) -> None:

@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model, save_model
-from models.config import ModelConfig
-from models.fno import FNO
-from service.engine.interface import PredictRequest
-from service.engine.runnable import ModelOutput
-from service.errors import DeviceLost
-from service.runtime.device_pipeline import (
+from tests.draws import generator
+from tests.service.runtime.as_model import as_model
+from tests.service.runtime.test_repository import running
+from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import load_model, save_model
+from turbofno.models.core.config import ModelConfig
+from turbofno.models.core.fno import FNO
+from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.engine.runnable import ModelOutput
+from turbofno.service.errors import DeviceLost
+from turbofno.service.runtime.device_pipeline import (
     IN_FLIGHT,
     DevicePipeline,
     HostPipeline,
     Pipeline,
     open_pipeline,
 )
-from tests.draws import generator
-from tests.service.runtime.as_model import as_model
-from tests.service.runtime.test_repository import running
-from tests.service.tiny import save_tiny, tiny_config
 from turbofno_ops import native_status
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -252,7 +252,7 @@ def test_random_requests_through_the_engine_on_a_gpu(
 def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refused(
     tmp_path: Path,
 ) -> None:
-    from service.errors import Unavailable
+    from turbofno.service.errors import Unavailable
 
     module = save_wide(tmp_path)
     rng = generator()
@@ -311,9 +311,9 @@ def test_models_run_on_a_device_that_is_not_the_default(tmp_path: Path) -> None:
 
 LOSE = """
 import numpy as np, torch
-from service.engine.runnable import ModelOutput
-from service.errors import DeviceLost
-from service.runtime.device_pipeline import DevicePipeline
+from turbofno.service.engine.runnable import ModelOutput
+from turbofno.service.errors import DeviceLost
+from turbofno.service.runtime.device_pipeline import DevicePipeline
 
 pipeline = DevicePipeline(torch.device("cuda", 0))
 field = np.ones((1, 1, 8), np.float32)

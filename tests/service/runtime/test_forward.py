@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import save_model
-from models.fno import FNO
-from service.runtime import forward as forward_module
-from service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
-from service.runtime.forward import Forward, Ran
-from service.runtime.model_slot import ModelSlot
 from tests.service.runtime.test_repository import random_fields, request, running
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import save_model
+from turbofno.models.core.fno import FNO
+from turbofno.service.runtime import forward as forward_module
+from turbofno.service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
+from turbofno.service.runtime.forward import Forward, Ran
+from turbofno.service.runtime.model_slot import ModelSlot
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs
 
 CUDA = torch.device("cuda", 0)
@@ -133,7 +133,7 @@ def no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_three_times(caplog: pytest.LogCaptureFixture) -> tuple[Forward, Ran, list[str]]:
     """The refused network, what ran at last, and what was logged of it."""
-    with caplog.at_level(logging.DEBUG, "service.runtime.forward"):
+    with caplog.at_level(logging.DEBUG, "turbofno.service.runtime.forward"):
         forward, module = tiny_forward()
         x = torch.randn(2, 1, 16)
         with torch.inference_mode():

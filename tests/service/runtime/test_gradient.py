@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.config import FNOArchitecture
-from models.fno import FNO
-from service.engine.vjp import VjpShapes, join, part
-from service.errors import NotDifferentiable
-from service.runtime.device_pipeline import open_pipeline
-from service.runtime.forward import Forward
-from service.runtime.gradient import measure, vjp
 from tests.models.importers.random_canonical import draw_canonical
 from tests.service.tiny import tiny_config
 from tests.turbofno_ops.random_fno import draw_architecture, draw_normalization, network
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
+from turbofno.service.engine.vjp import VjpShapes, join, part
+from turbofno.service.errors import NotDifferentiable
+from turbofno.service.runtime.device_pipeline import open_pipeline
+from turbofno.service.runtime.forward import Forward
+from turbofno.service.runtime.gradient import measure, vjp
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +100,7 @@ def test_gradients_equal_autograd_in_float64(rng: random.Random, n_dim: int, dev
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_shipped_network_has_float32_errors_only(device: str) -> None:
     """TF32 in any product would show."""
-    module = load_model(Path(__file__).parents[3] / "models/zoo/darcy-2d").module
+    module = load_model(Path(__file__).parents[3] / "models/zoo/trained/darcy-2d").module
     x, v = inputs(module, 2, (47, 51))
     truth = in_float64(module, x, v)
     gradient, output = served(module, x, v, device, "bf16")

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import load_model
-from models.problems import PROBLEMS
-from models.trust.calibrate import ZOO
-from models.trust.signals import Signals
-from service.runtime import judge as judge_module
-from service.runtime.device_pipeline import open_pipeline
-from service.runtime.judge import Judge
 from tests.draws import generator
 from tests.service.runtime.as_model import as_model
 from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.trust.signals import Signals
+from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import PROBLEMS
+from turbofno.service.runtime import judge as judge_module
+from turbofno.service.runtime.device_pipeline import open_pipeline
+from turbofno.service.runtime.judge import Judge
 
 if TYPE_CHECKING:
-    from models.checkpoint import LoadedModel
+    from turbofno.models.core.checkpoint import LoadedModel
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda:0", marks=gpu)]
@@ -42,10 +42,10 @@ def batches(model: LoadedModel, count: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_each_field_gets_its_own_signals(name: str, device: str) -> None:
-    model = load_model(ZOO / PROBLEMS[name].name)
+    model = load_model(TRAINED / PROBLEMS[name].name)
     place, signals = torch.device(device), Signals(model.config)
     pipeline, judge = open_pipeline(place), Judge(model.config, place)
-    module = load_model(ZOO / PROBLEMS[name].name, device=device).module
+    module = load_model(TRAINED / PROBLEMS[name].name, device=device).module
     running = []
     for batch in batches(model, 12):
         running.append((batch, pipeline.start([batch], as_model(module), judge)))
@@ -69,7 +69,7 @@ def test_a_failure_costs_no_answer(
         raise RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED")
 
     monkeypatch.setattr(Signals, "__call__", fail)
-    model, x = load_model(ZOO / PROBLEMS["burgers"].name), np.zeros((2, 1, 64), np.float32)
+    model, x = load_model(TRAINED / PROBLEMS["burgers"].name), np.zeros((2, 1, 64), np.float32)
     judge = Judge(model.config, torch.device("cpu"))
     answer = open_pipeline(torch.device("cpu")).start([x], as_model(model.module), judge)()
     assert answer.fields.shape == x.shape
@@ -97,8 +97,8 @@ def test_a_model_without_signals_is_judged_on_a_gpu() -> None:
 
 @gpu
 def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.runtime.judge._MOST_GRAPHS", 2)
-    model = load_model(ZOO / PROBLEMS["burgers"].name)
+    monkeypatch.setattr("turbofno.service.runtime.judge._MOST_GRAPHS", 2)
+    model = load_model(TRAINED / PROBLEMS["burgers"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
     # not the default stream, on which nothing can be captured
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
@@ -114,7 +114,7 @@ def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -
 
 @gpu
 def test_a_graph_outlives_the_tables_of_other_grids() -> None:
-    model = load_model(ZOO / PROBLEMS["darcy"].name)
+    model = load_model(TRAINED / PROBLEMS["darcy"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
         # more grids than tables are remembered; then those graphs again, the tables' memory being others'

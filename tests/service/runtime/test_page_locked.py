@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.interface import NOWHERE, Fields, PredictRequest, PredictResult
-from service.engine.runnable import ModelOutput, Ran
-from service.errors import InvalidField
-from service.pipeline.batch import start_batch
-from service.pipeline.ticket import Kind, Slice, Ticket
-from service.processes.memory import LentMemory, SlotMemory
-from service.runtime import page_locked
-from service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
-from service.runtime.page_locked import lock, straight
 from tests.draws import generator
 from tests.service.runtime.as_model import as_model
+from turbofno.service.engine.interface import NOWHERE, Fields, PredictRequest, PredictResult
+from turbofno.service.engine.runnable import ModelOutput, Ran
+from turbofno.service.errors import InvalidField
+from turbofno.service.pipeline.batch import start_batch
+from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
+from turbofno.service.processes.memory import LentMemory, SlotMemory
+from turbofno.service.runtime import page_locked
+from turbofno.service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
+from turbofno.service.runtime.page_locked import lock, straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from models.config import FNOArchitecture
-from models.fno import FNO
-from service.runtime import replays
-from service.runtime.replays import Replays
+from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.fno import FNO
+from turbofno.service.runtime import replays
+from turbofno.service.runtime.replays import Replays
 
 ARCHITECTURE = FNOArchitecture(
     in_channels=2, out_channels=1, hidden_channels=4, n_layers=2, modes=(5, 4)

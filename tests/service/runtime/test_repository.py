@@ -18,22 +18,22 @@ import orjson
 import pytest
 import torch
 
-from models.checkpoint import save_model
-from models.config import Channel
-from models.fno import FNO
-from service.engine.interface import Fields, PredictRequest
-from service.engine.local import LocalEngine
-from service.engine.runnable import ModelOutput
-from service.errors import NotFound, Unavailable
-from service.metrics import Metrics
-from service.pipeline.queue_slots import QueueSlots
-from service.runtime import model_slot
-from service.runtime.forward import Forward
-from service.runtime.model_slot import ModelSlot
-from service.settings import Settings
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
 from tests.service.waiting import until
+from turbofno.models.core.checkpoint import save_model
+from turbofno.models.core.config import Channel
+from turbofno.models.core.fno import FNO
+from turbofno.service.engine.interface import Fields, PredictRequest
+from turbofno.service.engine.local import LocalEngine
+from turbofno.service.engine.runnable import ModelOutput
+from turbofno.service.errors import NotFound, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.runtime import model_slot
+from turbofno.service.runtime.forward import Forward
+from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from models.fno import FNO
-from models.statistics import ChannelStatistics, Statistics
-from service.engine.runnable import Turn
-from service.runtime.rollout_turn import Excess, run_turn
 from tests.service.tiny import rollable_config
+from turbofno.models.core.fno import FNO
+from turbofno.models.core.statistics import ChannelStatistics, Statistics
+from turbofno.service.engine.runnable import Turn
+from turbofno.service.runtime.rollout_turn import Excess, run_turn
 
 CPU = torch.device("cpu")
 
 if TYPE_CHECKING:
-    from service.engine.runnable import State
+    from turbofno.service.engine.runnable import State
 
 
 def module() -> FNO:

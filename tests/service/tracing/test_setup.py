@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.settings import Settings
-from service.tracing import setup
 from tests.clock import within
 from tests.e2e.server_process import ServerProcess
 from tests.service.processes.running import running
 from tests.service.tiny import save_tiny
 from tests.service.tracing.collector import collecting
+from turbofno.service.settings import Settings
+from turbofno.service.tracing import setup
 
 ROOT = Path(__file__).resolve().parents[3]
 BODY = {"inputs": {"u0": [0.5] * 16}}
@@ -57,8 +57,8 @@ def test_nothing_of_it_is_imported_when_off(tmp_path: Path) -> None:
     answer = python(PREDICT, str(tmp_path), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
     assert answer.returncode == 0, answer.stderr
     imported = answer.stdout.split()
-    assert "service.app" in imported
-    ours = ("opentelemetry.sdk", "opentelemetry.exporter", "service.tracing")
+    assert "turbofno.service.app" in imported
+    ours = ("opentelemetry.sdk", "opentelemetry.exporter", "turbofno.service.tracing")
     assert [name for name in imported if name.startswith(ours)] == []
 
 
@@ -71,7 +71,7 @@ def test_the_missing_extra_is_named_at_the_start(tmp_path: Path) -> None:
     serve = """
 import sys
 sys.modules["opentelemetry.sdk"] = None
-from service.cli import main
+from turbofno.service.cli import main
 sys.exit(main())
 """
     where = ("--model-repository", str(tmp_path), "--port", "0", "--tracing", "true")

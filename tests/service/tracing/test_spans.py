@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from models.checkpoint import save_model
 from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import save_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,95 @@
+"""Statistics of a model's training data, and the values of the trust signals that fields like it seldom exceed."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from turbofno.models.core.strict import Strict
+
+INPUT_DISTANCE = "input_distance"
+RESIDUAL = "residual"
+
+
+class ChannelStatistics(Strict):
+    """Moments of one channel over the training set, in physical units."""
+
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+
+
+class FeatureStatistics(Strict):
+    """Mean and deviation of every feature of one input channel: see models/trust/features.py."""
+
+    mean: Annotated[tuple[float, ...], Field(min_length=2)]
+    std: tuple[PositiveFloat, ...]
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"{len(self.mean)} means, but {len(self.std)} deviations")
+        return self
+
+
+class InputDistribution(Strict):
+    """Features of single training inputs, and the distance from them that one of `n_fields` in 100 exceeds."""
+
+    n_fields: PositiveInt
+    edge: PositiveFloat
+    inputs: Annotated[tuple[FeatureStatistics, ...], Field(min_length=1)]
+
+
+class GridThresholds(Strict):
+    """The values of both signals that calibration fields on one grid seldom exceed; None for a signal that it lacks."""
+
+    grid: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    n_fields: PositiveInt
+    input_distance: PositiveFloat | None = None
+    residual: PositiveFloat | None = None
+
+
+class Thresholds(Strict):
+    """Values of the trust signals above which an answer warns.
+
+    `exceeded_by` is the share of calibration fields whose signal is above its threshold. Calibration fields are drawn
+    from the distribution of the training data, and are none of them. Elsewhere than on the grids listed, the larger
+    threshold of the next coarser and the next finer one counts.
+    """
+
+    exceeded_by: Annotated[float, Field(gt=0, lt=1)]
+    grids: Annotated[tuple[GridThresholds, ...], Field(min_length=1)]
+
+    def on(self, grid: tuple[int, ...]) -> dict[str, float]:
+        """Signal -> threshold on that grid."""
+        around = [one for one in self.grids if one.grid == grid] or self._around(math.prod(grid))
+        limits: dict[str, float] = {}
+        for one in around:
+            for name, limit in ((INPUT_DISTANCE, one.input_distance), (RESIDUAL, one.residual)):
+                if limit is not None:
+                    limits[name] = max(limit, limits.get(name, limit))
+        return limits
+
+    def _around(self, points: int) -> list[GridThresholds]:
+        """The next coarser and the next finer grid, of which one may be missing."""
+        known = sorted(self.grids, key=_points)
+        coarser = [one for one in known if _points(one) <= points]
+        finer = [one for one in known if _points(one) >= points]
+        return coarser[-1:] + finer[:1]
+
+
+def _points(one: GridThresholds) -> int:
+    return math.prod(one.grid)
+
+
+class Statistics(Strict):
+    """Statistics of the training data, from which the distance of an input is computed."""
+
+    n_samples: PositiveInt
+    inputs: tuple[ChannelStatistics, ...]
+    outputs: tuple[ChannelStatistics, ...]
+    distribution: InputDistribution | None = None
+    thresholds: Thresholds | None = None

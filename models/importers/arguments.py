@@ -1,0 +1,83 @@
+"""The options of `turbofno import`, kept apart from what they start because that needs PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from turbofno.models.core.config import Name, Precision
+from turbofno.models.importers.formats import FORMATS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `turbofno import`, the repository excepted."""
+    parser.add_argument("path", metavar="PATH", type=Path, help="the checkpoint: a file or folder")
+    parser.add_argument(
+        "--name", metavar="NAME", type=_name, required=True, help="name of the model to be"
+    )
+    parser.add_argument(
+        "--format", choices=("auto", *FORMATS), default="auto", help="what PATH is (default: look)"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="settings",
+        help="override an assumption; the ones there are stand in brackets in what is printed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--normalizer", metavar="FILE", type=Path, help="normalisers of input and output"
+    )
+    for side in ("input", "output"):
+        parser.add_argument(
+            f"--{side}-normalizer", metavar="FILE", type=Path, help=f"normaliser of the {side}"
+        )
+        for value in ("mean", "std"):
+            parser.add_argument(
+                f"--{side}-{value}", metavar="X,..", type=_floats,
+                help=f"{value} of the {side}, one number or one a channel",
+            )  # fmt: skip
+        parser.add_argument(
+            f"--{side}s", metavar="NAME,..", type=_names, help=f"names of the {side} channels"
+        )
+    parser.add_argument(
+        "--grid", metavar="N,..", type=_sizes, help="grid that the network was trained on"
+    )
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="fp32",
+        help="what a GPU computes it in, unless the server decides (default: fp32)",
+    )  # fmt: skip
+    parser.add_argument("--description", metavar="TEXT", help="one line for the model's card")
+    parser.add_argument("--force", action="store_true", help="replace a model of that name")
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"numbers like 0.5,-3 are expected, not {text!r}"
+        ) from None
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"whole numbers like 64,64 are expected, not {text!r}"
+        ) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_name(part.strip()) for part in text.split(","))
+
+
+def _name(text: str) -> str:
+    try:
+        return TypeAdapter(Name).validate_python(text)
+    except ValidationError:
+        raise argparse.ArgumentTypeError(
+            "up to 128 letters, digits, '.', '_' and '-' are expected, a letter or digit first, "
+            f"not {text!r}"
+        ) from None

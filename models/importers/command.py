@@ -1,0 +1,282 @@
+"""`turbofno import`: a foreign checkpoint becomes a native folder, said in words, verified, written in one step."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from turbofno.models.core.checkpoint import load_model, save_model, state_shapes
+from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from turbofno.models.core.fno import FNO
+from turbofno.models.core.registry import CONFIG_FILE
+from turbofno.models.importers.detect import Checkpoint, convert, describe, read_checkpoint
+from turbofno.models.importers.normalizers import (
+    Normalizing,
+    Scaling,
+    Side,
+    constant,
+    normalizing,
+    read_normalizer,
+)
+from turbofno.models.importers.refusal import ImportRefused, printable
+from turbofno.models.importers.result import Imported, Options
+from turbofno.models.importers.verify import verify
+
+_LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
+_LARGEST_PADDING = 4096
+# of the grid, and by which layers may scale it
+_LARGEST_SHARE = 8.0
+_USUAL_GRID = {1: 256, 2: 64, 3: 32}
+
+
+def run(arguments: argparse.Namespace, repository: Path) -> int:
+    """Import `arguments.path` into `repository`; prints what was found, assumed and measured.
+
+    Raises:
+        ImportRefused: the checkpoint cannot be imported, or does not verify.
+        FileExistsError: the model is there already.
+    """
+    target = repository / arguments.name
+    if target.exists() and not arguments.force:
+        raise FileExistsError(f"{target} is there already; --force replaces it")
+    if target.exists() and not (target / CONFIG_FILE).is_file():
+        raise FileExistsError(f"{target} is no single model, and may hold several; move it away")
+    settings = _settings(arguments.settings)
+    checkpoint = read_checkpoint(
+        arguments.path, None if arguments.format == "auto" else arguments.format
+    )
+    imported = _single(convert(checkpoint, Options(dict(settings))))
+    # first of all: what the architecture claims is true once the tensors bear it out
+    module = _module(imported.architecture, imported.state)
+    scaling = _scaling(arguments, imported.architecture)
+    config = _config(arguments, imported, scaling)
+    _say(_found(checkpoint, imported, config, scaling.said if scaling else ()))
+    try:
+        verification = verify(checkpoint, imported, module, settings)
+    except RuntimeError as error:
+        raise ImportRefused(f"the imported network cannot be run: {error}") from error
+    _say([f"  {line}" for line in verification.said])
+    if not verification.passed:
+        raise ImportRefused(
+            f"the imported network differs by {verification.worst:.1e} from the original; nothing was "
+            "written. Please report this"
+        )
+    _write(target, config, imported, scaling)
+    _say([f"wrote {target}", *_next_steps(config, repository)])
+    return 0
+
+
+def _write(
+    target: Path, config: ModelConfig, imported: Imported, scaling: Normalizing | None
+) -> None:
+    """Write the folder beside its place, load it as the server will, and move it there."""
+    module = FNO(imported.architecture, config.normalization or config.field_normalization)
+    module.load_state_dict({**imported.state, **(scaling.tensors if scaling else {})})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Its name keeps the registry from taking the unfinished model for one.
+    with tempfile.TemporaryDirectory(prefix=".importing-", dir=target.parent) as folder:
+        fresh = Path(folder) / "fresh"
+        save_model(fresh, config, module)
+        load_model(fresh)
+        replaced = Path(folder) / "replaced"
+        if target.exists():
+            target.rename(replaced)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(target)
+            raise
+
+
+def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
+    try:
+        expected = state_shapes(arch)
+    except RuntimeError as error:
+        raise ImportRefused(f"the checkpoint claims an absurd network: {error}") from error
+    problems = [f"{key} is missing" for key in expected if key not in state]
+    problems += [f"{key} has no place" for key in state if key not in expected]
+    problems += [
+        f"{key} has shape {list(state[key].shape)}, expected {list(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in state and state[key].shape != tensor.shape
+    ]
+    problems += [
+        f"{key} holds NaN or infinite values" for key, t in state.items() if not _finite(t)
+    ]
+    if problems:
+        raise ImportRefused("the checkpoint contradicts itself: " + "; ".join(problems[:5]))
+    module = FNO(arch)
+    module.load_state_dict(state)
+    return module.eval().requires_grad_(False)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(torch.view_as_real(tensor) if tensor.is_complex() else tensor).all())
+
+
+def _single(imported: Imported) -> Imported:
+    """The same in single precision, as native checkpoints hold it."""
+    state = {
+        key: tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
+        for key, tensor in imported.state.items()
+    }
+    return replace(imported, state=state)
+
+
+def _config(
+    arguments: argparse.Namespace, imported: Imported, scaling: Normalizing | None
+) -> ModelConfig:
+    arch = imported.architecture
+    try:
+        return ModelConfig(
+            name=arguments.name,
+            description=arguments.description or f"imported from {imported.format}",
+            architecture=arch,
+            inputs=_channels(arguments.inputs, "in", arch.in_channels),
+            outputs=_channels(arguments.outputs, "out", arch.out_channels),
+            grid=_grid(arguments.grid, imported, scaling),
+            normalization=scaling.per_channel if scaling else imported.normalization,
+            field_normalization=scaling.fields if scaling else None,
+            precision=arguments.precision,
+            sha256="0" * 64,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ImportRefused(f"{where}: {first['msg']}".removeprefix(": ")) from None
+
+
+def _channels(names: Sequence[str] | None, prefix: str, count: int) -> tuple[Channel, ...]:
+    if names is None:
+        names = [f"{prefix}{i}" for i in range(count)]
+    if len(names) != count:
+        raise ImportRefused(f"--{prefix}puts names {len(names)} channels, the network has {count}")
+    return tuple(Channel(name=name) for name in names)
+
+
+def _grid(
+    given: tuple[int, ...] | None, imported: Imported, scaling: Normalizing | None
+) -> GridSpec:
+    arch = imported.architecture
+    n = arch.n_dim
+    periodic = arch.positional_grid in ("none", "endpoint_excluded", "cell_centres")
+    boundary, extent = "periodic" if periodic else "nodes", (1.0,) * n
+    if scaling is not None and scaling.fields is not None:
+        fixed = scaling.fields.grid
+        return GridSpec.model_validate(
+            {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
+        )  # fmt: skip
+    smallest = _smallest(arch)
+    training = given or imported.training_grid
+    if training is None:
+        training = tuple(max(_USUAL_GRID[n], points) for points in smallest)
+    if len(training) != n:
+        raise ImportRefused(f"--grid has {len(training)} axes, the network has {n}")
+    if any(points < least for points, least in zip(training, smallest, strict=True)):
+        raise ImportRefused(
+            f"--grid {list(training)} is smaller than {list(smallest)}, which the modes need"
+        )
+    largest = tuple(max(_LARGEST_GRID[n], points) for points in training)
+    return GridSpec.model_validate(
+        {"training": training, "minimum": smallest, "maximum": largest, "extent": extent, "boundary": boundary}
+    )  # fmt: skip
+
+
+def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
+    """Fewest points an axis may have; padding of a fixed number of points helps to hold the modes."""
+    padding = arch.domain_padding
+    points = (padding.points if padding else None) or (0,) * arch.n_dim
+    shares = (padding.fraction if padding else None) or (0.0,)
+    factors = [factor for layer in arch.resolution_scaling for factor in layer]
+    if max(points) > _LARGEST_PADDING or max((*shares, *factors)) > _LARGEST_SHARE:
+        raise ImportRefused(
+            f"domain padding of {max(points):,} points or {max(shares):g} of the grid, or grids scaled by "
+            f"{max(factors, default=1):g}: more than a network can mean"
+        )
+    both = 2 if padding and padding.sides == "both" else 1
+    return tuple(
+        max(1, least - both * pad) for least, pad in zip(arch.smallest_grid, points, strict=True)
+    )
+
+
+def _scaling(arguments: argparse.Namespace, arch: FNOArchitecture) -> Normalizing | None:
+    sides: dict[Side, Scaling] = {}
+    if arguments.normalizer is not None:
+        sides.update(read_normalizer(arguments.normalizer))
+    both: tuple[Side, ...] = ("input", "output")
+    for side in both:
+        file: Path | None = getattr(arguments, f"{side}_normalizer")
+        mean, std = getattr(arguments, f"{side}_mean"), getattr(arguments, f"{side}_std")
+        if file is not None:
+            sides.update(read_normalizer(file, only=side))
+        if mean is not None or std is not None:
+            sides[side] = constant(mean or (0.0,), std or (1.0,), f"--{side}-mean, --{side}-std")
+    return normalizing(sides, arch) if sides else None
+
+
+def _found(
+    checkpoint: Checkpoint, imported: Imported, config: ModelConfig, scaling: tuple[str, ...]
+) -> list[str]:
+    arch = imported.architecture
+    parameters = sum(t.numel() * (2 if t.is_complex() else 1) for t in imported.state.values())
+    shown = arch.model_dump(exclude_defaults=True, mode="json")
+    kind = "none: the network takes and gives what it was trained on, scaled or not"
+    if config.normalization is not None:
+        kind = "mean and std of each channel"
+    if config.field_normalization is not None:
+        kind = f"mean and std of each point of the grid {list(config.field_normalization.grid)}"
+    return [
+        f"{checkpoint.path}",
+        f"  {imported.format} (read as {describe(checkpoint)})",
+        f"  {parameters:,} parameters",
+        *(f"  {key}: {value}" for key, value in shown.items()),
+        f"  normaliser: {kind}",
+        *(f"    {line}" for line in scaling),
+        "assumed:",
+        *(f"  - {line}" for line in (*imported.assumptions, *_about_grid(config, imported))),
+        "verified:",
+    ]
+
+
+def _about_grid(config: ModelConfig, imported: Imported) -> list[str]:
+    grid = config.grid
+    known = imported.training_grid is not None or config.field_normalization is not None
+    return [
+        f"trained on the grid {list(grid.training)}{'' if known else ' (--grid)'}, served on "
+        f"{list(grid.minimum)} to {list(grid.maximum)}",
+        f"channels {', '.join(c.name for c in config.inputs)} -> "
+        f"{', '.join(c.name for c in config.outputs)} (--inputs, --outputs)",
+    ]
+
+
+def _next_steps(config: ModelConfig, repository: Path) -> list[str]:
+    shape = "x".join(map(str, (config.architecture.in_channels, *config.grid.training)))
+    return [
+        "no trust signals, not evaluated: answers carry no warning of inputs unlike the training data",
+        f"serve it: turbofno serve --model-repository {repository}",
+        f"call it:  turbofno predict {config.name} field.npy -o answer.npy   ({shape} float32)",
+    ]
+
+
+def _say(lines: Sequence[str]) -> None:
+    # names out of the file stand in them
+    sys.stdout.write("".join(printable(line) + "\n" for line in lines))
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for entry in given:
+        key, equals, value = entry.partition("=")
+        if not equals or not key:
+            raise ImportRefused(f"--set takes KEY=VALUE, not {entry!r}")
+        settings[key] = value
+    return settings

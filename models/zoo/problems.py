@@ -1,0 +1,274 @@
+"""The zoo's three problems: what each model takes and gives, its data from our own solvers, its recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from turbofno.models.core.config import (
+    PDE,
+    BurgersResidual,
+    Channel,
+    DarcyResidual,
+    DomainPadding,
+    FNOArchitecture,
+    GridSpec,
+    NavierStokesResidual,
+    Parameter,
+)
+from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
+
+TRAINING_SEED = 1
+HELD_OUT_SEED = 2
+CALIBRATION_SEED = 4
+"""Of the fields that the thresholds of the trust signals come from; 3 is that of service/demo/solutions.py."""
+
+Device = torch.device | str
+Simulate = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of training: `epochs` over windows of `unroll` steps, one-cycle rate up to `learning_rate`."""
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    unroll: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a zoo model is trained."""
+
+    samples: int
+    phases: tuple[Phase, ...]
+    seed: int = 0
+    weight_decay: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One PDE, its zoo model and its data.
+
+    `simulate(indices, seed=, n=, device=)` gives float32 [samples, frames, *grid], frame 0 the initial
+    field: an operator maps frame i to frame i + 1. With more than two frames the model is
+    autoregressive; `first_frame` is where held-out rollouts start. `sample` takes the same arguments and gives
+    inputs only, float32 [fields, *grid], as many a sample as training took.
+    """
+
+    key: str
+    name: str
+    title: str
+    description: str
+    inputs: tuple[Channel, ...]
+    outputs: tuple[Channel, ...]
+    grid: GridSpec
+    pde: PDE
+    architecture: FNOArchitecture
+    recipe: Recipe
+    simulate: Simulate
+    sample: Simulate
+    other_grids: tuple[int, ...]
+    target_error: float
+    time_step: float | None = None
+    first_frame: int = 0
+
+
+def _simulate_burgers(
+    indices: Sequence[int], *, seed: int, n: int = 1024, device: Device = "cpu"
+) -> torch.Tensor:
+    solver_n = max(n, 1024)
+    if solver_n % n:
+        raise ValueError(
+            f"cannot take {n} of {solver_n} points; expected a divisor of 1024, or more points; "
+            "pass e.g. 256"
+        )
+    u0 = burgers.sample_inputs(indices, seed=seed, n=solver_n, device=device)
+    frames = torch.stack([u0, burgers.solve(u0)], dim=1)
+    return frames[..., :: solver_n // n].float()
+
+
+def _simulate_darcy(
+    indices: Sequence[int], *, seed: int, n: int = 85, device: Device = "cpu"
+) -> torch.Tensor:
+    a = darcy.sample_inputs(indices, seed=seed, device=device)
+    frames = torch.stack([a, darcy.solve(a)], dim=1)
+    return darcy.subsample(frames, n).float()
+
+
+def _sample_burgers(
+    indices: Sequence[int], *, seed: int, n: int = 1024, device: Device = "cpu"
+) -> torch.Tensor:
+    return burgers.sample_inputs(indices, seed=seed, n=n, device=device).float()
+
+
+def _sample_darcy(
+    indices: Sequence[int], *, seed: int, n: int = 85, device: Device = "cpu"
+) -> torch.Tensor:
+    return darcy.subsample(darcy.sample_inputs(indices, seed=seed, device=device), n).float()
+
+
+NAVIER_STOKES_STEPS = 50
+
+
+def _simulate_navier_stokes(
+    indices: Sequence[int], *, seed: int, n: int = 64, device: Device = "cpu"
+) -> torch.Tensor:
+    # float32 on 64 x 64 is within 1e-5 of float64 on 128 x 128 (navier_stokes.solve)
+    finer = math.ceil(64 / n)
+    w0 = navier_stokes.sample_inputs(
+        indices, seed=seed, n=finer * n, device=device, dtype=torch.float32
+    )
+    times = [float(t) for t in range(1, NAVIER_STOKES_STEPS + 1)]
+    frames = navier_stokes.solve(w0, times=times, output_n=n)
+    return torch.cat([w0[:, None, ::finer, ::finer], frames], dim=1)
+
+
+def _sample_navier_stokes(
+    indices: Sequence[int], *, seed: int, n: int = 64, device: Device = "cpu"
+) -> torch.Tensor:
+    return _simulate_navier_stokes(indices, seed=seed, n=n, device=device)[:, :-1].flatten(0, 1)
+
+
+_LI = "Li et al., Fourier Neural Operator for Parametric PDEs, 2020, arXiv:2010.08895"
+
+BURGERS = Problem(
+    key="burgers",
+    name="burgers-1d",
+    title="Burgers' equation in one dimension",
+    description="Velocity at t = 1 from the initial velocity, viscous Burgers' equation, periodic.",
+    inputs=(Channel(name="u0", units="1", description="initial velocity u(x, 0)"),),
+    outputs=(Channel(name="u", units="1", description="velocity u(x, 1)"),),
+    grid=GridSpec(
+        training=(1024,), minimum=(32,), maximum=(16384,), extent=(1.0,), boundary="periodic"
+    ),
+    pde=PDE(
+        name="burgers",
+        equation="u_t + u u_x = nu u_xx",
+        domain="x in [0, 1), periodic; t from 0 to 1; non-dimensional",
+        input_distribution="u0 ~ N(0, 625 (-Laplacian + 25 I)^-2), zero mean",
+        parameters=(Parameter(name="nu", minimum=0.1, maximum=0.1, description="viscosity"),),
+        reference=f"{_LI}, section 5.1",
+        residual=BurgersResidual(nu=0.1, time=1.0),
+    ),
+    architecture=FNOArchitecture(
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=64,
+        n_layers=4,
+        modes=(16,),  # no coordinates: nothing in the problem depends on the place
+    ),
+    recipe=Recipe(samples=4096, phases=(Phase(epochs=150, batch=64, learning_rate=2e-3),)),
+    simulate=_simulate_burgers,
+    sample=_sample_burgers,
+    other_grids=(256, 8192),
+    target_error=0.016,
+)
+
+DARCY = Problem(
+    key="darcy",
+    name="darcy-2d",
+    title="Darcy flow in two dimensions",
+    description="Pressure from a two-valued permeability field on the unit square.",
+    inputs=(
+        Channel(
+            name="a",
+            units="1",
+            description="permeability, 12 or 3 at every node",
+            exclusive_minimum=0.0,
+        ),
+    ),
+    outputs=(Channel(name="u", units="1", description="pressure, zero on the boundary"),),
+    grid=GridSpec(
+        training=(85, 85), minimum=(43, 43), maximum=(421, 421), extent=(1.0, 1.0), boundary="nodes"
+    ),
+    pde=PDE(
+        name="darcy",
+        equation="-div(a grad u) = 1",
+        domain="[0, 1]^2, u = 0 on the boundary; non-dimensional",
+        input_distribution="a = 12 where g >= 0, else 3; g ~ N(0, (-Laplacian + 9 I)^-2), zero Neumann",
+        parameters=(
+            Parameter(name="a", minimum=3.0, maximum=12.0, description="permeability values"),
+        ),
+        reference=f"{_LI}, section 5.2",
+        residual=DarcyResidual(source=1.0),
+    ),
+    architecture=FNOArchitecture(
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=32,
+        n_layers=4,
+        modes=(24, 12),
+        positional_grid="endpoint_included",
+        domain_padding=DomainPadding(fraction=(0.1, 0.1)),
+    ),
+    recipe=Recipe(samples=8192, phases=(Phase(epochs=100, batch=32, learning_rate=2e-3),)),
+    simulate=_simulate_darcy,
+    sample=_sample_darcy,
+    other_grids=(141, 421),
+    target_error=0.011,
+)
+
+NAVIER_STOKES = Problem(
+    key="navier-stokes",
+    name="navier-stokes-2d",
+    title="Navier-Stokes equations in two dimensions, vorticity form",
+    description="Vorticity one time unit later, on the unit torus with a fixed forcing; autoregressive.",
+    inputs=(Channel(name="vorticity", units="1", description="vorticity w(x, y, t)"),),
+    outputs=(Channel(name="vorticity", units="1", description="vorticity w(x, y, t + 1)"),),
+    grid=GridSpec(
+        training=(64, 64),
+        minimum=(32, 32),
+        maximum=(512, 512),
+        extent=(1.0, 1.0),
+        boundary="periodic",
+    ),
+    pde=PDE(
+        name="navier-stokes",
+        equation="w_t + v . grad w = nu Laplacian w + 0.1 (sin(2 pi (x + y)) + cos(2 pi (x + y)))",
+        domain="unit torus; t from 0 to 50 in steps of 1; non-dimensional",
+        input_distribution="w(0) ~ N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), zero mean",
+        parameters=(Parameter(name="nu", minimum=1e-3, maximum=1e-3, description="viscosity"),),
+        reference=f"{_LI}, section 5.3",
+        residual=NavierStokesResidual(nu=1e-3, time=1.0),
+    ),
+    architecture=FNOArchitecture(
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=32,
+        n_layers=4,
+        modes=(24, 12),
+        positional_grid="endpoint_excluded",  # the forcing is fixed in space
+    ),
+    recipe=Recipe(
+        samples=2048,
+        phases=(
+            Phase(epochs=16, batch=64, learning_rate=2e-3),
+            Phase(epochs=12, batch=32, learning_rate=5e-4, unroll=8),
+        ),
+    ),
+    simulate=_simulate_navier_stokes,
+    sample=_sample_navier_stokes,
+    other_grids=(128,),
+    target_error=0.013,
+    time_step=1.0,
+    first_frame=10,
+)
+
+PROBLEMS = {problem.key: problem for problem in (BURGERS, DARCY, NAVIER_STOKES)}
+
+
+def problem_named(name: str) -> Problem:
+    """The problem of a key ('burgers') or zoo name ('burgers-1d').
+
+    Raises:
+        KeyError: no such problem; the message lists them.
+    """
+    for problem in PROBLEMS.values():
+        if name in (problem.key, problem.name):
+            return problem
+    raise KeyError(f"no problem {name!r}; there are {', '.join(PROBLEMS)}")

@@ -1,0 +1,52 @@
+"""The memory that a network claims, whatever its file says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from turbofno.models.core.activations import activation_bytes
+from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+
+PLAIN: dict[str, Any] = {
+    "in_channels": 1,
+    "out_channels": 2,
+    "hidden_channels": 10,
+    "n_layers": 3,
+    "modes": (4, 4),
+    "projection_channels": (7,),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "channels", "points"),
+    [
+        ({}, 1 + 2 + 30 + 7, 80),
+        ({"lifting_channels": (5, 6)}, 51, 80),
+        ({"channel_mlp": ChannelMLP(hidden_channels=4)}, 52, 80),
+        ({"domain_padding": DomainPadding(points=(2, 0))}, 40, 100),
+        ({"domain_padding": DomainPadding(fraction=(0.5, 0.5), sides="both")}, 40, 320),
+        ({"resolution_scaling": ((2.0, 2.0), (0.5, 0.5), (0.5, 0.5))}, 40, 320),
+    ],
+)
+def test_activations_are_those_of_all_layers_on_the_largest_of_their_grids(
+    changes: dict[str, Any], channels: int, points: int
+) -> None:
+    architecture = FNOArchitecture(**{**PLAIN, **changes})
+    assert activation_bytes(architecture, (8, 10)) == 4 * channels * points
+
+
+@pytest.mark.parametrize(
+    ("changes", "grid"),
+    [
+        ({}, (10**400, 1)),
+        ({"hidden_channels": 10**400}, (8, 10)),
+        ({"domain_padding": DomainPadding(fraction=(1e308, 1e308))}, (8, 10)),
+    ],
+)
+def test_activations_beyond_all_numbers_are_infinite(
+    changes: dict[str, Any], grid: tuple[int, ...]
+) -> None:
+    assert activation_bytes(FNOArchitecture(**{**PLAIN, **changes}), grid) == math.inf

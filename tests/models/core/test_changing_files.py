@@ -1,0 +1,130 @@
+"""Checkpoints whose files change while they are loaded: what was hashed is what is loaded, and the process lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import WEIGHTS_FILE, save_model
+from turbofno.models.core.fno import FNO
+
+if TYPE_CHECKING:
+    from turbofno.models.core.config import ModelConfig
+
+pytestmark = pytest.mark.timeout(180)
+
+ROOT = Path(__file__).resolve().parents[2]
+LOADS = 150
+CUT = """
+import sys, threading
+from pathlib import Path
+import torch
+from turbofno.models.core.checkpoint import load_model
+
+folder = Path(sys.argv[1])
+first = load_model(folder).module.state_dict()
+reading, cut = threading.Event(), threading.Event()
+take = torch.nn.Module.load_state_dict
+
+def take_while_it_is_cut(*given, **more):
+    reading.set()
+    cut.wait()
+    return take(*given, **more)
+
+def shorten():
+    reading.wait()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(0)
+    cut.set()
+
+torch.nn.Module.load_state_dict = take_while_it_is_cut
+threading.Thread(target=shorten).start()
+state = load_model(folder).module.state_dict()
+assert all(torch.equal(state[name], first[name]) for name in first)
+"""
+RENAME = """
+import sys, threading
+from pathlib import Path
+import torch
+from turbofno.models.core.checkpoint import CheckpointError, load_model
+
+folder, loads = Path(sys.argv[1]), int(sys.argv[2])
+weights, other = folder / "model.safetensors", folder / "other"
+first = load_model(folder).module.state_dict()
+done = threading.Event()
+
+def rename():
+    contents = weights.read_bytes(), other.read_bytes()
+    while not done.is_set():
+        for content in contents:
+            other.write_bytes(content)
+            other.replace(weights)
+
+renaming = threading.Thread(target=rename)
+renaming.start()
+wrong = 0
+for _ in range(loads):
+    try:
+        state = load_model(folder).module.state_dict()
+    except CheckpointError:
+        continue
+    wrong += any(not torch.equal(state[name], first[name]) for name in first)
+done.set()
+renaming.join()
+assert not wrong, f"{wrong} times other weights under the good hash"
+"""
+
+IMPORT = """
+import sys
+from pathlib import Path
+from turbofno.models.importers.tensor_files import read_safetensors
+
+file = Path(sys.argv[1])
+tensors = read_safetensors(file)
+file.open("r+b").truncate(0)
+assert tensors["weight"].sum() == 1 << 16
+"""
+
+
+def large_config() -> ModelConfig:
+    """2 MiB of weights, so that a load takes as long as a change."""
+    config = tiny_config(n_dim=2)
+    architecture = {"hidden_channels": 32, "modes": (16, 16)}
+    return config.model_copy(
+        update={"architecture": config.architecture.model_copy(update=architecture)}
+    )
+
+
+def run(program: str, *arguments: object) -> None:
+    """In a process of its own, which the fault would end."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr}"
+
+
+def test_a_file_that_is_cut_while_it_is_loaded_does_not_end_the_process(tmp_path: Path) -> None:
+    config = large_config()
+    save_model(tmp_path, config, FNO(config.architecture))
+    run(CUT, tmp_path)
+
+
+def test_a_file_that_is_renamed_while_it_is_loaded_is_not_served_under_the_other_hash(
+    tmp_path: Path,
+) -> None:
+    config = large_config()
+    for name in ("other", "model"):
+        save_model(tmp_path / name, config, FNO(config.architecture))
+    (tmp_path / "other" / WEIGHTS_FILE).replace(tmp_path / "model" / "other")
+    run(RENAME, tmp_path / "model", LOADS)
+
+
+def test_a_file_that_is_cut_while_it_is_imported_does_not_end_the_process(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(1 << 16)}, tmp_path / WEIGHTS_FILE)
+    run(IMPORT, tmp_path / WEIGHTS_FILE)

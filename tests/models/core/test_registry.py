@@ -1,0 +1,59 @@
+"""Which folders count as models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turbofno.models.core.registry import ModelLocation, discover
+
+
+def put_config(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_discover_finds_flat_and_versioned_models_in_order(tmp_path: Path) -> None:
+    flat = put_config(tmp_path / "flat")
+    second = put_config(tmp_path / "deep" / "2")
+    tenth = put_config(tmp_path / "deep" / "10")
+    put_config(tmp_path / "deep" / "draft")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("not a model")
+    assert discover(tmp_path) == [
+        ModelLocation("deep", "2", second),
+        ModelLocation("deep", "10", tenth),
+        ModelLocation("flat", "1", flat),
+    ]
+
+
+def test_a_folder_whose_name_is_no_text_is_passed_over_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_config(tmp_path / "odd-\udcff")
+    put_config(tmp_path / "odd-\udcfe" / "1")
+    fine = put_config(tmp_path / "größe")
+    assert discover(tmp_path) == [ModelLocation("größe", "1", fine)]
+    assert caplog.text.count("not UTF-8") == 2
+
+
+def test_a_version_that_is_a_link_out_of_the_repository_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    for folder in (elsewhere, root / "flow" / "1", root / "blobs"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    (root / "flow" / "2").symlink_to(elsewhere)
+    (root / "flow" / "3").symlink_to(root / "blobs")
+    (root / "linked").symlink_to(elsewhere)
+    found = [(model.name, model.version) for model in discover(root)]
+    assert found == [("blobs", "1"), ("flow", "1"), ("flow", "3"), ("linked", "1")]
+    assert "leads out" in caplog.text
+
+
+def test_discover_refuses_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="nowhere"):
+        discover(tmp_path / "nowhere")

@@ -1,0 +1,324 @@
+"""`turbofno import`: what it prints, what it writes, what it refuses, and that a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from neuralop.models import FNO as TheirFNO
+from neuralop.models import TFNO as TheirTFNO
+
+from tests.models.importers.original_scripts import Script
+from tests.turbofno_ops.fourier_truth import relative_l2
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.registry import discover
+from turbofno.models.importers import command as import_command
+from turbofno.models.importers import neuraloperator
+from turbofno.models.importers.verify import Verification
+from turbofno.service import cli
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:neuralop")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return tmp_path / "repository"
+
+
+def run(repository: Path, path: Path, *options: str, name: str = "model") -> int:
+    return cli.main(
+        ["import", str(path), "--name", name, "--repository", str(repository), *options]
+    )
+
+
+def neuraloperator_pair(folder: Path, name: str = "model") -> TheirFNO:
+    network = TheirFNO(n_modes=(6, 5), in_channels=1, out_channels=2, hidden_channels=6, n_layers=2)
+    folder.mkdir(exist_ok=True)
+    network.save_checkpoint(folder, name)
+    return network.eval()
+
+
+def left_over(repository: Path) -> list[str]:
+    return sorted(path.name for path in repository.glob("*")) if repository.exists() else []
+
+
+@pytest.mark.parametrize("how", ["state dict", "trainer folder", "module", "wrapped"])
+def test_neuraloperator_is_verified_against_itself(
+    how: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = neuraloperator_pair(tmp_path / "saved")
+    path = tmp_path / "saved" / "model_state_dict.pt"
+    if how == "trainer folder":
+        neuraloperator_pair(tmp_path / "saved", "other")
+        path = tmp_path / "saved"
+    elif how == "module":
+        path = tmp_path / "module.pt"
+        torch.save(network, path)
+    elif how == "wrapped":
+        path = tmp_path / "wrapped.pt"
+        torch.save({"epoch": 2, "model": network.state_dict()}, path)
+    assert run(repository, path) == 0
+    said = capsys.readouterr().out
+    for part in ("neuraloperator 2.0.0 FNO", "modes: [6, 3]", "assumed:", "odd size",
+                 "compared with neuraloperator 2.0.0", "grid 17x17", "no trust signals, not evaluated"):  # fmt: skip
+        assert part in said, said
+    loaded = load_model(repository / "model")
+    for size in ((16, 16), (17, 13)):
+        x = torch.randn(3, 1, *size)
+        with torch.inference_mode():
+            assert relative_l2(loaded.module(x), network(x)) < 1e-5
+
+
+def test_scripts_are_said_to_be_unproven_and_take_settings(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = Script("B", (4, 4), 6, 1, 1, padding=(3, 3), activation=torch.tanh).eval()
+    torch.save(network.state_dict(), tmp_path / "fno.pt")
+    settings = ["--set", "padding=3", "--set", "activation=tanh"]
+    channels = ["--inputs", "permeability", "--outputs", "pressure", "--grid", "21,20"]
+    physical = ["--input-mean", "7", "--input-std", "3", "--output-mean", "1", "--output-std", "2"]
+    assert run(repository, tmp_path / "fno.pt", *settings, *channels, *physical) == 0
+    said = capsys.readouterr().out
+    assert "activation tanh (activation=..)" in said
+    assert "the original library was not run: settings were overridden" in said
+    assert "does not show that the network is the one that was trained" in said
+    loaded = load_model(repository / "model")
+    assert [c.name for c in loaded.config.inputs] == ["permeability"]
+    assert loaded.config.grid.training == (21, 20)
+    x = 7 + 3 * torch.randn(2, 1, 21, 20)
+    with torch.inference_mode():
+        expected = network(((x - 7) / 3).movedim(1, -1)).movedim(-1, 1) * 2 + 1
+        assert relative_l2(loaded.module(x), expected) < 1e-5
+
+
+@pytest.mark.parametrize("padding", ["1000000000", "-3"])
+def test_padding_that_cannot_be_meant_is_refused(
+    padding: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    assert run(repository, tmp_path / "fno.pt", "--set", f"padding={padding}") == 1
+    assert "padding" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+def test_an_existing_model_is_replaced_only_by_force(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path / "one")
+    second = neuraloperator_pair(tmp_path / "two")
+    assert run(repository, tmp_path / "one") == 0
+    before = (repository / "model" / "config.json").read_bytes()
+    assert run(repository, tmp_path / "two") == 1
+    assert "--force replaces it" in capsys.readouterr().err
+    assert (repository / "model" / "config.json").read_bytes() == before
+    assert run(repository, tmp_path / "two", "--force") == 0
+    assert left_over(repository) == ["model"]
+    x = torch.randn(1, 1, 16, 16)
+    with torch.inference_mode():
+        assert relative_l2(load_model(repository / "model").module(x), second(x)) < 1e-5
+
+
+def test_a_folder_of_versions_is_not_replaced(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path / "one")
+    (repository / "model" / "2").mkdir(parents=True)
+    assert run(repository, tmp_path / "one", "--force") == 1
+    assert "may hold several" in capsys.readouterr().err
+    assert (repository / "model" / "2").is_dir()
+
+
+def test_a_model_that_cannot_be_moved_into_place_leaves_the_old_one(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuraloperator_pair(tmp_path / "one")
+    assert run(repository, tmp_path / "one") == 0
+    before = (repository / "model" / "model.safetensors").read_bytes()
+    rename = Path.rename
+
+    def full(self: Path, target: Path) -> Path:
+        if self.name == "fresh":
+            raise OSError("read-only file system")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    assert run(repository, tmp_path / "one", "--force") == 1
+    assert left_over(repository) == ["model"]
+    assert (repository / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_failure_while_writing_leaves_the_old_model_and_nothing_else(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuraloperator_pair(tmp_path / "one")
+    assert run(repository, tmp_path / "one") == 0
+    before = (repository / "model" / "model.safetensors").read_bytes()
+    seen = []
+
+    def full(path: Path, *_: object) -> None:
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+        seen.extend(location.name for location in discover(repository))
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(import_command, "save_model", full)
+    assert run(repository, tmp_path / "one", "--force") == 1
+    assert seen == ["model"]
+    assert left_over(repository) == ["model"]
+    assert (repository / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_a_network_that_differs_is_not_written(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """An importer with a mistake: two rows of a weight swapped. The comparison has to find it."""
+    plain = neuraloperator.import_neuraloperator
+
+    def mistaken(*given: object) -> object:
+        imported = plain(*given)
+        weight = imported.state["blocks.1.spectral_weight"]
+        weight[:, :, [0, 1]] = weight[:, :, [1, 0]]
+        return imported
+
+    monkeypatch.setattr(neuraloperator, "import_neuraloperator", mistaken)
+    neuraloperator_pair(tmp_path / "one")
+    assert run(repository, tmp_path / "one") == 1
+    assert "differs by" in capsys.readouterr().err
+    assert left_over(repository) == []
+    assert Verification(("",), float("nan")).passed is False
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["gno_in.neighbor_search.weight"], "a graph neural operator (GINO, FNOGNO)"),
+        (["fno_blocks.convs.0.sht.weights"], "spherical harmonics (SFNO)"),
+        (["blocks.0.filter.w1", "patch_embed.proj.weight"], "an AFNO"),
+        (["fno_blocks.0.convs.0.weight", "horizontal_skips.3.weight"], "a UNO"),
+        (["unet3.conv.weight", "conv0.weights1", "fc0.weight"], "a U-FNO"),
+        (["encoder.layer.0.weight"], "of no network that we know"),
+    ],
+)
+def test_other_networks_are_named(
+    keys: list[str], says: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({key: torch.zeros(2, 2) for key in keys}, tmp_path / "model.pt")
+    assert run(repository, tmp_path / "model.pt") == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert keys[0] in said or keys[1] in said
+    assert "Supported are: neuraloperator FNO and TFNO" in said
+    assert left_over(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--set", "padding"], "--set takes KEY=VALUE"),
+        (["--set", "colour=blue"], "colour"),
+        (["--inputs", "a,b"], "--inputs names 2 channels, the network has 1"),
+        (["--grid", "64"], "--grid has 1 axes, the network has 2"),
+        (["--input-std", "0"], "std must be positive"),
+    ],
+)
+def test_wrong_options_are_named(
+    options: list[str], says: str, tmp_path: Path, repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    neuraloperator_pair(tmp_path / "one")
+    assert run(repository, tmp_path / "one", *options) == 1
+    assert says in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--name", "../model"], "'../model'"),
+        (["--inputs", "a b"], "'a b'"),
+        (["--grid", "10,x"], "whole numbers like 64,64"),
+        (["--output-mean", "one"], "numbers like 0.5,-3"),
+        (["--precision", "fp16"], "bf16"),
+    ],
+)
+def test_options_that_make_no_sense_are_wrong_usage(
+    options: list[str], says: str, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(repository, Path("nowhere.pt"), *options)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (b"", [], "empty"),
+        (b"hello", [], "not a file of torch.save"),
+        (b"PK\x03\x04" + bytes(100), [], "truncated"),
+        (None, ["--format", "physicsnemo"], "takes an .mdlus archive"),
+        (None, ["--format", "the-well"], "takes config.json and model.safetensors"),
+    ],
+)
+def test_files_that_cannot_be_meant(
+    content: bytes | None, options: list[str], says: str, tmp_path: Path, repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    neuraloperator_pair(tmp_path)
+    path = tmp_path / "model_state_dict.pt"
+    if content is not None:
+        path.write_bytes(content)
+    assert run(repository, path, *options) == 1
+    assert says in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+@pytest.mark.timeout(20)
+def test_pipes_and_devices_are_not_read(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    neuraloperator_pair(tmp_path)
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert run(repository, path) == 1
+        assert "is a pipe or device" in capsys.readouterr().err
+        normalised = run(repository, tmp_path / "model_state_dict.pt", "--normalizer", str(path))
+        assert normalised == 1
+        assert "is no file" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+def test_archives_of_another_format_than_asked_for_are_refused(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "model.mdlus", "w") as archive:
+        archive.writestr("args.json", "{}")
+    assert run(repository, tmp_path / "model.mdlus", "--format", "original") == 1
+    assert "in the format physicsnemo, not original" in capsys.readouterr().err
+
+
+def test_a_tfno_is_verified_by_its_library_and_its_precision_is_kept(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = TheirTFNO(
+        n_modes=(6, 5), in_channels=1, out_channels=2, hidden_channels=6, n_layers=2, rank=0.3
+    )
+    network.save_checkpoint(tmp_path, "model")
+    path = tmp_path / "model_state_dict.pt"
+    assert run(repository, path, "--precision", "bf16") == 0
+    assert "compared with neuraloperator 2.0.0" in capsys.readouterr().out
+    assert load_model(repository / "model").config.precision == "bf16"
+
+
+def test_what_is_not_there_or_native_already_is_said(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(repository, tmp_path / "nowhere.pt") == 1
+    assert "there is no file or folder" in capsys.readouterr().err
+    neuraloperator_pair(tmp_path / "one")
+    assert run(repository, tmp_path / "one") == 0
+    assert run(repository, repository / "model", name="again") == 1
+    assert "native checkpoint already" in capsys.readouterr().err
