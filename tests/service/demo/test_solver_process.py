@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from turbofno.models.zoo.problems import BURGERS, NAVIER_STOKES
+from turbofno.service.demo import solver_process
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sampling import complete, parameters_of
 from turbofno.service.demo.solver_process import IN_LINE, SolverProcess
