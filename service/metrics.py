@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from turbofno.service.answer_warnings import REASONS as WARNING_REASONS
-from turbofno.service.tally import Tally
+from turbofno.service.histogram_batch import HistogramBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,10 +241,10 @@ class Metrics:
 
     def _histogram(
         self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
-    ) -> Tally:
-        return Tally(name, text, labels, buckets, registry=self.registry)
+    ) -> HistogramBatch:
+        return HistogramBatch(name, text, labels, buckets, registry=self.registry)
 
-    def _seconds(self, name: str, text: str) -> Tally:
+    def _seconds(self, name: str, text: str) -> HistogramBatch:
         return self._histogram(name, text, MODEL, SECONDS)
 
 

@@ -18,7 +18,7 @@ from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from turbofno.service.http.call import Call
-    from turbofno.service.pipeline.admission import Room
+    from turbofno.service.pipeline.admission import ByteBudget
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib window arguments of the three formats."""
@@ -36,7 +36,7 @@ def declared_size(call: Call) -> int | None:
 
 async def read_body(
     call: Call,
-    room: Room,
+    budget: ByteBudget,
     *,
     limit: int,
     setting: str | None = "max_body_bytes",
@@ -65,11 +65,11 @@ async def read_body(
         if call.reservation is not None:
             # A body that dawdles must not keep others out.
             call.reservation.leave()
-        await _in_time(call, room, coding, limit, setting)
+        await _in_time(call, budget, coding, limit, setting)
     else:
         if body.size > limit:
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
-        room.hold(body.size)
+        budget.hold(body.size)
     size = body.size
     # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
     if aligned_at is None or coding is not None:
@@ -87,19 +87,19 @@ async def read_body(
     decoded = await offload(True, _inflate, whole, coding, limit, aligned_at or 0)
     if decoded is None:
         raise _too_large(call, "the decompressed body is longer", limit, setting)
-    room.hold(len(decoded))
+    budget.hold(len(decoded))
     return decoded
 
 
 async def _in_time(
-    call: Call, room: Room, coding: str | None, limit: int, setting: str | None
+    call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
 ) -> None:
     context = call.context
     seconds = context.settings.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds) as patience:
             with context.admission.reading(patience):
-                await _read(call, room, coding, limit, setting)
+                await _read(call, budget, coding, limit, setting)
     except TimeoutError:
         context.admission.refuse_if_ended()
         raise RequestTimeout(
@@ -108,7 +108,7 @@ async def _in_time(
 
 
 async def _read(
-    call: Call, room: Room, coding: str | None, limit: int, setting: str | None
+    call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
 ) -> None:
     body, declared = call.body, _content_length(call)
     if declared is not None and declared > limit:
@@ -116,14 +116,14 @@ async def _read(
     expected = declared if coding is None else None
     if body.size:
         # What came with the header, before the wait for the rest.
-        room.hold(body.size)
+        budget.hold(body.size)
     while not body.complete:
         await body.more()
         if expected is not None and body.size > expected:
             raise BadRequest(f"Content-Length says {expected} bytes, but more came")
         if body.size > limit:
             raise _too_large(call, "the body is longer than allowed", limit, setting)
-        room.hold(body.size)
+        budget.hold(body.size)
     if expected is not None and body.size != expected:
         raise BadRequest(f"Content-Length says {expected} bytes, but {body.size} came")
 

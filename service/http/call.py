@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
     from turbofno.service.http.served import Served
     from turbofno.service.http.shedding import Reservation
-    from turbofno.service.pipeline.admission import Caller, Room
+    from turbofno.service.pipeline.admission import ByteBudget, Caller
 
     Headers = list[tuple[bytes, bytes]]
     """As they came, names in lower case."""
@@ -68,7 +68,7 @@ class Call:
     __slots__ = (
         "asked", "body", "body_bytes", "caller", "compute_seconds", "context", "decode_seconds", "encode_seconds",
         "fields", "headers", "method", "model", "path", "protocol", "query", "queue_seconds",
-        "raw_headers", "raw_path", "request_id", "reservation", "room", "served", "shed", "span", "started", "trace",
+        "raw_headers", "raw_path", "request_id", "reservation", "budget", "served", "shed", "span", "started", "trace",
         "version",
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ class Call:
         """The model that it is for, once that is known to be there."""
         self.asked: Any = None
         """Its parameters, as the operation's `parse` gave them."""
-        self.room: Room | None = None
+        self.budget: ByteBudget | None = None
         """Its room, held until the reply has been sent, or nobody is there to send it to."""
         self.reservation: Reservation | None = None
         """Its place in the queue while it is on its way there."""
@@ -126,8 +126,8 @@ class Call:
         """Give back what it holds: the reply has been sent, or nobody is there to send it to. Repeatable."""
         if self.reservation is not None:
             self.reservation.leave()
-        if self.room is not None:
-            self.room.leave()
+        if self.budget is not None:
+            self.budget.leave()
 
     @property
     def steps(self) -> list[tuple[str, float]]:

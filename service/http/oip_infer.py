@@ -80,15 +80,15 @@ async def _run(call: Call) -> Reply:
 
 
 async def _read(call: Call, header: str | None, settings: Settings) -> memoryview:
-    room = call.room
-    assert room is not None
+    budget = call.budget
+    assert budget is not None
     if header is None:
         limit = settings.max_json_bytes
-        return await read_body(call, room, limit=limit, setting="max_json_bytes")
+        return await read_body(call, budget, limit=limit, setting="max_json_bytes")
     # The tensor starts where the JSON ends; a header that is no number is refused after reading,
     # when the range it should lie in is known.
     start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
-    return await read_body(call, room, limit=settings.max_body_bytes, aligned_at=start)
+    return await read_body(call, budget, limit=settings.max_body_bytes, aligned_at=start)
 
 
 def _json_length(header: str | None, available: int, settings: Settings) -> int:

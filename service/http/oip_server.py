@@ -25,7 +25,7 @@ from turbofno.service.http.oip_schemas import (
     Statistics,
 )
 from turbofno.service.http.openapi import ModelName, ModelVersion
-from turbofno.service.pipeline.admission import Room
+from turbofno.service.pipeline.admission import ByteBudget
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
@@ -261,5 +261,5 @@ async def _control_parameters(request: Request) -> dict[str, Any]:
 async def _control_body(request: Request) -> dict[str, Any]:
     # Not refused when the service is full: that is when operators need these routes.
     call = call_of(request.scope, request.receive, context_of(request))
-    body = await read_body(call, Room(), limit=_CONTROL_BYTES, setting=None)
+    body = await read_body(call, ByteBudget(), limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

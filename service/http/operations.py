@@ -140,7 +140,7 @@ def _admit(call: Call, target: Target) -> Reply | None:
         call.model, call.version = served.name, served.version
     call.asked = operation.parse(call)
     try:
-        call.room = context.admission.admit(
+        call.budget = context.admission.admit(
             declared_size(call),
             model=served.name,
             version=served.version,

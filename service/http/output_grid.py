@@ -67,5 +67,5 @@ def _hold_all(call: Call, count: int, output_grid: Grid) -> None:
             f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
         )
-    assert call.room is not None
-    call.room.hold_more(size)
+    assert call.budget is not None
+    call.budget.hold_more(size)

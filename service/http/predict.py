@@ -115,8 +115,8 @@ async def _run(call: Call) -> Reply:
 def answered(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
     """The reply with an answer, which the request's room then counts in place of the body."""
     reply = Reply(200, headers, body)
-    assert call.room is not None
-    call.room.hold_answer(reply.size)
+    assert call.budget is not None
+    call.budget.hold_answer(reply.size)
     return reply
 
 
@@ -148,13 +148,13 @@ async def read_arrays(
 
     Raises as read_body and `decode` do; `aligned_at` is as read_body has it.
     """
-    settings, room = call.context.settings, call.room
-    assert room is not None
+    settings, budget = call.context.settings, call.budget
+    assert budget is not None
     if codec is JSON:
         limit, setting, light = settings.max_json_bytes, "max_json_bytes", JSON_BYTES
     else:
         limit, setting, light = settings.max_body_bytes, "max_body_bytes", BINARY_BYTES
-    body = await read_body(call, room, limit=limit, setting=setting, aligned_at=aligned_at)
+    body = await read_body(call, budget, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
     # A small archive can inflate to the whole limit.
     if codec is NPZ or len(body) > light:
@@ -162,7 +162,7 @@ async def read_arrays(
     else:
         fields, about = decode(body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
-    room.hold(max(len(body), fields.nbytes))
+    budget.hold(max(len(body), fields.nbytes))
     call.decode_seconds = time.perf_counter() - started
     return fields, about
 

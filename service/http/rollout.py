@@ -162,8 +162,8 @@ def _check(call: Call, start: int, last: int) -> None:
 
 async def _run(call: Call) -> Reply:
     asked: Asked = call.asked
-    context, served, room = call.context, call.served, call.room
-    assert room is not None
+    context, served, budget = call.context, call.served, call.budget
+    assert budget is not None
     config, engine = served.config, context.engine
     fields, form = await read_fields(call, asked.reader)
     if not len(fields):
@@ -194,7 +194,7 @@ async def _run(call: Call) -> Reply:
 
     if asked.streamed is not None:
         # The body, the state on the device, and what the client has not yet taken.
-        room.hold(2 * fields.nbytes + unread_bytes(fields))
+        budget.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
             (b"content-type", asked.streamed.media_type.encode()),
@@ -262,8 +262,8 @@ def _hold_all(call: Call, job: RolloutRequest, codec: Codec) -> None:
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
             f"(Accept: {FORMS[0].media_type})"
         )
-    assert call.room is not None
-    call.room.hold(2 * fields.nbytes + size)
+    assert call.budget is not None
+    call.budget.hold(2 * fields.nbytes + size)
 
 
 async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:

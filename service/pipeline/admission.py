@@ -32,7 +32,7 @@ class Caller(NamedTuple):
 ANYONE = Caller()
 
 
-class Room:
+class ByteBudget:
     """The bytes that one admitted request holds: of its body, then of its answer. Used from the event loop only."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Admission:
         version: str,
         caller: Caller = ANYONE,
         coming: int = 0,
-    ) -> Room:
+    ) -> ByteBudget:
         """Let one request in, from before its body is read until its answer is sent, when it is to leave its room.
 
         What it holds is counted as it arrives (`Room.hold`), not as it is announced: a client that
@@ -135,7 +135,7 @@ class Admission:
         self._check_room(caller, model, size)
         self._requests += 1
         self._idle.clear()
-        return Room(
+        return ByteBudget(
             partial(self._check_room, caller, model),
             partial(self._change, caller, model),
             self._leave,

@@ -10,7 +10,7 @@ import sys
 import uvloop
 
 from turbofno.service import logs
-from turbofno.service.processes.lifeline import EX_CONFIG, Launch, die_with
+from turbofno.service.processes.liveness import EX_CONFIG, Launch, die_with
 from turbofno.service.server import SWITCH_SECONDS, keep_objects
 from turbofno.service.system import keep_freed_memory
 

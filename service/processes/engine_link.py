@@ -14,6 +14,7 @@ from turbofno.service.engine.interface import NOWHERE
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.messages import (
+    Ack,
     Ask,
     Begin,
     Cancel,
@@ -24,7 +25,6 @@ from turbofno.service.processes.messages import (
     Queue,
     Refused,
     State,
-    Taken,
     Told,
 )
 from turbofno.service.processes.rollout_ring import Reader
@@ -108,7 +108,7 @@ class EngineLink:
         try:
             async with aclosing(reader.frames()) as frames:
                 async for frame in frames:
-                    self._channel.send(Taken(number))
+                    self._channel.send(Ack(number))
                     yield frame
             end.result()
         finally:

@@ -17,24 +17,24 @@ from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_slots import QueueSlots
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.lifeline import Lifeline
+from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import LentMemory
 from turbofno.service.processes.messages import (
+    Ack,
     Ask,
     Attach,
-    Beat,
     Begin,
     Cancel,
     Framed,
-    Gone,
+    Heartbeat,
     Message,
     ModelState,
+    PeerLost,
     Predict,
     Predicted,
     Queue,
     Refused,
     State,
-    Taken,
     Told,
 )
 from turbofno.service.processes.rollout_ring import Writer
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from turbofno.service.engine.interface import ModelStatus, PredictResult
     from turbofno.service.pipeline.ticket import Ticket
-    from turbofno.service.processes.lifeline import Launch
+    from turbofno.service.processes.liveness import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class EngineServer:
         match message:
             case Begin() | Ask():
                 self._begin(front_end, message)
-            case Taken() if writer := front_end.writers.get(message.id):
+            case Ack() if writer := front_end.writers.get(message.id):
                 writer.taken()
             case Cancel() if ticket := front_end.tickets.get(message.id):
                 self._engine.cancel(ticket)
@@ -328,18 +328,18 @@ async def run(launch: Launch) -> int:
     server = EngineServer(
         engine,
         slots,
-        on_call=lambda: line.beat(),
+        on_call=lambda: line.heartbeat(),
         on_memory=partial(lock, device=device) if device.type == "cuda" else lambda _: None,
     )
 
     def tell(message: Message) -> None:
-        if isinstance(message, Gone):
+        if isinstance(message, PeerLost):
             server.forget(message.identity)
 
-    line = Lifeline(
+    line = LivenessPipe(
         launch,
         metrics.registry,
-        sign=lambda: Beat(server.endpoint, engine.remembered()),
+        sign=lambda: Heartbeat(server.endpoint, engine.remembered()),
         receive=tell,
     )
     stop = asyncio.Event()

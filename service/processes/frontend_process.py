@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from turbofno.service.app import create_app
 from turbofno.service.banner import greet
 from turbofno.service.metrics import Metrics
-from turbofno.service.processes.lifeline import Lifeline
+from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.messages import Beat, Engines, Message
+from turbofno.service.processes.messages import Engines, Heartbeat, Message
 from turbofno.service.processes.port import bind
 from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
 from turbofno.service.server import DrainingServer, server_config
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from turbofno.service.processes.lifeline import Launch
+    from turbofno.service.processes.liveness import Launch
 
 
 async def run(launch: Launch) -> int:
@@ -34,7 +34,7 @@ async def run(launch: Launch) -> int:
         if isinstance(message, Engines):
             engine.meet(message.peers)
 
-    line = Lifeline(launch, metrics.registry, sign=Beat, receive=tell)
+    line = LivenessPipe(launch, metrics.registry, sign=Heartbeat, receive=tell)
     app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=line.scrape)
     config = server_config(app, settings)
     server = DrainingServer(

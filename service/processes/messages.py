@@ -60,7 +60,7 @@ class Framed(_Message, frozen=True):
     frame: Frame
 
 
-class Taken(_Message, frozen=True):
+class Ack(_Message, frozen=True):
     """Front end to engine: the oldest frame that was not taken yet is; its place in the ring is free."""
 
     id: int
@@ -126,7 +126,7 @@ class Queue(_Message, frozen=True):
     drain_seconds: float
 
 
-class Beat(_Message, frozen=True):
+class Heartbeat(_Message, frozen=True):
     """Any process to its supervisor, at regular intervals: I am alive, and can be used."""
 
     endpoint: str = ""
@@ -148,7 +148,7 @@ class Engines(_Message, frozen=True):
     peers: tuple[Peer, ...]
 
 
-class Gone(_Message, frozen=True):
+class PeerLost(_Message, frozen=True):
     """Supervisor to engines: this front end is dead."""
 
     identity: bytes
@@ -168,6 +168,6 @@ class Scraped(_Message, frozen=True):
 
 
 Message: TypeAlias = (
-    Attach | Predict | Begin | Framed | Taken | Cancel | Ask | Predicted | Told | Refused | State | Queue
-    | Beat | Engines | Gone | Scrape | Scraped
+    Attach | Predict | Begin | Framed | Ack | Cancel | Ask | Predicted | Told | Refused | State | Queue
+    | Heartbeat | Engines | PeerLost | Scrape | Scraped
 )  # fmt: skip

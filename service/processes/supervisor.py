@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.lifeline import BEAT_SECONDS, EX_CONFIG, SCRAPE_SECONDS, Launch
-from turbofno.service.processes.messages import Beat, Engines, Gone, Message, Peer, Scrape, Scraped
+from turbofno.service.processes.liveness import EX_CONFIG, HEARTBEAT_SECONDS, SCRAPE_SECONDS, Launch
+from turbofno.service.processes.messages import (
+    Engines,
+    Heartbeat,
+    Message,
+    Peer,
+    PeerLost,
+    Scrape,
+    Scraped,
+)
 from turbofno.service.processes.metrics_sum import MetricsSum
 from turbofno.service.system import on_hangup
 
@@ -43,7 +51,7 @@ class _Running:
     launch: Launch
     process: asyncio.subprocess.Process
     last_sign: float
-    beat: Beat | None = None
+    heartbeat: Heartbeat | None = None
 
 
 @dataclass(slots=True)
@@ -157,12 +165,12 @@ class Supervisor:
     async def _watch(self, running: _Running) -> None:
         while True:
             before = time.monotonic()
-            await asyncio.sleep(BEAT_SECONDS)
-            late = time.monotonic() - before - BEAT_SECONDS
-            if late > BEAT_SECONDS:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            late = time.monotonic() - before - HEARTBEAT_SECONDS
+            if late > HEARTBEAT_SECONDS:
                 # This process stood still itself, and so may all have done: a container that was paused.
                 running.last_sign += late
-            patience = self._settings.hang_seconds if running.beat else START_SECONDS
+            patience = self._settings.hang_seconds if running.heartbeat else START_SECONDS
             silent = time.monotonic() - running.last_sign
             if silent > patience:
                 logger.error(
@@ -206,7 +214,7 @@ class Supervisor:
         """The processes of a role, or only those that gave a sign of life."""
         seats = (seat for seat in self._seats if role in (None, seat.role))
         found = [seat.running for seat in seats if seat.running is not None]
-        return [running for running in found if running.beat is not None or not up]
+        return [running for running in found if running.heartbeat is not None or not up]
 
     def _bury(self, role: Role, identity: bytes) -> None:
         self._metrics.retire(identity)
@@ -217,13 +225,13 @@ class Supervisor:
             self._introduce_engines(self._running("frontend", up=True))
         else:
             for engine in self._running("engine", up=True):
-                self._channel.send(Gone(identity), engine.launch.identity)
+                self._channel.send(PeerLost(identity), engine.launch.identity)
 
     def _introduce_engines(self, front_ends: list[_Running]) -> None:
         peers = tuple(
-            Peer(engine.launch.identity, engine.beat.endpoint)
+            Peer(engine.launch.identity, engine.heartbeat.endpoint)
             for engine in self._running("engine", up=True)
-            if engine.beat is not None
+            if engine.heartbeat is not None
         )
         for front_end in front_ends:
             self._channel.send(Engines(peers), front_end.launch.identity)
@@ -231,8 +239,8 @@ class Supervisor:
     def _receive(self, sender: bytes, messages: list[Message]) -> None:
         for message in messages:
             match message:
-                case Beat():
-                    self._on_beat(sender, message)
+                case Heartbeat():
+                    self._on_heartbeat(sender, message)
                 case Scrape():
                     task = asyncio.create_task(self._scrape(sender, message))
                     self._tasks.add(task)
@@ -243,15 +251,15 @@ class Supervisor:
                         self._metrics.note(sender, message.text)
                         scrape.set_result(None)
 
-    def _on_beat(self, sender: bytes, beat: Beat) -> None:
+    def _on_heartbeat(self, sender: bytes, heartbeat: Heartbeat) -> None:
         for seat in self._seats:
             running = seat.running
             if running is None or running.launch.identity != sender:
                 continue
-            first = running.beat is None
-            running.beat, running.last_sign = beat, time.monotonic()
+            first = running.heartbeat is None
+            running.heartbeat, running.last_sign = heartbeat, time.monotonic()
             seat.ever_up = True
-            seat.models = beat.models
+            seat.models = heartbeat.models
             if first and seat.role == "engine":
                 self._introduce_engines(self._running("frontend", up=True))
             elif first:

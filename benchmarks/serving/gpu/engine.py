@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.serving.gpu.stack import Setup, cpu_seconds
 from benchmarks.serving.servers import ROOT
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.lifeline import Launch
-from turbofno.service.processes.messages import Beat, Message
+from turbofno.service.processes.liveness import Launch
+from turbofno.service.processes.messages import Heartbeat, Message
 from turbofno.service.settings import Settings
 
 _READY_SECONDS = 120.0
@@ -38,7 +38,7 @@ async def _fed(
 
     def receive(_: bytes, messages: list[Message]) -> None:
         for message in messages:
-            if isinstance(message, Beat) and message.endpoint and not ready.done():
+            if isinstance(message, Heartbeat) and message.endpoint and not ready.done():
                 ready.set_result(message.endpoint)
 
     supervisor = Channel.listen(endpoint := new_endpoint(), receive)

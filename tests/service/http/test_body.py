@@ -69,7 +69,7 @@ def make_request(
     return call_of(scope, receive, context)
 
 
-class Room:
+class ByteBudget:
     """Keeps what it was told, and refuses over `most`."""
 
     def __init__(self, most: int = 10**9) -> None:
@@ -82,8 +82,8 @@ class Room:
         self.held.append(size)
 
 
-def read(request: Call, room: Room | None = None, **options: Any) -> memoryview:
-    return asyncio.run(read_body(request, room or Room(), **{"limit": 100_000, **options}))
+def read(request: Call, budget: ByteBudget | None = None, **options: Any) -> memoryview:
+    return asyncio.run(read_body(request, budget or ByteBudget(), **{"limit": 100_000, **options}))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
@@ -101,19 +101,19 @@ def test_body_comes_back_whole_writable_and_aligned(declared: bool, pieces: int)
 
 @pytest.mark.parametrize("headers", [{"content-length": "30"}, {}], ids=["declared", "chunked"])
 def test_bytes_are_held_as_they_arrive(headers: dict[str, str]) -> None:
-    room = Room()
-    read(make_request([b"x" * 10] * 3, headers), room)
-    assert room.held == [10, 20, 30]
+    budget = ByteBudget()
+    read(make_request([b"x" * 10] * 3, headers), budget)
+    assert budget.held == [10, 20, 30]
     with pytest.raises(QueueFull):
-        read(make_request([b"x" * 10] * 3, headers), Room(most=25))
+        read(make_request([b"x" * 10] * 3, headers), ByteBudget(most=25))
 
 
 def test_decompressed_body_is_held_at_its_full_size() -> None:
-    room, headers = Room(), {"content-encoding": "gzip"}
-    read(make_request([gzip.compress(bytes(50_000))], headers), room)
-    assert room.held[-1] == 50_000
+    budget, headers = ByteBudget(), {"content-encoding": "gzip"}
+    read(make_request([gzip.compress(bytes(50_000))], headers), budget)
+    assert budget.held[-1] == 50_000
     with pytest.raises(QueueFull):
-        read(make_request([gzip.compress(bytes(50_000))], headers), Room(most=40_000))
+        read(make_request([gzip.compress(bytes(50_000))], headers), ByteBudget(most=40_000))
 
 
 def test_empty_body_is_empty() -> None:
@@ -164,7 +164,7 @@ def test_body_still_on_its_way_when_the_drain_time_ends_is_answered_with_503() -
         admission = request.context.admission
         asyncio.get_running_loop().call_later(0.05, admission.end)
         with pytest.raises(Unavailable, match="before the whole body had come") as caught:
-            await asyncio.wait_for(read_body(request, Room(), limit=100), 2)  # type: ignore[arg-type]
+            await asyncio.wait_for(read_body(request, ByteBudget(), limit=100), 2)  # type: ignore[arg-type]
         assert caught.value.retry_after
 
     asyncio.run(main())

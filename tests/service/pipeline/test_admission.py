@@ -13,7 +13,7 @@ import pytest
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.admission import ANYONE, Admission, Caller, Room
+from turbofno.service.pipeline.admission import ANYONE, Admission, ByteBudget, Caller
 from turbofno.service.pipeline.queue_slots import QueueSlots
 from turbofno.service.pipeline.ticket import Kind, Ticket
 from turbofno.service.settings import Settings
@@ -29,7 +29,7 @@ def make(**settings: Any) -> tuple[Admission, QueueSlots, Metrics]:
 
 def admit(
     admission: Admission, size: int | None, model: str = "m", caller: Caller = ANYONE
-) -> AbstractContextManager[Room]:
+) -> AbstractContextManager[ByteBudget]:
     return admission.admit(size, model=model, version="1", caller=caller)
 
 
@@ -50,15 +50,15 @@ def inflight(metrics: Metrics) -> float | None:
 
 def test_bytes_are_held_while_inside_and_given_back_on_error() -> None:
     admission, _, metrics = make()
-    with admit(admission, 60) as room:
+    with admit(admission, 60) as budget:
         assert inflight(metrics) == 0, "nothing has come yet"
-        room.hold(20)
-        room.hold(60)
+        budget.hold(20)
+        budget.hold(60)
         assert inflight(metrics) == 60
-        room.hold(50)
+        budget.hold(50)
         assert inflight(metrics) == 50
-    with suppress(KeyError), admit(admission, 60) as room:
-        room.hold(60)
+    with suppress(KeyError), admit(admission, 60) as budget:
+        budget.hold(60)
         raise KeyError
     assert inflight(metrics) == 0
 
@@ -81,8 +81,8 @@ def test_senders_who_only_promise_bytes_do_not_keep_others_out() -> None:
     with ExitStack() as promised:
         for length in [100, None] * 50:
             promised.enter_context(admit(admission, length))
-        with admit(admission, 100) as room:
-            room.hold(100)
+        with admit(admission, 100) as budget:
+            budget.hold(100)
 
 
 def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_more() -> None:
@@ -92,8 +92,8 @@ def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_mo
         admit(admission, 100) as second,
         admit(admission, None) as third,
     ):
-        for room in (first, second):
-            room.hold(100)
+        for budget in (first, second):
+            budget.hold(100)
         third.hold(50)
         with pytest.raises(QueueFull, match="TURBOFNO_MAX_INFLIGHT_BYTES"):
             third.hold(51)
@@ -148,12 +148,12 @@ def test_total_queue_limit_holds_across_models() -> None:
 def test_retry_after_follows_the_drain_rate() -> None:
     _, slots, _ = make()
     assert slots.drain_seconds == 1.0
-    slots.note_batch("m", room=1000, seconds=5.0)
+    slots.note_batch("m", budget=1000, seconds=5.0)
     slots.take(ticket(40))
     assert slots.drain_seconds == pytest.approx(20.0)
-    slots.note_batch("m", room=1000, seconds=0.0)
+    slots.note_batch("m", budget=1000, seconds=0.0)
     assert slots.drain_seconds == pytest.approx(16.0)
-    slots.note_batch("other", room=1000, seconds=1.0)
+    slots.note_batch("other", budget=1000, seconds=1.0)
     slots.take(ticket(10, "other"))
     assert slots.drain_seconds == pytest.approx(17.0)
     slots.take(ticket(900))
@@ -162,7 +162,7 @@ def test_retry_after_follows_the_drain_rate() -> None:
 
 def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
     _, slots, metrics = make()
-    slots.note_batch("m", room=1000, seconds=1.0)
+    slots.note_batch("m", budget=1000, seconds=1.0)
     for _ in range(4):
         slots.take(ticket(10))
     slots.take(ticket(1, deadline=4.5))
@@ -180,7 +180,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
     for model, fields, priority in (
         ("a", 10, 5), ("a", 10, 6), ("a", 10, 6), ("b", 40, 5), ("b", 40, 5), ("b", 40, 5), ("c", 5, 5),
     ):  # fmt: skip
-        slots.note_batch(model, room=1000, seconds=1.0)
+        slots.note_batch(model, budget=1000, seconds=1.0)
         slots.take(ticket(fields, model, priority=priority))
     assert slots.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
     assert slots.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
@@ -189,7 +189,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
 
 def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
     _, slots, _ = make(max_batch_size=10)
-    slots.note_batch("m", room=1000, seconds=1.0)
+    slots.note_batch("m", budget=1000, seconds=1.0)
     large = ticket(400)
     slots.take(large)
     slots.take(ticket(5))
@@ -206,7 +206,7 @@ def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
 
 def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
     _, slots, _ = make()
-    slots.note_batch("m", room=1000, seconds=1.0)
+    slots.note_batch("m", budget=1000, seconds=1.0)
     for start in (10.0, 10.2):
         slots.start_batch("m", 1000, start)
     assert slots.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
@@ -315,9 +315,9 @@ def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
 
 def test_answer_is_never_refused_but_keeps_others_out_until_it_is_sent() -> None:
     admission, _, metrics = make()
-    with admit(admission, 10) as room:
-        room.hold(10)
-        room.hold_answer(300)
+    with admit(admission, 10) as budget:
+        budget.hold(10)
+        budget.hold_answer(300)
         assert inflight(metrics) == 300
         with pytest.raises(QueueFull), admit(admission, 1):
             pass

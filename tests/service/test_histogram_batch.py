@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.draws import generator
-from turbofno.service.tally import Tally
+from turbofno.service.histogram_batch import HistogramBatch
 
 BOUNDS = (0.25, 1.0, 3.0)
 
@@ -24,7 +24,9 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
 
 def test_a_tally_is_a_histogram() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally = Tally("signal", "A signal.", ("model", "version"), BOUNDS, registry=ours)
+    histogram_batch = HistogramBatch(
+        "signal", "A signal.", ("model", "version"), BOUNDS, registry=ours
+    )
     histogram = Histogram(
         "signal", "A signal.", ("model", "version"), buckets=BOUNDS, registry=theirs
     )
@@ -32,8 +34,8 @@ def test_a_tally_is_a_histogram() -> None:
     rng = generator()
     for model in ("a", "b", "a"):
         values = [*BOUNDS, 1e6, *rng.exponential(1.0, rng.integers(0, 9)).tolist()]
-        tally.labels(model, "1").observe_all(values)
-        tally.labels(model, "1").observe(0.5)
+        histogram_batch.labels(model, "1").observe_all(values)
+        histogram_batch.labels(model, "1").observe(0.5)
         for value in (*values, 0.5):
             histogram.labels(model, "1").observe(value)
     found, expected = samples(ours), samples(theirs)
@@ -44,8 +46,8 @@ def test_a_tally_is_a_histogram() -> None:
 
 def test_values_are_counted_as_they_come_without_a_scrape() -> None:
     registry = CollectorRegistry()
-    tally = Tally("signal", "A signal.", ("model",), BOUNDS, registry=registry)
-    child = tally.labels("m")
+    histogram_batch = HistogramBatch("signal", "A signal.", ("model",), BOUNDS, registry=registry)
+    child = histogram_batch.labels("m")
     for _ in range(10_000):
         child.observe(1.0)
     child.observe_all([2.0] * 10_000)

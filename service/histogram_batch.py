@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_UNCOUNTED = 4096
 
 
-class Tally(Collector):
+class HistogramBatch(Collector):
     """A Prometheus histogram with labels."""
 
     def __init__(

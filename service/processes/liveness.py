@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from turbofno.service.engine.remembered import Remembered
 from turbofno.service.errors import Unavailable
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.messages import Beat, Message, Scrape, Scraped
+from turbofno.service.processes.messages import Heartbeat, Message, Scrape, Scraped
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BEAT_SECONDS = 0.25
+HEARTBEAT_SECONDS = 0.25
 SCRAPE_SECONDS = 2.0
 EX_CONFIG = 78
 """Exit status of a process that cannot start as things stand; the number is that of sysexits.h."""
@@ -76,7 +76,7 @@ def die_with(supervisor: int) -> None:
         os._exit(1)
 
 
-class Lifeline:
+class LivenessPipe:
     """Beats as long as the event loop turns, and hands metrics over."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Lifeline:
         launch: Launch,
         registry: CollectorRegistry,
         *,
-        sign: Callable[[], Beat],
+        sign: Callable[[], Heartbeat],
         receive: Callable[[Message], None],
     ) -> None:
         self._registry = registry
@@ -108,7 +108,7 @@ class Lifeline:
         finally:
             del self._scrapes[number]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Give a sign of life at once."""
         self._channel.send(self._sign())
         self._channel.flush()
@@ -119,8 +119,8 @@ class Lifeline:
 
     async def _keep_beating(self) -> None:
         while True:
-            self.beat()
-            await asyncio.sleep(BEAT_SECONDS)
+            self.heartbeat()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def _on_messages(self, _: bytes, messages: list[Message]) -> None:
         for message in messages:
