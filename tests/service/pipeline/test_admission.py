@@ -148,12 +148,12 @@ def test_total_queue_limit_holds_across_models() -> None:
 def test_retry_after_follows_the_drain_rate() -> None:
     _, slots, _ = make()
     assert slots.drain_seconds == 1.0
-    slots.note_batch("m", budget=1000, seconds=5.0)
+    slots.note_batch("m", room=1000, seconds=5.0)
     slots.take(ticket(40))
     assert slots.drain_seconds == pytest.approx(20.0)
-    slots.note_batch("m", budget=1000, seconds=0.0)
+    slots.note_batch("m", room=1000, seconds=0.0)
     assert slots.drain_seconds == pytest.approx(16.0)
-    slots.note_batch("other", budget=1000, seconds=1.0)
+    slots.note_batch("other", room=1000, seconds=1.0)
     slots.take(ticket(10, "other"))
     assert slots.drain_seconds == pytest.approx(17.0)
     slots.take(ticket(900))
@@ -162,7 +162,7 @@ def test_retry_after_follows_the_drain_rate() -> None:
 
 def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
     _, slots, metrics = make()
-    slots.note_batch("m", budget=1000, seconds=1.0)
+    slots.note_batch("m", room=1000, seconds=1.0)
     for _ in range(4):
         slots.take(ticket(10))
     slots.take(ticket(1, deadline=4.5))
@@ -180,7 +180,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
     for model, fields, priority in (
         ("a", 10, 5), ("a", 10, 6), ("a", 10, 6), ("b", 40, 5), ("b", 40, 5), ("b", 40, 5), ("c", 5, 5),
     ):  # fmt: skip
-        slots.note_batch(model, budget=1000, seconds=1.0)
+        slots.note_batch(model, room=1000, seconds=1.0)
         slots.take(ticket(fields, model, priority=priority))
     assert slots.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
     assert slots.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
@@ -189,7 +189,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
 
 def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
     _, slots, _ = make(max_batch_size=10)
-    slots.note_batch("m", budget=1000, seconds=1.0)
+    slots.note_batch("m", room=1000, seconds=1.0)
     large = ticket(400)
     slots.take(large)
     slots.take(ticket(5))
@@ -206,7 +206,7 @@ def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
 
 def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
     _, slots, _ = make()
-    slots.note_batch("m", budget=1000, seconds=1.0)
+    slots.note_batch("m", room=1000, seconds=1.0)
     for start in (10.0, 10.2):
         slots.start_batch("m", 1000, start)
     assert slots.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
