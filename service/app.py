@@ -24,7 +24,7 @@ from turbofno.service.http.shedding import Shedding
 from turbofno.service.http.ui import PAGE_PATHS, page
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admission
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.triton_metrics import TritonMetrics
 from turbofno.service.version import SERVER, VERSION
 
@@ -45,7 +45,7 @@ def create_app(
     *,
     engine: Engine | None = None,
     metrics: Metrics | None = None,
-    slots: QueueSlots | None = None,
+    slots: QueueCapacity | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
     """The application; its engine runs from lifespan start to end. Without `engine` it is one in this process.
@@ -64,7 +64,7 @@ def create_app(
     metrics = metrics or Metrics(version=VERSION)
     if settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
-    slots = slots or QueueSlots(settings, metrics)
+    slots = slots or QueueCapacity(settings, metrics)
     engine = engine or _local_engine(settings, metrics, slots)
     shedding = Shedding()
     context = AppContext(
@@ -125,7 +125,7 @@ def create_app(
     return app
 
 
-def _local_engine(settings: Settings, metrics: Metrics, slots: QueueSlots) -> Engine:
+def _local_engine(settings: Settings, metrics: Metrics, slots: QueueCapacity) -> Engine:
     # Brings PyTorch along, of which a front end has no use.
     from turbofno.service.engine.local import LocalEngine
 

@@ -7,7 +7,7 @@ configuration as its digest (service/processes/channel.py), everything else as i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ Fields = NDArray[np.float32]
 Trust = dict[str, tuple[float, ...]]
 """Signal of models/trust/signals.py -> its value for each field."""
 
-NOWHERE: Fields = np.empty(0, np.float32)
+NO_FIELDS: Fields = np.empty(0, np.float32)
 """Outputs that do not stand anywhere yet."""
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
@@ -118,6 +118,15 @@ class ModelStatus:
     by layer); on a CPU replay or module."""
     execution_reason: str = ""
     """Why a GPU runs it as nothing faster."""
+
+
+class RecoveryRecord(NamedTuple):
+    """A (model, version) of an engine, for its successor: load it again, or report why it is not loaded."""
+
+    name: str
+    version: str
+    reason: str
+    """Why it is not loaded; empty: load it."""
 
 
 @dataclass(frozen=True, slots=True)

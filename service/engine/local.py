@@ -23,7 +23,7 @@ from turbofno.service.pipeline.ticket import CANCELLED, Kind, Ticket
 from turbofno.service.pipeline.worker import arithmetic_threads
 from turbofno.service.runtime.device import log_backend, memory_limit, prepare_device
 from turbofno.service.runtime.device_pipeline import DevicePipeline, open_pipeline
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.runtime.repository import Repository
 from turbofno.service.settings import env_name
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
         ModelCounters,
         ModelStatus,
         PredictRequest,
+        RecoveryRecord,
         RolloutRequest,
     )
-    from turbofno.service.engine.remembered import Remembered
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.batch import BatchReport
-    from turbofno.service.pipeline.queue_slots import QueueSlots
+    from turbofno.service.pipeline.queue_capacity import QueueCapacity
     from turbofno.service.pipeline.ticket import Outcome
     from turbofno.service.settings import Settings
 
@@ -55,8 +55,8 @@ class LocalEngine:
         self,
         settings: Settings,
         metrics: Metrics,
-        slots: QueueSlots,
-        remembered: Sequence[Remembered] = (),
+        capacity: QueueCapacity,
+        recovery: Sequence[RecoveryRecord] = (),
     ) -> None:
         """Find device and models, those of a predecessor if there was one.
 
@@ -67,13 +67,13 @@ class LocalEngine:
         self._scheduler = Scheduler(
             settings,
             metrics,
-            slots,
+            capacity,
             max_in_flight=pipeline.max_in_flight,
             prepare_thread=partial(_prepare_thread, device, settings.torch_threads),
             on_batch=_trace_and_note_batch() if settings.tracing else _note_batch,
             on_ended=self._ended,
         )
-        self._slots = slots
+        self._capacity = capacity
         self._max_gradient_bytes = settings.max_gradient_bytes
         policy = Policy.of(settings)
         self._rollouts = Rollouts(policy, metrics, self._scheduler.run_on_device)
@@ -83,9 +83,9 @@ class LocalEngine:
             device=device,
             pipeline=pipeline,
             run_on_device=self._scheduler.run_on_device,
-            most_fields=lambda model, size: policy.for_model(model).limit(size),
+            max_fields=lambda model, size: policy.for_model(model).limit(size),
         )
-        self._locations = self._repository.find(remembered)
+        self._locations = self._repository.find(recovery)
         if isinstance(pipeline, DevicePipeline):
             metrics.device_memory.watch(
                 device,
@@ -114,18 +114,18 @@ class LocalEngine:
             await self._scheduler.close(within=within)
             self._repository.close()
 
-    def remembered(self) -> tuple[Remembered, ...]:
+    def recovery(self) -> tuple[RecoveryRecord, ...]:
         """What a successor should know, should this process die now."""
-        return self._repository.remembered()
+        return self._repository.recovery()
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
-        return self._repository.slot(model, version).config
+        return self._repository.get(model, version).config
 
     def statuses(self) -> list[ModelStatus]:
         return self._repository.statuses()
 
     async def counters(self, model: str, version: str) -> ModelCounters:
-        return self._repository.slot(model, version).totals.snapshot()
+        return self._repository.get(model, version).totals.snapshot()
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
         return heap_buffer(size, aligned_at)
@@ -167,11 +167,11 @@ class LocalEngine:
         try:
             kind = kinds.get(like)
             if kind is None:
-                slot = self._slot(request)
+                instance = self._instance(request)
                 if not size:
-                    outcome.set_result(_empty(slot, request))
+                    outcome.set_result(_empty(instance, request))
                     return None
-                kind = kinds[like] = self._kind(slot, request)
+                kind = kinds[like] = self._kind(instance, request)
         except ServiceError as error:
             outcome.set_exception(error)
             return None
@@ -181,20 +181,20 @@ class LocalEngine:
         """Drop what has not started of a request: nobody waits for it any more. Its outcome is told nevertheless."""
         self._scheduler.cancel(ticket)
 
-    def _slot(self, request: PredictRequest) -> ModelSlot:
+    def _instance(self, request: PredictRequest) -> ModelInstance:
         """The model that is asked. Raises NotFound; Unavailable, also if it is no more what the fields are for."""
-        slot = self._repository.slot(request.model, request.version)
-        _check_unchanged(slot, request)
-        return slot
+        instance = self._repository.get(request.model, request.version)
+        _check_unchanged(instance, request)
+        return instance
 
-    def _kind(self, slot: ModelSlot, request: PredictRequest) -> Kind:
+    def _kind(self, instance: ModelInstance, request: PredictRequest) -> Kind:
         """Raises NotDifferentiable; PayloadTooLarge for gradients that take too much memory."""
-        kind = Kind.of(slot, request)
-        if kind.kept_bytes > self._max_gradient_bytes:
+        kind = Kind.of(instance, request)
+        if kind.gradient_bytes > self._max_gradient_bytes:
             assert request.vjp is not None
             raise PayloadTooLarge(
-                f"the gradient of one field on the grid {list(request.vjp.input[1:])} takes about {kind.kept_bytes} "
-                f"bytes in model {slot.name!r}, the limit is {self._max_gradient_bytes} "
+                f"the gradient of one field on the grid {list(request.vjp.input[1:])} takes about {kind.gradient_bytes} "
+                f"bytes in model {instance.name!r}, the limit is {self._max_gradient_bytes} "
                 f"({env_name('max_gradient_bytes')}); use a coarser grid"
             )
         return kind
@@ -203,11 +203,11 @@ class LocalEngine:
         """Count outcomes in the totals of their models, which may be unloaded for all that these requests mind."""
         now = time.monotonic()
         for kind, group in groupby(tickets, key=attrgetter("kind")):
-            slot, ended = kind.runnable, list(group)
-            assert isinstance(slot, ModelSlot)
+            instance, ended = kind.runnable, list(group)
+            assert isinstance(instance, ModelInstance)
             answered = [one for one in ended if one.error is None]
             if answered:
-                slot.totals.note_success(
+                instance.totals.note_success(
                     len(answered),
                     fields=sum(one.size for one in answered),
                     seconds=sum(now - one.arrival for one in answered),
@@ -215,20 +215,20 @@ class LocalEngine:
                 )
             for one in ended:
                 if one.error is not None and one.error is not CANCELLED:
-                    slot.totals.note_failure(seconds=now - one.arrival)
-            self._repository.let_go(slot, len(ended))
+                    instance.totals.note_failure(seconds=now - one.arrival)
+            self._repository.release(instance, len(ended))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
-        slot = self._slot(initial)
-        self._repository.hold(slot, 1)
+        instance = self._instance(initial)
+        self._repository.hold(instance, 1)
         try:
-            with self._slots.in_work(initial):
-                async with aclosing(self._rollouts.run(slot, request)) as frames:
+            with self._capacity.quota(initial):
+                async with aclosing(self._rollouts.run(instance, request)) as frames:
                     async for frame in frames:
                         yield frame
         finally:
-            self._repository.let_go(slot, 1)
+            self._repository.release(instance, 1)
 
     async def load(self, model: str) -> None:
         await self._repository.load(model)
@@ -254,7 +254,7 @@ def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:
 
 def _note_batch(report: BatchReport) -> None:
     runnable = report.runnable
-    assert isinstance(runnable, ModelSlot)
+    assert isinstance(runnable, ModelInstance)
     runnable.totals.note_batch(
         requests=len(report.slices),
         fields=report.size,
@@ -277,24 +277,31 @@ def _trace_and_note_batch() -> Callable[[BatchReport], None]:
     return on_batch
 
 
-def _check_unchanged(slot: ModelSlot, request: PredictRequest) -> None:
-    old, new = request.config, slot.config
+def _check_unchanged(instance: ModelInstance, request: PredictRequest) -> None:
+    old, new = request.config, instance.config
     if old is None or old is new:
         return
     for part in ("architecture", "inputs", "outputs", "grid"):
         # One that nobody knows any more has no parts.
         if getattr(old, part, None) != getattr(new, part):
             raise Unavailable(
-                f"model {slot.name!r} version {slot.version} was replaced by one with another {part} while "
+                f"model {instance.name!r} version {instance.version} was replaced by one with another {part} while "
                 "this request was read; send it again if it still fits the model's description",
                 retry_after=1.0,
             )
 
 
-def _empty(slot: ModelSlot, request: PredictRequest) -> PredictResult:
+def _empty(instance: ModelInstance, request: PredictRequest) -> PredictResult:
     """No fields in, no fields out: legal in the protocol, and nothing for the device to do."""
-    shape = (0, slot.config.architecture.out_channels, *request.fields.shape[2:])
-    backend, precision, *_ = slot.ran
+    shape = (0, instance.config.architecture.out_channels, *request.fields.shape[2:])
+    backend, precision, *_ = instance.ran
     return PredictResult(
-        slot.name, slot.version, np.empty(shape, np.float32), 0.0, 0.0, (), backend, precision
+        instance.name,
+        instance.version,
+        np.empty(shape, np.float32),
+        0.0,
+        0.0,
+        (),
+        backend,
+        precision,
     )

@@ -64,7 +64,7 @@ class Turn:
 
 
 class Runnable(Protocol):
-    """A loaded model, as the pipeline sees it. All but the names and `kept_bytes` is for the device thread."""
+    """A loaded model, as the pipeline sees it. All but the names and `gradient_bytes` is for the device thread."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +91,7 @@ class Runnable(Protocol):
         """As `start`, for gradients: the parts are rows of these shapes, and the answer has such rows."""
         ...
 
-    def kept_bytes(self, shapes: VjpShapes) -> int:
+    def gradient_bytes(self, shapes: VjpShapes) -> int:
         """Memory that the gradient of one field takes beside its row, about; on any thread.
 
         Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.queue_slots import QueueSlots
+    from turbofno.service.pipeline.queue_capacity import QueueCapacity
     from turbofno.service.settings import Settings
 
 
@@ -83,10 +83,10 @@ class ByteBudget:
 class Admission:
     """Lets requests in by the size of their body, until the service drains. Used from the event loop only."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, slots: QueueSlots) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, capacity: QueueCapacity) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._slots = slots
+        self._capacity = capacity
         self._bytes = 0
         self._bytes_of: Counter[tuple[str, str]] = Counter()
         """By ("caller" or "model", its name)."""
@@ -131,7 +131,7 @@ class Admission:
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
             )
-        self._slots.check_room(model, version, coming=coming)
+        self._capacity.check_capacity(model, version, coming=coming)
         self._check_room(caller, model, size)
         self._requests += 1
         self._idle.clear()
@@ -220,7 +220,8 @@ class Admission:
     def _no_room(self, reason: str, model: str, message: str) -> QueueFull:
         self._metrics.reject(reason, model)
         return QueueFull(
-            f"{message} Retry after the time in Retry-After.", retry_after=self._slots.drain_seconds
+            f"{message} Retry after the time in Retry-After.",
+            retry_after=self._capacity.drain_seconds,
         )
 
     def _change(self, caller: Caller, model: str, size: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from turbofno.service.engine.interface import NOWHERE
+from turbofno.service.engine.interface import NO_FIELDS
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
 
@@ -225,7 +225,7 @@ def _place(
         result.fields = rows.numpy()
         return
     shape = (ticket.size, *rows.shape[1:])
-    if result.fields is NOWHERE:
+    if result.fields is NO_FIELDS:
         result.fields = np.empty(shape, np.float32)
     elif result.fields.shape != shape:
         raise InferenceFailed(

@@ -47,10 +47,10 @@ class Policy:
             return self
         return replace(self, max_fields=min(self.max_fields, self.max_fields_of[name]))
 
-    def limit(self, field_bytes: int, kept_bytes: int = 0) -> int:
+    def limit(self, field_bytes: int, gradient_bytes: int = 0) -> int:
         """Most fields in a batch that have that size, and take so much memory for their gradient. One always fits."""
         room = min(
-            self.max_bytes // max(1, field_bytes), self.max_gradient_bytes // max(1, kept_bytes)
+            self.max_bytes // max(1, field_bytes), self.max_gradient_bytes // max(1, gradient_bytes)
         )
         return max(1, min(self.max_fields, room))
 
@@ -78,7 +78,7 @@ class Batcher:
         self._policy = policy
         self._shares = Shares()
         self._queues: dict[Bucket, _Queue] = {}
-        self._learnt: dict[Bucket, int] = {}
+        self._lowered: dict[Bucket, int] = {}
 
     def __len__(self) -> int:
         """Number of tickets that wait, in whole or in part."""
@@ -96,7 +96,7 @@ class Batcher:
     def limit(self, kind: Kind) -> int:
         """Most fields in a batch of such tickets."""
         limit = self._policy_limit(kind)
-        return min(limit, self._learnt.get(kind.bucket, limit))
+        return min(limit, self._lowered.get(kind.bucket, limit))
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
         """Charge the device time of a batch to the flows whose fields ran in it."""
@@ -109,13 +109,13 @@ class Batcher:
 
     def lower_limit(self, bucket: Bucket, fields: int) -> None:
         """From now on at most that many fields of this bucket in a batch: more ran out of memory."""
-        self._learnt[bucket] = fields
+        self._lowered[bucket] = fields
         if bucket in self._queues:
             self._queues[bucket].limit = fields
 
-    def lift_limit(self, bucket: Bucket) -> None:
+    def restore_limit(self, bucket: Bucket) -> None:
         """Back to the policy's limit."""
-        del self._learnt[bucket]
+        del self._lowered[bucket]
         if bucket in self._queues:
             self._queues[bucket].limit = self._queues[bucket].policy_limit
 
@@ -134,7 +134,7 @@ class Batcher:
         """
         expired: list[Ticket] = []
         wake_at: float | None = None
-        for *_, flow, bucket in self._turns():
+        for *_, flow, bucket in self._lanes_in_order():
             queue = self._queues.get(bucket)
             if queue is None or flow not in queue.lanes:
                 continue
@@ -152,9 +152,9 @@ class Batcher:
         return Decision((), tuple(expired), wake_at)
 
     def _policy_limit(self, kind: Kind) -> int:
-        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.kept_bytes)
+        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.gradient_bytes)
 
-    def _turns(self) -> list[tuple[float, int, int, Flow, Bucket]]:
+    def _lanes_in_order(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""
         turns = [
             (self._shares.clock(flow), flow.level, next(iter(lane)), flow, bucket)
@@ -178,11 +178,11 @@ class _Queue:
         self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 
     def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
-        self.lanes.setdefault(flow, OrderedDict()).update((one.turn, one) for one in tickets)
+        self.lanes.setdefault(flow, OrderedDict()).update((one.order, one) for one in tickets)
         self._fields += sum(one.size for one in tickets)
 
     def discard(self, ticket: Ticket) -> None:
-        if ticket.turn in self.lanes.get(ticket.kind.flow, ()):
+        if ticket.order in self.lanes.get(ticket.kind.flow, ()):
             self._fields -= ticket.waiting
             self._remove(ticket)
 
@@ -218,33 +218,33 @@ class _Queue:
         """Move what fits from the head of one lane into the batch; returns the room left."""
         lane = self.lanes[flow]
         while room and lane:
-            turn, ticket = next(iter(lane.items()))
-            start, deadline = ticket.taken, ticket.request.deadline
+            order, ticket = next(iter(lane.items()))
+            start, deadline = ticket.dispatched, ticket.request.deadline
             # Once a part has run the work has started, and its deadline is met.
             late = start == 0 and deadline is not None and deadline <= now
             if late or ticket.settled:
-                del lane[turn]
+                del lane[order]
                 self._fields -= ticket.size - start
                 if not ticket.settled:
                     expired.append(ticket)
                 continue
             if room < ticket.size <= self.limit:
                 break
-            del lane[turn]
+            del lane[order]
             count = min(ticket.size - start, room)
-            ticket.taken += count
+            ticket.dispatched += count
             self._fields -= count
             room -= count
-            batch.append(Slice(ticket, start, ticket.taken))
-            if ticket.taken < ticket.size:
-                ticket.give_way()
-                lane[ticket.turn] = ticket
+            batch.append(Slice(ticket, start, ticket.dispatched))
+            if ticket.dispatched < ticket.size:
+                ticket.requeue()
+                lane[ticket.order] = ticket
         if not lane:
             del self.lanes[flow]
         return room
 
     def _remove(self, ticket: Ticket) -> None:
         lane = self.lanes[ticket.kind.flow]
-        del lane[ticket.turn]
+        del lane[ticket.order]
         if not lane:
             del self.lanes[ticket.kind.flow]

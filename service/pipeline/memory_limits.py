@@ -43,7 +43,7 @@ class MemoryLimits:
 
     def _lift(self, bucket: Bucket) -> None:
         del self._lowered[bucket]
-        self._batcher.lift_limit(bucket)
+        self._batcher.restore_limit(bucket)
         self._show(bucket)
 
     def _show(self, bucket: Bucket) -> None:

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from turbofno.service.engine.interface import NOWHERE, PredictResult
+from turbofno.service.engine.interface import NO_FIELDS, PredictResult
 from turbofno.service.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.queue_slots import QueueSlots
+    from turbofno.service.pipeline.queue_capacity import QueueCapacity
     from turbofno.service.pipeline.ticket import Slice
     from turbofno.service.settings import Settings
 
@@ -59,7 +59,7 @@ class Scheduler:
         self,
         settings: Settings,
         metrics: Metrics,
-        slots: QueueSlots,
+        capacity: QueueCapacity,
         *,
         max_in_flight: int = 1,
         prepare_thread: Callable[[], None] = lambda: None,
@@ -71,7 +71,7 @@ class Scheduler:
         `on_batch` is called after each batch, `on_ended` with tickets that were told their outcomes, each once.
         """
         self._metrics = metrics
-        self._slots = slots
+        self._capacity = capacity
         self._on_batch = on_batch
         self._on_ended = on_ended
         self._max_batch = settings.max_batch_size
@@ -157,34 +157,34 @@ class Scheduler:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        while self._in_flight < self._max_in_flight and self._hand_over_next():
+        while self._in_flight < self._max_in_flight and self._dispatch_next():
             pass
 
-    def _hand_over_next(self) -> bool:
+    def _dispatch_next(self) -> bool:
         """Give the worker its next job or batch, in turns. False if there is none to run now."""
         for job in (self._job_is_next, not self._job_is_next):
-            if self._hand_over_job() if job else self._hand_over_batch():
+            if self._dispatch_job() if job else self._dispatch_batch():
                 self._job_is_next = not job
                 return True
         return False
 
-    def _hand_over_job(self) -> bool:
+    def _dispatch_job(self) -> bool:
         while self._jobs:
             work, future = self._jobs.popleft()
             if not future.done():
-                self._hand_over(partial(_job, work), partial(self._finish_job, future))
+                self._dispatch(partial(_job, work), partial(self._finish_job, future))
                 return True
         return False
 
-    def _hand_over_batch(self) -> bool:
+    def _dispatch_batch(self) -> bool:
         now = time.monotonic()
         decision = self._batcher.next_batch(now, full_only=self._in_flight > 1)
         for ticket in decision.expired:
             self._expire(ticket, now)
         if batch := decision.batch:
-            expected = self._slots.hand_over(batch, now)
+            expected = self._capacity.dispatch(batch, now)
             for ticket, *_ in batch:
-                ticket.under_way += 1
+                ticket.running_slices += 1
                 if ticket.result is None:
                     ticket.result = _begun(ticket, now)
             work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
@@ -192,13 +192,13 @@ class Scheduler:
             if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
                 self._run_here(work, finish)
                 return False
-            self._hand_over(work, finish)
+            self._dispatch(work, finish)
             return True
         if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
         return False
 
-    def _hand_over(
+    def _dispatch(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
     ) -> None:
         self._in_flight += 1
@@ -214,7 +214,7 @@ class Scheduler:
     def _run_here(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
     ) -> None:
-        """As `_hand_over`, and wait for it. What came meanwhile is looked at before the next batch."""
+        """As `_dispatch`, and wait for it. What came meanwhile is looked at before the next batch."""
         self._in_flight += 1
         result: T | BaseException
         try:
@@ -245,14 +245,14 @@ class Scheduler:
             future.set_result(result)
 
     def _finish_batch(self, batch: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
-        self._slots.end_batch(time.monotonic())
+        self._capacity.end_batch(time.monotonic())
         if isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
         size = sum(stop - start for _, start, stop in batch)
         ended = []
         for index, (ticket, start, stop) in enumerate(batch):
-            ticket.under_way -= 1
-            ticket.done += stop - start
+            ticket.running_slices -= 1
+            ticket.answered += stop - start
             answer = ticket.result
             assert answer is not None
             answer.batch_sizes += (size,)
@@ -261,14 +261,14 @@ class Scheduler:
             else:
                 answer.compute_seconds += result.compute_seconds
                 error = result.errors.get(index)
-            if ticket.over:
+            if ticket.ended:
                 # It was waited for alone because the batch might still write its answer.
-                if not ticket.under_way and ticket.request.answer is not None:
+                if not ticket.running_slices and ticket.request.answer is not None:
                     ended.append(ticket)
             elif error is not None:
                 self._fail(ticket, error)
-            elif ticket.done == ticket.size:
-                ticket.over = True
+            elif ticket.answered == ticket.size:
+                ticket.ended = True
                 ended.append(ticket)
         self._tell(ended)
         if isinstance(result, BaseException):
@@ -288,12 +288,12 @@ class Scheduler:
         metrics.batch_size.labels(model, version, backend).observe(size)
         metrics.batch_fill_ratio.labels(model, version, backend).observe(size / self._max_batch)
         metrics.batch_queue_depth.labels(model, version, backend).observe(
-            self._slots.waiting(model, version)
+            self._capacity.waiting(model, version)
         )
         metrics.backend_batches.labels(model, backend, report.precision).inc()
         metrics.note_trust(model, version, report.trust)
         room = self._batcher.limit(kind) * kind.field_bytes
-        self._slots.note_batch(model, room, report.device_seconds)
+        self._capacity.note_batch(model, room, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
         self._on_batch(report)
 
@@ -318,8 +318,8 @@ class Scheduler:
 
     def _queue(self, tickets: list[Ticket]) -> None:
         """Take in those of one kind that find room."""
-        limited = any(self._slots.limits(one.request) for one in tickets)
-        if limited or len(tickets) == 1 or not self._slots.take_all(tickets):
+        limited = any(self._capacity.has_quota(one.request) for one in tickets)
+        if limited or len(tickets) == 1 or not self._capacity.reserve_all(tickets):
             tickets = [one for one in tickets if self._takes(one)]
             if not tickets:
                 return
@@ -332,11 +332,11 @@ class Scheduler:
 
     def _takes(self, ticket: Ticket) -> bool:
         try:
-            self._slots.enter(ticket.request)
+            self._capacity.acquire_quota(ticket.request)
             try:
-                self._slots.take(ticket)
+                self._capacity.reserve(ticket)
             except ServiceError:
-                self._slots.leave(ticket.request)
+                self._capacity.release_quota(ticket.request)
                 raise
         except ServiceError as error:
             self._refuse(ticket, error)
@@ -357,7 +357,7 @@ class Scheduler:
         later = []
         for ticket in list(self._live):
             deadline = ticket.request.deadline
-            if deadline is None or ticket.taken or ticket.settled:
+            if deadline is None or ticket.dispatched or ticket.settled:
                 continue
             if deadline <= now:
                 self._expire(ticket, now)
@@ -379,14 +379,14 @@ class Scheduler:
 
     def _fail(self, ticket: Ticket, error: ServiceError) -> None:
         """Give back what waits of it, and tell it, unless a batch may still write its answer."""
-        if ticket.over:
+        if ticket.ended:
             return
-        ticket.over, ticket.error = True, error
+        ticket.ended, ticket.error = True, error
         if waiting := ticket.waiting:
             self._batcher.discard(ticket)
-            ticket.taken = ticket.size
-            self._slots.release(ticket, waiting)
-        if not ticket.under_way or ticket.request.answer is None:
+            ticket.dispatched = ticket.size
+            self._capacity.release(ticket, waiting)
+        if not ticket.running_slices or ticket.request.answer is None:
             self._tell([ticket])
 
     def _tell(self, ended: list[Ticket]) -> None:
@@ -402,7 +402,7 @@ class Scheduler:
                 ticket.outcome.set_result(ticket.result)
             else:
                 ticket.outcome.set_exception(ticket.error)
-        self._slots.leave(*[ticket.request for ticket in ended])
+        self._capacity.release_quota(*[ticket.request for ticket in ended])
         self._live.difference_update(ended)
         if not self._live:
             self._idle.set()
@@ -414,7 +414,7 @@ class Scheduler:
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
         """It was not taken in."""
-        ticket.over, ticket.error = True, error
+        ticket.ended, ticket.error = True, error
         ticket.outcome.set_exception(error)
         self._on_ended([ticket])
 
@@ -428,7 +428,7 @@ def _job(work: Callable[[], T]) -> Callable[[], T]:
 def _begun(ticket: Ticket, now: float) -> PredictResult:
     """Facts of an answer that are known when its first slice is handed over."""
     bucket, request = ticket.kind.bucket, ticket.request
-    fields = NOWHERE if request.answer is None else request.answer
+    fields = NO_FIELDS if request.answer is None else request.answer
     return PredictResult(bucket.model, bucket.version, fields, now - ticket.arrival, 0.0, (), "")
 
 

@@ -49,7 +49,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     bucket: Bucket
     flow: Flow
     field_bytes: int
-    kept_bytes: int
+    gradient_bytes: int
     """Memory that a field takes while it runs, beside its own; 0 where no gradient is asked for."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
             Bucket(runnable.name, runnable.version, id(runnable), fields.shape[1:], vjp),
             Flow(runnable.name, level_of(request.priority)),
             fields.nbytes // len(fields),
-            0 if vjp is None else runnable.kept_bytes(vjp),
+            0 if vjp is None else runnable.gradient_bytes(vjp),
         )
 
 
@@ -81,34 +81,34 @@ class Ticket(msgspec.Struct, eq=False):
     """On the `time.monotonic` clock."""
     outcome: Outcome
     size: int
-    turn: int = field(default_factory=_serial.__next__)
+    order: int = field(default_factory=_serial.__next__)
     """Its place in its lane: by arrival, and at the end again after each batch that took a part of it."""
-    taken: int = 0
+    dispatched: int = 0
     """Fields handed to the device so far."""
-    done: int = 0
+    answered: int = 0
     """Fields answered so far."""
-    under_way: int = 0
+    running_slices: int = 0
     """Its slices that the device threads have."""
     result: PredictResult | None = None
     """Facts of its answer, from when its first slice was handed over."""
-    over: bool = False
+    ended: bool = False
     """It succeeded or failed; its outcome is told once nothing writes into the request's `answer` any more."""
     error: ServiceError | None = None
     """The error with which it failed."""
 
-    def give_way(self) -> None:
+    def requeue(self) -> None:
         """Go behind all that waits now: it has had its turn."""
-        self.turn = next(_serial)
+        self.order = next(_serial)
 
     @property
     def waiting(self) -> int:
         """Fields not yet handed to the device."""
-        return self.size - self.taken
+        return self.size - self.dispatched
 
     @property
     def settled(self) -> bool:
         """It has its outcome, or nobody waits for it any more."""
-        return self.over or self.outcome.done()
+        return self.ended or self.outcome.done()
 
 
 class Slice(NamedTuple):

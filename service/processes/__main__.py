@@ -10,14 +10,14 @@ import sys
 import uvloop
 
 from turbofno.service import logs
-from turbofno.service.processes.liveness import EX_CONFIG, Launch, die_with
+from turbofno.service.processes.liveness import EX_CONFIG, Launch, die_with_parent
 from turbofno.service.server import SWITCH_SECONDS, keep_objects
 from turbofno.service.system import keep_freed_memory
 
 
 def main() -> int:
     launch = Launch.load(sys.stdin.buffer.read())
-    die_with(launch.supervisor)
+    die_with_parent(launch.supervisor)
     # a front end takes it once it serves
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from turbofno.service import errors
-from turbofno.service.engine.interface import NOWHERE
+from turbofno.service.engine.interface import NO_FIELDS
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.messages import (
@@ -18,14 +18,14 @@ from turbofno.service.processes.messages import (
     Ask,
     Begin,
     Cancel,
-    Framed,
+    Failed,
+    FrameReady,
     Message,
     Predict,
     Predicted,
     Queue,
-    Refused,
+    Returned,
     State,
-    Told,
 )
 from turbofno.service.processes.rollout_ring import Reader
 
@@ -143,7 +143,7 @@ class EngineLink:
 
     def resolve(self, _: type, reference: Any) -> Fields:
         """See References."""
-        return NOWHERE if reference is None else self._memory.at(reference)
+        return NO_FIELDS if reference is None else self._memory.at(reference)
 
     def _lend(self, number: int, fields: Fields, answer: Fields) -> asyncio.Future[Any]:
         outcome = self._expect(number, (fields, answer))
@@ -165,11 +165,11 @@ class EngineLink:
             match message:
                 case Predicted():
                     self._settle(message.id, message.result)
-                case Told():
+                case Returned():
                     self._settle(message.id, message.value)
-                case Framed() if reader := self._readers.get(message.id):
+                case FrameReady() if reader := self._readers.get(message.id):
                     reader.arrived(message.frame)
-                case Refused():
+                case Failed():
                     self._settle(message.id, _error(message))
                 case State():
                     self.state = message
@@ -197,7 +197,7 @@ class EngineLink:
             call.outcome.set_result(outcome)
 
 
-def _error(refused: Refused) -> ServiceError:
+def _error(refused: Failed) -> ServiceError:
     """The error that the engine raised."""
     kind = getattr(errors, refused.error, InferenceFailed)
     error: ServiceError = kind(**refused.values)

@@ -11,21 +11,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turbofno.models.core.config import ModelConfig
-from turbofno.service.engine.interface import NOWHERE
+from turbofno.service.engine.interface import NO_FIELDS
 from turbofno.service.engine.local import LocalEngine
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.liveness import LivenessPipe
-from turbofno.service.processes.memory import LentMemory
+from turbofno.service.processes.memory import AttachedMemory
 from turbofno.service.processes.messages import (
     Ack,
     Ask,
     Attach,
     Begin,
     Cancel,
-    Framed,
+    Failed,
+    FrameReady,
     Heartbeat,
     Message,
     ModelState,
@@ -33,9 +34,8 @@ from turbofno.service.processes.messages import (
     Predict,
     Predicted,
     Queue,
-    Refused,
+    Returned,
     State,
-    Told,
 )
 from turbofno.service.processes.rollout_ring import Writer
 from turbofno.service.runtime.device import resolve_device
@@ -61,18 +61,18 @@ _STATE_SECONDS = 0.05
 _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
 _UNKNOWN = ModelConfig.__new__(ModelConfig)
-"""Stands for one that is not remembered, and is unlike all others."""
+"""Stands for one that is not recovery, and is unlike all others."""
 
 
 class _FrontEnd:
     """A front end that lives, and what it waits for."""
 
-    def __init__(self, identity: bytes, memory: LentMemory, channel: Channel) -> None:
+    def __init__(self, identity: bytes, memory: AttachedMemory, channel: Channel) -> None:
         self.identity = identity
         self.memory = memory
         self.tickets: dict[int, Ticket] = {}
         """By number: predictions, which it may cancel."""
-        self.rollouts: dict[int, asyncio.Task[Told]] = {}
+        self.rollouts: dict[int, asyncio.Task[Returned]] = {}
         """The same of rollouts."""
         self.writers: dict[int, Writer] = {}
         self._channel = channel
@@ -94,7 +94,7 @@ class _Answer:
         return self._told
 
     def set_result(self, result: PredictResult) -> None:
-        result.fields = NOWHERE
+        result.fields = NO_FIELDS
         self._tell(Predicted(self._number, result))
 
     def set_exception(self, error: ServiceError) -> None:
@@ -112,7 +112,7 @@ class EngineServer:
     def __init__(
         self,
         engine: LocalEngine,
-        slots: QueueSlots,
+        capacity: QueueCapacity,
         on_call: Callable[[], None],
         on_memory: Callable[[NDArray[np.uint8]], object] = lambda _: None,
     ) -> None:
@@ -123,9 +123,9 @@ class EngineServer:
         self._engine = engine
         self._on_call = on_call
         self._on_memory = on_memory
-        self._slots = slots
+        self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
-        self._calls: set[asyncio.Task[Told]] = set()
+        self._calls: set[asyncio.Task[Returned]] = set()
         """Carried through whatever becomes of the front end that asked."""
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
@@ -157,7 +157,7 @@ class EngineServer:
 
     def refer(self, value: Any) -> Any:
         """See References."""
-        if value is NOWHERE:
+        if value is NO_FIELDS:
             return None
         return self._front_ends[self._channel.peer].memory.span(value)
 
@@ -199,7 +199,7 @@ class EngineServer:
 
     def _attach(self, identity: bytes, attachment: Attach) -> _FrontEnd | None:
         try:
-            memory = LentMemory(attachment)
+            memory = AttachedMemory(attachment)
         except OSError as error:
             logger.warning("the memory of %s is gone: %s", identity.decode(), error)
             return None
@@ -221,7 +221,7 @@ class EngineServer:
                     answer.set_exception(_unexpected(message.id, front_end, error))
             return
         for message, ticket in zip(block, tickets, strict=True):
-            if ticket is not None and not ticket.over:
+            if ticket is not None and not ticket.ended:
                 front_end.tickets[message.id] = ticket
 
     def _begin(self, front_end: _FrontEnd, message: Begin | Ask) -> None:
@@ -234,7 +234,7 @@ class EngineServer:
             front_end.rollouts[message.id] = task
         task.add_done_callback(partial(self._answer, front_end, message.id))
 
-    def _answer(self, front_end: _FrontEnd, number: int, task: asyncio.Task[Told]) -> None:
+    def _answer(self, front_end: _FrontEnd, number: int, task: asyncio.Task[Returned]) -> None:
         self._calls.discard(task)
         front_end.rollouts.pop(number, None)
         error = Unavailable("cancelled") if task.cancelled() else task.exception()
@@ -245,17 +245,17 @@ class EngineServer:
             error = _unexpected(number, front_end, error)
         front_end.tell(_refused(number, error))
 
-    async def _rollout(self, front_end: _FrontEnd, message: Begin) -> Told:
+    async def _rollout(self, front_end: _FrontEnd, message: Begin) -> Returned:
         writer = front_end.writers[message.id] = Writer(message.ring)
         try:
             async with aclosing(self._engine.rollout(message.request)) as frames:
                 async for frame in frames:
-                    front_end.tell(Framed(message.id, await writer.put(frame)))
+                    front_end.tell(FrameReady(message.id, await writer.put(frame)))
         finally:
             del front_end.writers[message.id]
-        return Told(message.id, None)
+        return Returned(message.id, None)
 
-    async def _call(self, message: Ask) -> Told:
+    async def _call(self, message: Ask) -> Returned:
         method = getattr(self._engine, message.method)
         try:
             value = await method(*message.arguments)
@@ -263,7 +263,7 @@ class EngineServer:
             self._on_call()
         # So that who asked for a change sees it when it has been told that it is done.
         self._publish()
-        return Told(message.id, value)
+        return Returned(message.id, value)
 
     def _publish(self) -> None:
         statuses = self._engine.statuses()
@@ -273,8 +273,8 @@ class EngineServer:
             tuple(map(self._model_state, statuses)),
         )
         queue = Queue(
-            tuple((s.name, s.version, self._slots.waiting(s.name, s.version)) for s in statuses),
-            self._slots.drain_seconds,
+            tuple((s.name, s.version, self._capacity.waiting(s.name, s.version)) for s in statuses),
+            self._capacity.drain_seconds,
         )
         for front_end in self._front_ends.values():
             if state != self._state:
@@ -298,8 +298,8 @@ class EngineServer:
         return ModelState(status, *known[1:])
 
 
-def _refused(number: int, error: ServiceError) -> Refused:
-    return Refused(number, type(error).__name__, vars(error))
+def _refused(number: int, error: ServiceError) -> Failed:
+    return Failed(number, type(error).__name__, vars(error))
 
 
 def _unexpected(number: int, front_end: _FrontEnd, error: BaseException) -> InferenceFailed:
@@ -321,13 +321,13 @@ async def run(launch: Launch) -> int:
     metrics = Metrics(version=VERSION)
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
-    slots = QueueSlots(launch.settings, metrics)
-    engine = LocalEngine(launch.settings, metrics, slots, launch.remembered)
+    capacity = QueueCapacity(launch.settings, metrics)
+    engine = LocalEngine(launch.settings, metrics, capacity, launch.recovery)
     engine.start()
     device = resolve_device(launch.settings.device)
     server = EngineServer(
         engine,
-        slots,
+        capacity,
         on_call=lambda: line.heartbeat(),
         on_memory=partial(lock, device=device) if device.type == "cuda" else lambda _: None,
     )
@@ -339,7 +339,7 @@ async def run(launch: Launch) -> int:
     line = LivenessPipe(
         launch,
         metrics.registry,
-        sign=lambda: Heartbeat(server.endpoint, engine.remembered()),
+        sign=lambda: Heartbeat(server.endpoint, engine.recovery()),
         receive=tell,
     )
     stop = asyncio.Event()

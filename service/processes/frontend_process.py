@@ -32,7 +32,7 @@ async def run(launch: Launch) -> int:
 
     def tell(message: Message) -> None:
         if isinstance(message, Engines):
-            engine.meet(message.peers)
+            engine.set_engines(message.peers)
 
     line = LivenessPipe(launch, metrics.registry, sign=Heartbeat, receive=tell)
     app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=line.scrape)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from turbofno.service.engine.remembered import Remembered
+from turbofno.service.engine.interface import RecoveryRecord
 from turbofno.service.errors import Unavailable
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.messages import Heartbeat, Message, Scrape, Scraped
@@ -42,7 +42,7 @@ class Launch:
     endpoint: str
     """Where it listens."""
     settings: Settings
-    remembered: tuple[Remembered, ...] = ()
+    recovery: tuple[RecoveryRecord, ...] = ()
     """The models of the engine that died in this place."""
     greet: bool = False
     """Whether to tell a person how to call the models, once they are ready."""
@@ -65,11 +65,11 @@ class Launch:
     def load(cls, data: bytes) -> Self:
         values = json.loads(data)
         values["settings"] = Settings(**values["settings"])
-        values["remembered"] = tuple(Remembered(*one) for one in values["remembered"])
+        values["recovery"] = tuple(RecoveryRecord(*one) for one in values["recovery"])
         return cls(**values)
 
 
-def die_with(supervisor: int) -> None:
+def die_with_parent(supervisor: int) -> None:
     """From now on the kernel kills this process when its supervisor is gone, however that ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:

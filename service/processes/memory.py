@@ -134,7 +134,7 @@ class SlotMemory:
             self._free.insert(index, (start, stop))
 
 
-class LentMemory:
+class AttachedMemory:
     """A front end's memory, as an engine sees it; unmapped once no array refers to it."""
 
     def __init__(self, attachment: Attach) -> None:

@@ -16,9 +16,9 @@ from turbofno.service.engine.interface import (
     ModelStatus,
     PredictRequest,
     PredictResult,
+    RecoveryRecord,
     RolloutRequest,
 )
-from turbofno.service.engine.remembered import Remembered
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -42,7 +42,7 @@ class Predict(_Message, frozen=True):
 
 
 class Begin(_Message, frozen=True):
-    """Front end to engine: a rollout. It is answered with Framed any number of times, then with Told or Refused.
+    """Front end to engine: a rollout. It is answered with FrameReady any number of times, then with Returned or Failed.
 
     Until that end has come, both arrays are the engine's.
     """
@@ -53,7 +53,7 @@ class Begin(_Message, frozen=True):
     """[places, *shape of the fields]: frames go into one place after the other, round and round."""
 
 
-class Framed(_Message, frozen=True):
+class FrameReady(_Message, frozen=True):
     """Engine to front end: how far the rollout is, in the next place of the ring; its fields stand there if they are wanted."""
 
     id: int
@@ -87,14 +87,14 @@ class Predicted(_Message, frozen=True):
     result: PredictResult
 
 
-class Told(_Message, frozen=True):
+class Returned(_Message, frozen=True):
     """Engine to front end: the call returned this; the rollout ended well."""
 
     id: int
     value: Any
 
 
-class Refused(_Message, frozen=True):
+class Failed(_Message, frozen=True):
     """Engine to front end: the prediction, rollout or call raised this error of service/errors.py."""
 
     id: int
@@ -131,7 +131,7 @@ class Heartbeat(_Message, frozen=True):
 
     endpoint: str = ""
     """Where an engine listens for front ends."""
-    models: tuple[Remembered, ...] = ()
+    models: tuple[RecoveryRecord, ...] = ()
     """What the successor of an engine should know."""
 
 
@@ -168,6 +168,6 @@ class Scraped(_Message, frozen=True):
 
 
 Message: TypeAlias = (
-    Attach | Predict | Begin | Framed | Ack | Cancel | Ask | Predicted | Told | Refused | State | Queue
+    Attach | Predict | Begin | FrameReady | Ack | Cancel | Ask | Predicted | Returned | Failed | State | Queue
     | Heartbeat | Engines | PeerLost | Scrape | Scraped
 )  # fmt: skip

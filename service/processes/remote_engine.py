@@ -14,7 +14,7 @@ import msgspec
 from turbofno.models.core.config import ModelConfig
 from turbofno.service.engine.interface import ModelCounters, ModelStatus
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.messages import Queue
 from turbofno.service.processes.rollout_ring import copy_whole, places
@@ -36,7 +36,7 @@ _REMEMBERED = 256
 """Configurations, of models that were reloaded since."""
 
 
-class EngineQueue(QueueSlots):
+class EngineQueue(QueueCapacity):
     """What waits in the engines, as they told last: a request that would find no room there is refused at once.
 
     The engines count for themselves, and refuse what slips through.
@@ -86,7 +86,7 @@ class RemoteEngine:
         self._last: list[ModelStatus] = []
         self._draining = False
 
-    def meet(self, peers: Sequence[Peer]) -> None:
+    def set_engines(self, peers: Sequence[Peer]) -> None:
         """Talk to these engines from now on. What was at others is refused: they are dead."""
         for peer in set(self._links) - set(peers):
             self._links.pop(peer).close(

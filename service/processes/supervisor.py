@@ -28,7 +28,7 @@ from turbofno.service.processes.metrics_sum import MetricsSum
 from turbofno.service.system import on_hangup
 
 if TYPE_CHECKING:
-    from turbofno.service.engine.remembered import Remembered
+    from turbofno.service.engine.interface import RecoveryRecord
     from turbofno.service.settings import Settings
 
     Role = Literal["engine", "frontend"]
@@ -55,7 +55,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Child:
     """A place for one process after another."""
 
     role: Role
@@ -64,7 +64,7 @@ class _Seat:
     running: _Running | None = None
     generation: int = 0
     ever_up: bool = False
-    models: tuple[Remembered, ...] = ()
+    models: tuple[RecoveryRecord, ...] = ()
     """What the engine here told of its models last: its successor is to serve the same, and no other."""
 
     @property
@@ -81,9 +81,9 @@ class Supervisor:
         """One engine and one front end for each of these settings; `settings` are those of the whole."""
         self._settings = settings
         self._greet = greet
-        self._seats = [
-            *(_Seat("engine", index, one) for index, one in enumerate(engines)),
-            *(_Seat("frontend", index, one) for index, one in enumerate(frontends)),
+        self._children = [
+            *(_Child("engine", index, one) for index, one in enumerate(engines)),
+            *(_Child("frontend", index, one) for index, one in enumerate(frontends)),
         ]
         self._endpoint = new_endpoint()
         self._metrics = MetricsSum()
@@ -102,7 +102,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._channel = Channel.listen(self._endpoint, self._receive)
-        keepers = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
+        keepers = [asyncio.create_task(self._keep(seat)) for seat in self._children]
         await self._stop.wait()
         await self._end("frontend", self._settings.drain_seconds + KILL_SECONDS)
         await self._end("engine", KILL_SECONDS)
@@ -110,7 +110,7 @@ class Supervisor:
         self._channel.close()
         return 1 if self._failed or self._signals > 1 else 0
 
-    async def _keep(self, seat: _Seat) -> None:
+    async def _keep(self, seat: _Child) -> None:
         """Have a process in this seat until the end."""
         quick_deaths = 0
         while not self._stop.is_set():
@@ -133,7 +133,7 @@ class Supervisor:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
 
-    async def _live(self, seat: _Seat) -> int:
+    async def _live(self, seat: _Child) -> int:
         """One process from start to end; its exit status."""
         seat.generation += 1
         launch = Launch(
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _running(self, role: Role | None = None, *, up: bool = False) -> list[_Running]:
         """The processes of a role, or only those that gave a sign of life."""
-        seats = (seat for seat in self._seats if role in (None, seat.role))
+        seats = (seat for seat in self._children if role in (None, seat.role))
         found = [seat.running for seat in seats if seat.running is not None]
         return [running for running in found if running.heartbeat is not None or not up]
 
@@ -252,7 +252,7 @@ class Supervisor:
                         scrape.set_result(None)
 
     def _on_heartbeat(self, sender: bytes, heartbeat: Heartbeat) -> None:
-        for seat in self._seats:
+        for seat in self._children:
             running = seat.running
             if running is None or running.launch.identity != sender:
                 continue

@@ -31,7 +31,7 @@ import torch
 
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import DeviceLost
-from turbofno.service.runtime.page_locked import straight
+from turbofno.service.runtime.page_locked import zero_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,11 +187,11 @@ class DevicePipeline:
         set_stream = torch.cuda.set_stream
         with torch.inference_mode(), torch.cuda.stream(self._copy_in):
             started = time.perf_counter()
-            x = self._taken_in(staging, parts)
-            staging.taken_in.record(self._copy_in)
+            x = self._copy_to_device(staging, parts)
+            staging.copied_in.record(self._copy_in)
             gather_seconds = time.perf_counter() - started
             set_stream(self._kernels)
-            self._kernels.wait_event(staging.taken_in)
+            self._kernels.wait_event(staging.copied_in)
             staging.began.record(self._kernels)
             y, ran = forward(x)
             staging.ended.record(self._kernels)
@@ -202,7 +202,7 @@ class DevicePipeline:
             set_stream(self._copy_out)
             # the answer leaves while it is judged
             self._copy_out.wait_event(staging.ended)
-            host_out = self._put_out(staging, y, answers)
+            host_out = self._copy_from_device(staging, y, answers)
             self._copy_out.wait_event(staging.judged)
             host_numbers.copy_(numbers, non_blocking=True)
             staging.arrived.record(self._copy_out)
@@ -217,11 +217,11 @@ class DevicePipeline:
             release=partial(self._free.put, staging),
         )
 
-    def _taken_in(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
+    def _copy_to_device(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
         """The parts as one batch on the device, for whoever waits for the current stream."""
         sizes = [len(part) for part in parts]
         shape = (sum(sizes), *parts[0].shape[1:])
-        if straight(parts):
+        if zero_copy(parts):
             x = torch.empty(shape, device=self._device)
             rows = list(x.split(sizes))
             torch._foreach_copy_(rows, [*map(_tensor, parts)], non_blocking=True)
@@ -230,13 +230,13 @@ class DevicePipeline:
         torch.cat([_tensor(part) for part in parts], out=host_in)
         return host_in.to(self._device, non_blocking=True)
 
-    def _put_out(
+    def _copy_from_device(
         self, staging: _Staging, y: torch.Tensor, answers: Sequence[Fields]
     ) -> torch.Tensor | None:
         """Copy the batch out on the current stream: into `answers` if the GPU reaches them, else into what it returns."""
         sizes = [len(answer) for answer in answers]
         fit = sum(sizes) == len(y) and {answer.shape[1:] for answer in answers} == {y.shape[1:]}
-        if fit and straight(answers):
+        if fit and zero_copy(answers):
             rows = list(y.split(sizes))
             torch._foreach_copy_([*map(_tensor, answers)], rows, non_blocking=True)
             return None
@@ -287,7 +287,7 @@ class _Staging:
     def __init__(self) -> None:
         self._input = self._output = torch.empty(0)
         self._numbers = torch.empty(0)
-        self.taken_in, self.judged = torch.cuda.Event(), torch.cuda.Event()
+        self.copied_in, self.judged = torch.cuda.Event(), torch.cuda.Event()
         self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # waited for asleep: spinning would take a core from the front ends
         self.arrived = torch.cuda.Event(blocking=True)

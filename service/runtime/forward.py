@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turbofno.models.core.fno import FNO
     from turbofno.service.engine.runnable import Execution
     from turbofno.service.engine.vjp import VjpShapes
-    from turbofno.service.runtime.gradient import Kept
+    from turbofno.service.runtime.gradient import GradientMemory
     from turbofno_ops import CompiledFNO
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Forward:
         self._no_chain = ""
         self._on_gpu = device.type == "cuda"
         # Not a method of this: the two would refer to each other, and outlive the model until garbage is collected.
-        at_once = partial(_at_once, channels=module.arch.hidden_channels, max_batch=max_batch)
-        self._replays = Replays(name, module, at_once=at_once)
+        chunk_size = partial(_chunk_size, channels=module.arch.hidden_channels, max_batch=max_batch)
+        self._replays = Replays(name, module, chunk_size=chunk_size)
         self._chain: CompiledFNO | None = None
         self._graphs: ModuleGraphs | None = None
         # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
@@ -118,13 +118,13 @@ class Forward:
 
     def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> tuple[torch.Tensor, Ran]:
         """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""
-        with self._exact():
+        with self._in_fp32():
             answer = gradient.vjp(self._module, rows, shapes)
         return answer, Ran(last_backend(), "fp32", "module")
 
-    def measure_gradient(self, field: torch.Tensor) -> Kept:
+    def measure_gradient(self, field: torch.Tensor) -> GradientMemory:
         """What the gradient of a field [1, in_channels, *grid] takes. Raises NotDifferentiable."""
-        with self._exact():
+        with self._in_fp32():
             return gradient.measure(self._module, field)
 
     @property
@@ -142,7 +142,7 @@ class Forward:
             self._graphs.clear()
 
     @contextmanager
-    def _exact(self) -> Iterator[None]:
+    def _in_fp32(self) -> Iterator[None]:
         self._module.compute_in("fp32")
         try:
             yield
@@ -155,7 +155,7 @@ class Forward:
             logger.warning("model %s %s: %s", self._name, what, reason)
 
 
-def _at_once(field: torch.Size, *, channels: int, max_batch: int) -> int:
+def _chunk_size(field: torch.Size, *, channels: int, max_batch: int) -> int:
     """How many fields of this shape, [in_channels, *grid], a CPU takes through its layers together: what caches hold."""
     layer = 4 * channels * math.prod(field[1:])
     return min(max_batch, max(1, _LAYER_BYTES // layer) * torch.get_num_threads())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from turbofno.service.engine.vjp import VjpShapes
 
 
-class Kept(NamedTuple):
+class GradientMemory(NamedTuple):
     """What the gradient of one field takes: bytes for each grid point of the input."""
 
     saved: float
@@ -41,7 +41,7 @@ def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch
         return torch.cat([gradient.flatten(1), output.detach().flatten(1)], dim=1)
 
 
-def measure(module: torch.nn.Module, field: torch.Tensor) -> Kept:
+def measure(module: torch.nn.Module, field: torch.Tensor) -> GradientMemory:
     """What a gradient keeps, by making that of one field [1, in_channels, *grid].
 
     Raises:
@@ -66,7 +66,7 @@ def measure(module: torch.nn.Module, field: torch.Tensor) -> Kept:
             )
         _backward(output, field, torch.ones_like(output))
     points = field[0, 0].numel()
-    return Kept(sum(sizes.values()) / points, max(sizes.values(), default=0) / points)
+    return GradientMemory(sum(sizes.values()) / points, max(sizes.values(), default=0) / points)
 
 
 def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:

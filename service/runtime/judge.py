@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_GRAPHS = 32
-_MOST_GRAPH_BYTES = 16 << 20
+_MAX_GRAPHS = 32
+_MAX_GRAPH_BYTES = 16 << 20
 """Of the inputs and outputs that a graph is made for."""
 
 
@@ -60,7 +60,7 @@ class Judge:
         key = (bucket, *x.shape[2:])
         if key not in self._graphs:
             size = bucket * (x[0].nbytes + y[0].nbytes)
-            if size > _MOST_GRAPH_BYTES or len(self._graphs) == _MOST_GRAPHS:
+            if size > _MAX_GRAPH_BYTES or len(self._graphs) == _MAX_GRAPHS:
                 return None
             if not self._signals(x[:1], y[:1]):
                 # none of this model on this grid: PyTorch warns of a graph with nothing in it

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 128 << 20
+MAX_BYTES = 128 << 20
 """Of each memory, from its start: what is locked is taken from the machine even while it is empty."""
-_LEAST_BYTES = 256 << 10
+_MIN_BYTES = 256 << 10
 """Arrays smaller than this on average are gathered: a copy of its own costs each of them about 5 us and calls that
 give the interpreter lock away."""
 
@@ -46,7 +46,7 @@ def lock(memory: NDArray[np.uint8], device: torch.device) -> threading.Thread:
 
 
 def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
-    start, size = memory.ctypes.data, min(memory.nbytes, MOST_BYTES)
+    start, size = memory.ctypes.data, min(memory.nbytes, MAX_BYTES)
     with torch.cuda.device(device):
         status = torch.cuda.cudart().cudaHostRegister(start, size, 0)
     if int(status):
@@ -58,11 +58,11 @@ def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
     weakref.finalize(memory, _forget, start, ended).atexit = False
 
 
-def straight(arrays: Sequence[Fields]) -> bool:
+def zero_copy(arrays: Sequence[Fields]) -> bool:
     """Whether the GPU should copy each of these by itself: all are locked, and large enough."""
     return (
         bool(_regions)
-        and sum(array.nbytes for array in arrays) >= _LEAST_BYTES * len(arrays)
+        and sum(array.nbytes for array in arrays) >= _MIN_BYTES * len(arrays)
         and all(map(_locked, arrays))
     )
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OFTEN = 8
+_RUNS_BEFORE_RECORDING = 8
 """Runs on a grid before it is recorded: that takes as long as some dozens of them."""
-_PAUSE = 50
+_RECORDING_COOLDOWN = 50
 """Times as long as a recording took there is none again, of grids that callers choose: all else waits while one is made,
 and a caller who goes from grid to grid would have little else done."""
-_LONG_SECONDS = 0.02
+_MAX_SECONDS = 0.02
 """Where one field takes longer, nearly all of it is arithmetic, and there is little to gain."""
-_MOST_GRIDS = 8
+_MAX_GRIDS = 8
 """Recorded at a time, those used last: callers choose their grids. A grid's recordings take some ten megabytes."""
-_MOST_KNOWN = 64
+_MAX_TRACKED_GRIDS = 64
 """Recorded or counted at a time: grids that come once must not drive out those that come often."""
 
 
@@ -41,17 +41,17 @@ class Replays:
         name: str,
         network: Callable[[torch.Tensor], torch.Tensor],
         *,
-        at_once: Callable[[torch.Size], int],
+        chunk_size: Callable[[torch.Size], int],
     ) -> None:
-        """`network` takes [n, channels, *grid]; no more fields than `at_once` of a field's shape are run together.
+        """`network` takes [n, channels, *grid]; no more fields than `chunk_size` of a field's shape are run together.
 
         `name` is for the log.
         """
         self._name = name
         self._network = network
-        self._at_once = at_once
+        self._chunk_size = chunk_size
         self._known: OrderedDict[torch.Size, _Recordings] = OrderedDict()
-        self._pause_ends = 0.0
+        self._cooldown_until = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """What the network gives."""
@@ -59,15 +59,17 @@ class Replays:
         known = self._recordings(field)
         if not known.tried:
             known.runs += 1
-            if known.runs >= _OFTEN and time.monotonic() >= self._pause_ends:
+            if known.runs >= _RUNS_BEFORE_RECORDING and time.monotonic() >= self._cooldown_until:
                 started = time.monotonic()
                 self._record(known, field)
-                self._pause_ends = started + (1 + _PAUSE) * (time.monotonic() - started)
-        most = self._at_once(field)
+                self._cooldown_until = started + (1 + _RECORDING_COOLDOWN) * (
+                    time.monotonic() - started
+                )
+        most = self._chunk_size(field)
         if not known.replays:
-            return _joined([self._network(part) for part in x.split(most)])
+            return _concatenate([self._network(part) for part in x.split(most)])
         parts = x.split(list(_powers_of_two(len(x), most)))
-        return _joined([known.replays[len(part)](part)[0] for part in parts])
+        return _concatenate([known.replays[len(part)](part)[0] for part in parts])
 
     def prepare(self, field: torch.Size) -> None:
         """Record what is done to such fields, if that pays."""
@@ -87,7 +89,7 @@ class Replays:
     def _recordings(self, field: torch.Size) -> _Recordings:
         known = self._known.setdefault(field, _Recordings())
         self._known.move_to_end(field)
-        if len(self._known) > _MOST_KNOWN:
+        if len(self._known) > _MAX_TRACKED_GRIDS:
             self._known.popitem(last=False)
         return known
 
@@ -98,11 +100,11 @@ class Replays:
             self._network(x)
             started = time.perf_counter()
             self._network(x)
-        if time.perf_counter() - started > _LONG_SECONDS:
+        if time.perf_counter() - started > _MAX_SECONDS:
             return
         replays = {}
         try:
-            for exponent in range(self._at_once(field).bit_length()):
+            for exponent in range(self._chunk_size(field).bit_length()):
                 size = 1 << exponent
                 replays[size] = Replay(self._run, [torch.zeros(size, *field)])
         except (Unrecordable, RuntimeError, AttributeError, TypeError) as error:
@@ -111,7 +113,7 @@ class Replays:
         else:
             known.replays = replays
             recorded = [field for field, known in self._known.items() if known.replays]
-            if len(recorded) > _MOST_GRIDS:
+            if len(recorded) > _MAX_GRIDS:
                 del self._known[recorded[0]]
 
     def _run(self, x: torch.Tensor) -> tuple[torch.Tensor]:
@@ -139,5 +141,5 @@ def _powers_of_two(count: int, most: int) -> Iterator[int]:
             size >>= 1
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from turbofno.models.core.activations import activation_bytes
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.registry import discover
-from turbofno.service.engine.interface import ModelStatus
-from turbofno.service.engine.remembered import Remembered
+from turbofno.service.engine.interface import ModelStatus, RecoveryRecord
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.runtime.forward import EXECUTIONS, Forward
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -43,11 +42,11 @@ _INTERRUPTED = (
 
 @dataclass(slots=True)
 class _Entry:
-    """One (name, version). `slot` is set exactly while it can serve."""
+    """One (name, version). `instance` is set exactly while it can serve."""
 
     state: str = "LOADING"
     reason: str = ""
-    slot: ModelSlot | None = None
+    instance: ModelInstance | None = None
 
 
 class Repository:
@@ -61,24 +60,24 @@ class Repository:
         device: torch.device,
         pipeline: Pipeline,
         run_on_device: Callable[[Callable[[], bool]], Awaitable[bool]],
-        most_fields: Callable[[str, int], int],
+        max_fields: Callable[[str, int], int],
     ) -> None:
-        """`most_fields` are those of a batch of a model, by its name and the bytes of a field."""
+        """`max_fields` are those of a batch of a model, by its name and the bytes of a field."""
         self._settings = settings
         self._metrics = metrics
         self._run_on_device = run_on_device
-        self._most_fields = most_fields
+        self._most_fields = max_fields
         self._device = device
         self._pipeline = pipeline
         self._entries: dict[tuple[str, str], _Entry] = {}
-        self._users: Counter[ModelSlot] = Counter()
+        self._users: Counter[ModelInstance] = Counter()
         """Number of requests that hold a model."""
         self._unused = asyncio.Event()
         self._lock = asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="turbofno-loader")
         self._required: set[tuple[str, str]] = set()
 
-    def find(self, remembered: Sequence[Remembered] = ()) -> list[ModelLocation]:
+    def find(self, recovery: Sequence[RecoveryRecord] = ()) -> list[ModelLocation]:
         """The models to load at start, all LOADING from now on: those that the settings name, or a predecessor had.
 
         Raises:
@@ -86,8 +85,8 @@ class Repository:
                 that the settings name.
         """
         locations = self._discover()
-        if remembered:
-            return self._find_again(locations, remembered)
+        if recovery:
+            return self._find_recovered(locations, recovery)
         wanted = self._settings.models
         names = {location.name for location in locations}
         if missing := sorted(set(wanted or ()) - names):
@@ -111,15 +110,17 @@ class Repository:
         self._required = set(self._entries)
         return chosen
 
-    def remembered(self) -> tuple[Remembered, ...]:
+    def recovery(self) -> tuple[RecoveryRecord, ...]:
         """What a successor should know, should this process die now: what serves or must, and what does not and why."""
 
         def reason(key: tuple[str, str], entry: _Entry) -> str:
-            if entry.slot is not None or key in self._required:
+            if entry.instance is not None or key in self._required:
                 return ""
             return _INTERRUPTED if entry.state == "LOADING" else entry.reason
 
-        return tuple(Remembered(*key, reason(key, entry)) for key, entry in self._entries.items())
+        return tuple(
+            RecoveryRecord(*key, reason(key, entry)) for key, entry in self._entries.items()
+        )
 
     async def load_all(self, locations: list[ModelLocation]) -> None:
         """Load one after another; a broken one becomes UNAVAILABLE with its reason."""
@@ -155,27 +156,30 @@ class Repository:
                 raise self._unknown(name, None)
             self._required = {key for key in self._required if key[0] != name}
             for entry in found:
-                slot = entry.slot
-                if slot is not None:
-                    entry.state, entry.reason, entry.slot = "UNLOADING", _UNLOADED, None
-                    await self._until_unused(slot)
+                instance = entry.instance
+                if instance is not None:
+                    entry.state, entry.reason, entry.instance = "UNLOADING", _UNLOADED, None
+                    await self._wait_until_unused(instance)
                     self._metrics.model_loaded.remove(
-                        slot.name, slot.version, slot.ran.backend, slot.ran.precision
+                        instance.name,
+                        instance.version,
+                        instance.ran.backend,
+                        instance.ran.precision,
                     )
-                    logger.info("unloaded model %s version %s", slot.name, slot.version)
+                    logger.info("unloaded model %s version %s", instance.name, instance.version)
                 entry.state, entry.reason = "UNAVAILABLE", _UNLOADED
 
-    def slot(self, name: str, version: str | None) -> ModelSlot:
+    def get(self, name: str, version: str | None) -> ModelInstance:
         """The model that serves (newest version that is ready if None). Raises NotFound, Unavailable."""
         if version is not None:
             # Most calls: a request asks again for the version that it has found.
             entry = self._entries.get((name, version))
-            if entry is not None and entry.slot is not None:
-                return entry.slot
+            if entry is not None and entry.instance is not None:
+                return entry.instance
         versions = self._versions(name, version)
         for entry in versions:
-            if entry.slot is not None:
-                return entry.slot
+            if entry.instance is not None:
+                return entry.instance
         newest = versions[0]
         why = f" ({newest.reason})" if newest.reason else ""
         raise Unavailable(
@@ -183,15 +187,15 @@ class Repository:
             retry_after=1.0 if newest.state == "LOADING" else None,
         )
 
-    def hold(self, slot: ModelSlot, requests: int) -> None:
+    def hold(self, instance: ModelInstance, requests: int) -> None:
         """Keep a model from being unloaded until so many requests let it go."""
-        self._users[slot] += requests
+        self._users[instance] += requests
 
-    def let_go(self, slot: ModelSlot, requests: int) -> None:
+    def release(self, instance: ModelInstance, requests: int) -> None:
         """The other end of `hold`."""
-        self._users[slot] -= requests
-        if not self._users[slot]:
-            del self._users[slot]
+        self._users[instance] -= requests
+        if not self._users[instance]:
+            del self._users[instance]
             self._unused.set()
 
     def statuses(self) -> list[ModelStatus]:
@@ -206,23 +210,23 @@ class Repository:
     @property
     def device_bytes(self) -> int:
         """Bytes that the compiled chains of all models that serve hold on the device."""
-        return sum(slot.device_bytes for slot in self._serving())
+        return sum(instance.device_bytes for instance in self._serving())
 
     @property
     def ready(self) -> bool:
         """Every start-up model that was not unloaded on purpose can serve, and at least one model can."""
-        serving = {key for key, entry in self._entries.items() if entry.slot is not None}
+        serving = {key for key, entry in self._entries.items() if entry.instance is not None}
         return bool(serving) and self._required <= serving
 
     def close(self) -> None:
         """End the loader thread once it is done."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _find_again(
-        self, locations: list[ModelLocation], remembered: Sequence[Remembered]
+    def _find_recovered(
+        self, locations: list[ModelLocation], recovery: Sequence[RecoveryRecord]
     ) -> list[ModelLocation]:
         found = {(location.name, location.version): location for location in locations}
-        for name, version, reason in remembered:
+        for name, version, reason in recovery:
             why = reason or ("" if (name, version) in found else _VANISHED)
             self._entries[name, version] = _Entry("UNAVAILABLE", why) if why else _Entry()
         self._required = {key for key, entry in self._entries.items() if not entry.reason}
@@ -258,17 +262,19 @@ class Repository:
     async def _load(self, location: ModelLocation) -> None:
         key = (location.name, location.version)
         entry = self._entries.setdefault(key, _Entry())
-        old = entry.slot
+        old = entry.instance
         if old is None:
             entry.state, entry.reason = "LOADING", ""
         started = time.perf_counter()
         try:
-            slot = await asyncio.get_running_loop().run_in_executor(
+            instance = await asyncio.get_running_loop().run_in_executor(
                 self._loader, self._read, location
             )
-            largest = self._most_fields(location.name, slot.field_bytes)
+            largest = self._most_fields(location.name, instance.field_bytes)
             # One by one, so that batches of models that serve run between them.
-            for step in slot.warm_up(largest, max_gradient_bytes=self._settings.max_gradient_bytes):
+            for step in instance.warm_up(
+                largest, max_gradient_bytes=self._settings.max_gradient_bytes
+            ):
                 if not await self._run_on_device(step):
                     break
         except Exception as error:
@@ -284,23 +290,23 @@ class Repository:
             raise Unavailable(
                 f"model {location.name!r} version {location.version} cannot be loaded: {reason}"
             ) from error
-        entry.state, entry.reason, entry.slot = "READY", "", slot
+        entry.state, entry.reason, entry.instance = "READY", "", instance
         seconds = time.perf_counter() - started
         if old is not None:
             self._metrics.model_loaded.remove(
                 old.name, old.version, old.ran.backend, old.ran.precision
             )
         self._metrics.serve(*key)
-        self._metrics.model_loaded.labels(*key, slot.ran.backend, slot.ran.precision).set(1)
+        self._metrics.model_loaded.labels(*key, instance.ran.backend, instance.ran.precision).set(1)
         self._metrics.model_load_seconds.labels(*key).set(seconds)
         logger.info(
             "loaded model %s version %s on %s in %.2f s; spectral backend %s, %s%s; runs %s",
-            *key, self._device, seconds, slot.ran.backend, slot.ran.precision,
-            "" if slot.ran.precision == slot.asked_precision else f" ({slot.asked_precision} was asked for)",
-            EXECUTIONS[slot.ran.execution] + (f" ({slot.ran.reason})" if slot.ran.reason else ""),
+            *key, self._device, seconds, instance.ran.backend, instance.ran.precision,
+            "" if instance.ran.precision == instance.asked_precision else f" ({instance.asked_precision} was asked for)",
+            EXECUTIONS[instance.ran.execution] + (f" ({instance.ran.reason})" if instance.ran.reason else ""),
         )  # fmt: skip
 
-    def _read(self, location: ModelLocation) -> ModelSlot:
+    def _read(self, location: ModelLocation) -> ModelInstance:
         loaded = load_model(
             location.path,
             device=self._device,
@@ -323,7 +329,7 @@ class Repository:
             precision=precision,
             max_batch=self._settings.max_batch_size,
         )
-        return ModelSlot(
+        return ModelInstance(
             loaded.config,
             forward,
             self._pipeline,
@@ -342,29 +348,29 @@ class Repository:
                 f"{most} ({env_name('max_activation_bytes')}); raise it if the model is to be trusted so far"
             )
 
-    def _serving(self) -> list[ModelSlot]:
+    def _serving(self) -> list[ModelInstance]:
         """The models that can serve. On any thread: the copy is made in one step."""
-        slots = (entry.slot for entry in tuple(self._entries.values()))
-        return [slot for slot in slots if slot is not None]
+        slots = (entry.instance for entry in tuple(self._entries.values()))
+        return [instance for instance in slots if instance is not None]
 
-    async def _until_unused(self, slot: ModelSlot) -> None:
-        while slot in self._users:
+    async def _wait_until_unused(self, instance: ModelInstance) -> None:
+        while instance in self._users:
             self._unused.clear()
             await self._unused.wait()
 
 
 def _status(name: str, version: str, entry: _Entry) -> ModelStatus:
-    slot = entry.slot
-    if slot is None:
+    instance = entry.instance
+    if instance is None:
         return ModelStatus(name, version, entry.state, entry.reason)
     return ModelStatus(
         name,
         version,
         entry.state,
         entry.reason,
-        backend=slot.ran.backend,
-        precision=slot.ran.precision,
-        asked_precision=slot.asked_precision,
-        execution=slot.ran.execution,
-        execution_reason=slot.ran.reason,
+        backend=instance.ran.backend,
+        precision=instance.ran.precision,
+        asked_precision=instance.asked_precision,
+        execution=instance.ran.execution,
+        execution_reason=instance.ran.reason,
     )

@@ -26,16 +26,16 @@ REQUESTS = 24
 HELD_UP = """
 import pathlib
 import time
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 
-start = ModelSlot.start
+start = ModelInstance.start
 
 def held_up(slot, parts):
     while pathlib.Path("hold").exists():
         time.sleep(0.01)
     return start(slot, parts)
 
-ModelSlot.start = held_up
+ModelInstance.start = held_up
 """
 """The device computes nothing while there is a file of this name beside the log."""
 

@@ -42,15 +42,15 @@ CAPACITY = BATCH / BATCH_SECONDS
 """Requests a second."""
 SLOW = f"""
 import time
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 
-start = ModelSlot.start
+start = ModelInstance.start
 
 def slow(slot, parts):
     time.sleep({BATCH_SECONDS})
     return start(slot, parts)
 
-ModelSlot.start = slow
+ModelInstance.start = slow
 """
 ALLOWED = 1.0
 """Seconds within which the clients want their work started."""

@@ -33,16 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = "import sys; from turbofno.service.server import run; from turbofno.service.settings import Settings; sys.exit(run(Settings()))"
 LOSE_DEVICE = """
 from turbofno.service.errors import DeviceLost
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 
-start = ModelSlot.start
+start = ModelInstance.start
 
 def lost(slot, parts):
     if (parts[0] == -1).any():
         raise DeviceLost("the GPU failed", retry_after=1.0)
     return start(slot, parts)
 
-ModelSlot.start = lost
+ModelInstance.start = lost
 """
 BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
 

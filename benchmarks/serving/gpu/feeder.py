@@ -29,7 +29,7 @@ async def main() -> None:
     settings, n = Settings(), int(side)
     memory = SlotMemory(settings.shared_memory_bytes)
     engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
-    engine.meet([Peer(b"engine", endpoint)])
+    engine.set_engines([Peer(b"engine", endpoint)])
     while not engine.ready:  # noqa: ASYNC110 - it has no event for that
         await asyncio.sleep(0.02)
     config = engine.config(model)

@@ -27,7 +27,7 @@ from turbofno.service.http.body import declared_size, read_body
 from turbofno.service.http.call import Call, ClientLeft
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admission
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.settings import Settings
 
 DATA = bytes(range(256)) * 40
@@ -54,7 +54,7 @@ def make_request(
     context: Any = SimpleNamespace(
         settings=settings,
         metrics=metrics,
-        admission=Admission(settings, metrics, QueueSlots(settings, metrics)),
+        admission=Admission(settings, metrics, QueueCapacity(settings, metrics)),
         engine=SimpleNamespace(buffer=heap_buffer),
     )
     scope = {

@@ -23,7 +23,7 @@ from turbofno.service.http.call import Body, Call
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Ticket
 from turbofno.service.settings import Settings
 
@@ -53,7 +53,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 class Service:
     """A real server with a model whose queue is filled by hand, and one connection to it."""
 
-    def __init__(self, context: AppContext, slots: QueueSlots, port: int) -> None:
+    def __init__(self, context: AppContext, slots: QueueCapacity, port: int) -> None:
         self.context = context
         self.port = port
         self.clients: list[Client] = []
@@ -66,12 +66,12 @@ class Service:
         array = np.zeros((fields, 1, 16), np.float32)
         request = PredictRequest(runnable.name, "1", array, "id")
         ticket = Ticket(Kind.of(runnable, request), request, 0.0, Mock(), fields)
-        self._slots.take(ticket)
+        self._slots.reserve(ticket)
         self._queued.append(ticket)
 
     def empty(self) -> None:
         for ticket in self._queued:
-            ticket.taken = ticket.size
+            ticket.dispatched = ticket.size
             self._slots.release(ticket, ticket.size)
         self._queued.clear()
 
@@ -124,7 +124,7 @@ async def serving(**settings: Any) -> AsyncIterator[Service]:
         port=0, max_queued_fields_per_model=ROOM, max_fields_per_request=ROOM, **settings
     )
     metrics = Metrics()
-    slots = QueueSlots(chosen, metrics)
+    slots = QueueCapacity(chosen, metrics)
     engine = FakeEngine(tiny_config("tiny-1d"), tiny_config("other"))
     app = create_app(chosen, engine=engine, metrics=metrics, slots=slots)
     async with served(app) as port:

@@ -14,17 +14,17 @@ from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import ANYONE, Admission, ByteBudget, Caller
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Ticket
 from turbofno.service.settings import Settings
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
 
 
-def make(**settings: Any) -> tuple[Admission, QueueSlots, Metrics]:
+def make(**settings: Any) -> tuple[Admission, QueueCapacity, Metrics]:
     metrics, chosen = Metrics(), Settings(**{**SIZES, **settings})
-    slots = QueueSlots(chosen, metrics)
-    return Admission(chosen, metrics, slots), slots, metrics
+    capacity = QueueCapacity(chosen, metrics)
+    return Admission(chosen, metrics, capacity), capacity, metrics
 
 
 def admit(
@@ -115,22 +115,22 @@ def test_body_over_the_limit_is_refused() -> None:
 
 
 def test_full_queue_refuses_before_the_body_is_read() -> None:
-    admission, slots, _ = make(
+    admission, capacity, _ = make(
         max_queued_fields=4, max_queued_fields_per_model=4, max_fields_per_request=4
     )
     queued = ticket(4)
-    slots.take(queued)
+    capacity.reserve(queued)
     with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS"), admit(admission, 1):
         pass
-    queued.taken = 1
-    slots.release(queued, 1)
+    queued.dispatched = 1
+    capacity.release(queued, 1)
     with admit(admission, 1):
         pass
 
 
 def test_full_queue_of_one_model_leaves_the_others_their_room() -> None:
-    admission, slots, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
-    slots.take(ticket(4))
+    admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
+    capacity.reserve(ticket(4))
     with pytest.raises(QueueFull, match="QUEUED_FIELDS_PER_MODEL"), admit(admission, 1):
         pass
     with admit(admission, 1, "other"):
@@ -138,83 +138,85 @@ def test_full_queue_of_one_model_leaves_the_others_their_room() -> None:
 
 
 def test_total_queue_limit_holds_across_models() -> None:
-    _, slots, _ = make(max_queued_fields=4, max_queued_fields_per_model=3, max_fields_per_request=3)
-    slots.take(ticket(3, "a"))
+    _, capacity, _ = make(
+        max_queued_fields=4, max_queued_fields_per_model=3, max_fields_per_request=3
+    )
+    capacity.reserve(ticket(3, "a"))
     with pytest.raises(QueueFull, match="all models"):
-        slots.take(ticket(2, "b"))
-    slots.take(ticket(1, "b"))
+        capacity.reserve(ticket(2, "b"))
+    capacity.reserve(ticket(1, "b"))
 
 
 def test_retry_after_follows_the_drain_rate() -> None:
-    _, slots, _ = make()
-    assert slots.drain_seconds == 1.0
-    slots.note_batch("m", room=1000, seconds=5.0)
-    slots.take(ticket(40))
-    assert slots.drain_seconds == pytest.approx(20.0)
-    slots.note_batch("m", room=1000, seconds=0.0)
-    assert slots.drain_seconds == pytest.approx(16.0)
-    slots.note_batch("other", room=1000, seconds=1.0)
-    slots.take(ticket(10, "other"))
-    assert slots.drain_seconds == pytest.approx(17.0)
-    slots.take(ticket(900))
-    assert slots.drain_seconds == 60.0
+    _, capacity, _ = make()
+    assert capacity.drain_seconds == 1.0
+    capacity.note_batch("m", room=1000, seconds=5.0)
+    capacity.reserve(ticket(40))
+    assert capacity.drain_seconds == pytest.approx(20.0)
+    capacity.note_batch("m", room=1000, seconds=0.0)
+    assert capacity.drain_seconds == pytest.approx(16.0)
+    capacity.note_batch("other", room=1000, seconds=1.0)
+    capacity.reserve(ticket(10, "other"))
+    assert capacity.drain_seconds == pytest.approx(17.0)
+    capacity.reserve(ticket(900))
+    assert capacity.drain_seconds == 60.0
 
 
 def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
-    _, slots, metrics = make()
-    slots.note_batch("m", room=1000, seconds=1.0)
+    _, capacity, metrics = make()
+    capacity.note_batch("m", room=1000, seconds=1.0)
     for _ in range(4):
-        slots.take(ticket(10))
-    slots.take(ticket(1, deadline=4.5))
+        capacity.reserve(ticket(10))
+    capacity.reserve(ticket(1, deadline=4.5))
     with pytest.raises(QueueFull, match="TURBOFNO_REQUEST_DEADLINE_SECONDS") as caught:
-        slots.take(ticket(1, deadline=1.1))
+        capacity.reserve(ticket(1, deadline=1.1))
     assert caught.value.retry_after == pytest.approx(4.1 * 1.1 - 1.1)
-    slots.take(ticket(1, deadline=0.1, priority=1))
-    slots.take(ticket(1, "other", deadline=0.1))
+    capacity.reserve(ticket(1, deadline=0.1, priority=1))
+    capacity.reserve(ticket(1, "other", deadline=0.1))
     read = metrics.registry.get_sample_value
     assert read("turbofno_rejections_total", {"reason": "too_late", "model": "m"}) == 1
 
 
 def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority() -> None:
-    _, slots, _ = make()
+    _, capacity, _ = make()
     for model, fields, priority in (
         ("a", 10, 5), ("a", 10, 6), ("a", 10, 6), ("b", 40, 5), ("b", 40, 5), ("b", 40, 5), ("c", 5, 5),
     ):  # fmt: skip
-        slots.note_batch(model, room=1000, seconds=1.0)
-        slots.take(ticket(fields, model, priority=priority))
-    assert slots.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
-    assert slots.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
-    assert slots.wait_seconds("new", 10, 0.0) == 0.0
+        capacity.note_batch(model, room=1000, seconds=1.0)
+        capacity.reserve(ticket(fields, model, priority=priority))
+    assert capacity.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
+    assert capacity.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
+    assert capacity.wait_seconds("new", 10, 0.0) == 0.0
 
 
 def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
-    _, slots, _ = make(max_batch_size=10)
-    slots.note_batch("m", room=1000, seconds=1.0)
+    _, capacity, _ = make(max_batch_size=10)
+    capacity.note_batch("m", room=1000, seconds=1.0)
     large = ticket(400)
-    slots.take(large)
-    slots.take(ticket(5))
-    assert slots.wait_seconds("m", 5, 0.0) == pytest.approx(1.5)
-    assert slots.drain_seconds == pytest.approx(40.5)
-    large.taken = 393
-    slots.release(large, 393)
-    assert slots.wait_seconds("m", 5, 0.0) == pytest.approx(1.2)
-    large.taken = 400
-    slots.release(large, 7)
-    assert slots.wait_seconds("m", 5, 0.0) == pytest.approx(0.5)
-    assert slots.drain_seconds == 1.0
+    capacity.reserve(large)
+    capacity.reserve(ticket(5))
+    assert capacity.wait_seconds("m", 5, 0.0) == pytest.approx(1.5)
+    assert capacity.drain_seconds == pytest.approx(40.5)
+    large.dispatched = 393
+    capacity.release(large, 393)
+    assert capacity.wait_seconds("m", 5, 0.0) == pytest.approx(1.2)
+    large.dispatched = 400
+    capacity.release(large, 7)
+    assert capacity.wait_seconds("m", 5, 0.0) == pytest.approx(0.5)
+    assert capacity.drain_seconds == 1.0
 
 
 def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
-    _, slots, _ = make()
-    slots.note_batch("m", room=1000, seconds=1.0)
+    _, capacity, _ = make()
+    capacity.note_batch("m", room=1000, seconds=1.0)
     for start in (10.0, 10.2):
-        slots.start_batch("m", 1000, start)
-    assert slots.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
-    slots.end_batch(10.9)
-    assert slots.wait_seconds("m", 5, 11.0) == pytest.approx(0.9)
-    assert slots.wait_seconds("m", 5, 15.0) == 0.0
-    slots.end_batch(15.0)
-    assert slots.wait_seconds("m", 5, 15.0) == 0.0
+        capacity.start_batch("m", 1000, start)
+    assert capacity.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
+    capacity.end_batch(10.9)
+    assert capacity.wait_seconds("m", 5, 11.0) == pytest.approx(0.9)
+    assert capacity.wait_seconds("m", 5, 15.0) == 0.0
+    capacity.end_batch(15.0)
+    assert capacity.wait_seconds("m", 5, 15.0) == 0.0
 
 
 def request(fields: int, *, most: int) -> PredictRequest:
@@ -223,15 +225,15 @@ def request(fields: int, *, most: int) -> PredictRequest:
 
 
 def test_callers_fields_in_work_are_bounded_and_given_back() -> None:
-    _, slots, _ = make()
-    with slots.in_work(request(6, most=8)):
-        with pytest.raises(QueueFull, match="alice"), slots.in_work(request(3, most=8)):
+    _, capacity, _ = make()
+    with capacity.quota(request(6, most=8)):
+        with pytest.raises(QueueFull, match="alice"), capacity.quota(request(3, most=8)):
             pass
-        with slots.in_work(request(2, most=8)), slots.in_work(request(50, most=0)):
+        with capacity.quota(request(2, most=8)), capacity.quota(request(50, most=0)):
             pass
-    with pytest.raises(PayloadTooLarge, match="its limit is 8"), slots.in_work(request(9, most=8)):
+    with pytest.raises(PayloadTooLarge, match="its limit is 8"), capacity.quota(request(9, most=8)):
         pass
-    with slots.in_work(request(8, most=8)):
+    with capacity.quota(request(8, most=8)):
         pass
 
 
@@ -257,27 +259,27 @@ def work_for(model: str, fields: int, *, caller_most: int = 0) -> PredictRequest
 
 
 def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> None:
-    _, slots, metrics = make(model_limits="m fields=8")
-    with slots.in_work(work_for("m", 6)):
+    _, capacity, metrics = make(model_limits="m fields=8")
+    with capacity.quota(work_for("m", 6)):
         refusal = pytest.raises(QueueFull, match=r"model 'm' has 6 .* 3 more: .* 8 .*MODEL_LIMITS")
-        with refusal as caught, slots.in_work(work_for("m", 3)):
+        with refusal as caught, capacity.quota(work_for("m", 3)):
             pass
         assert caught.value.retry_after
-        with slots.in_work(work_for("m", 2)), slots.in_work(work_for("other", 50)):
+        with capacity.quota(work_for("m", 2)), capacity.quota(work_for("other", 50)):
             pass
         # What the caller may not have is not counted to the model.
         with (
-            slots.in_work(work_for("other", 2, caller_most=2)),
+            capacity.quota(work_for("other", 2, caller_most=2)),
             pytest.raises(QueueFull, match="bob"),
-            slots.in_work(work_for("m", 1, caller_most=2)),
+            capacity.quota(work_for("m", 1, caller_most=2)),
         ):
             pass
     with (
         pytest.raises(PayloadTooLarge, match="TURBOFNO_MODEL_LIMITS"),
-        slots.in_work(work_for("m", 9)),
+        capacity.quota(work_for("m", 9)),
     ):
         pass
-    with slots.in_work(work_for("m", 8)):
+    with capacity.quota(work_for("m", 8)):
         pass
     reasons = {"reason": "model_fields", "model": "m"}
     assert metrics.registry.get_sample_value("turbofno_rejections_total", reasons) == 2

@@ -18,7 +18,7 @@ from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import InferenceFailed, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline import memory_limits
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
 from turbofno.service.settings import Settings
 
@@ -68,7 +68,7 @@ class Bench:
         chosen = Settings(**settings)
         self.metrics = Metrics()
         self.device = SmallDevice(room)
-        self.scheduler = Scheduler(chosen, self.metrics, QueueSlots(chosen, self.metrics))
+        self.scheduler = Scheduler(chosen, self.metrics, QueueCapacity(chosen, self.metrics))
         self.scheduler.start()
 
     def submit(self, *values: float, grid: int = 4) -> asyncio.Task[Any]:

@@ -331,6 +331,6 @@ def test_lowered_limit_holds_for_its_bucket_until_lifted() -> None:
     assert sorted(sizes) == [[(0, 2)], [(0, 5)], [(2, 4)], [(4, 5)]]
     batcher.add(ticket(3))
     assert batcher.next_batch(0.0).batch[0].stop == 2, "it outlives an empty queue"
-    batcher.lift_limit(bucket)
+    batcher.restore_limit(bucket)
     batcher.add(ticket(7))
     assert [(p.start, p.stop) for p in batcher.next_batch(0.0).batch] == [(2, 3), (0, 7)]

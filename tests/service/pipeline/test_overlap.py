@@ -19,7 +19,7 @@ from turbofno.service.engine.interface import Fields, PredictRequest, PredictRes
 from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import DeviceLost, InferenceFailed, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
 from turbofno.service.settings import Settings
 
@@ -47,12 +47,12 @@ class FakeDevice:
         self._count = 0
 
     def start(self, parts: Sequence[Fields], _: Sequence[Fields] = ()) -> Callable[[], ModelOutput]:
-        number, slot = self._count, self._count % len(self._memories)
+        number, instance = self._count, self._count % len(self._memories)
         self._count += 1
         self.log.append(f"start {number}")
         self.threads.add(threading.current_thread().name)
         batch = np.concatenate(parts)
-        memory = self._memories[slot, : batch.size].reshape(batch.shape)
+        memory = self._memories[instance, : batch.size].reshape(batch.shape)
         memory[:] = batch
         lost = bool((memory == LOST).any())
 
@@ -77,7 +77,7 @@ class FakeDevice:
 async def running(in_flight: int, **settings: int) -> AsyncIterator[tuple[Scheduler, FakeDevice]]:
     chosen, metrics = Settings(**settings), Metrics()
     device = FakeDevice(in_flight)
-    scheduler = Scheduler(chosen, metrics, QueueSlots(chosen, metrics), max_in_flight=in_flight)
+    scheduler = Scheduler(chosen, metrics, QueueCapacity(chosen, metrics), max_in_flight=in_flight)
     scheduler.start()
     try:
         yield scheduler, device

@@ -29,7 +29,7 @@ from turbofno.service.errors import (
 from turbofno.service.logs import JsonFormatter
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline import scheduler as scheduler_module
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import SHORT_SECONDS, Scheduler
 from turbofno.service.pipeline.ticket import Kind, Ticket
 from turbofno.service.settings import Settings
@@ -97,8 +97,8 @@ class Bench:
     def __init__(self, **settings: Any) -> None:
         self.metrics = Metrics()
         self.settings = Settings(**settings)
-        self.slots = QueueSlots(self.settings, self.metrics)
-        self.scheduler = Scheduler(self.settings, self.metrics, self.slots)
+        self.capacity = QueueCapacity(self.settings, self.metrics)
+        self.scheduler = Scheduler(self.settings, self.metrics, self.capacity)
         self.model = Doubler()
 
     def submit(self, *values: float, **options: Any) -> asyncio.Task[Any]:
@@ -136,7 +136,7 @@ async def running(**settings: Any) -> AsyncIterator[Bench]:
     finally:
         bench.model.gate.set()
         await bench.scheduler.close(within=5)
-        assert bench.slots.total == 0, "a queue slot was lost"
+        assert bench.capacity.total == 0, "queue capacity was lost"
 
 
 def on_bench(**settings: Any) -> Callable[..., Callable[[], None]]:
@@ -219,14 +219,14 @@ async def test_a_request_of_thousands_is_no_reason_to_refuse_a_short_deadline(be
     held = await bench.hold()
     # A second a batch: the large one has four minutes of them.
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
-    bench.slots.note_batch("doubler", room=batch, seconds=1.0)
+    bench.capacity.note_batch("doubler", room=batch, seconds=1.0)
     large = bench.submit(*LARGE)
     await asyncio.sleep(0)
     single = bench.submit(1.0, deadline=time.monotonic() + 20)
     await asyncio.sleep(0)
     bench.model.gate.set()
     assert (await single).fields[0, 0, 0] == 2
-    assert bench.slots.drain_seconds == 60
+    assert bench.capacity.drain_seconds == 60
     await asyncio.gather(held, large)
 
 
@@ -384,7 +384,7 @@ async def test_of_a_block_without_room_for_all_the_first_find_some(bench: Bench)
 async def test_of_a_block_those_who_could_not_start_in_time_are_refused(bench: Bench) -> None:
     first = await bench.hold()
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
-    bench.slots.note_batch("doubler", room=batch, seconds=16.0)
+    bench.capacity.note_batch("doubler", room=batch, seconds=16.0)
     # Each field takes a second of the device, and its share of a margin.
     tickets = block(bench, *map(float, range(1, 6)), deadline=time.monotonic() + 3.0)
     assert [one.outcome.done() for one in tickets] == [False] * 3 + [True] * 2
@@ -448,7 +448,7 @@ def test_close_fails_what_cannot_finish_in_time() -> None:
         for task in tasks:
             with pytest.raises(Unavailable):
                 await task
-        assert bench.slots.total == 0
+        assert bench.capacity.total == 0
         bench.model.gate.set()
 
     asyncio.run(main())

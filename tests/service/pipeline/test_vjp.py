@@ -126,7 +126,7 @@ def test_memory_bounds_a_batch_and_a_field(tmp_path: Path) -> None:
         async with running(tmp_path) as (engine, _):
             x, v = drawn(6)
             _, shapes = join(x, v)
-            kept = engine._repository.slot("tiny-1d", None).kept_bytes(shapes)
+            kept = engine._repository.get("tiny-1d", None).gradient_bytes(shapes)
         assert kept > 0
         async with running(tmp_path, max_gradient_bytes=2 * kept + 1) as (engine, _):
             result = await engine.predict(vjp_request(x, v))

@@ -11,11 +11,11 @@ import zmq
 
 from tests.service.waiting import until
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.messages import Cancel, Message, Told
+from turbofno.service.processes.messages import Cancel, Message, Returned
 
 pytestmark = pytest.mark.timeout(20)
 
-UNWRITABLE = Told(0, 1 << 70)
+UNWRITABLE = Returned(0, 1 << 70)
 
 
 class Inbox:
@@ -59,24 +59,24 @@ def test_a_message_that_cannot_be_written_takes_no_other_with_it(
 ) -> None:
     async def main() -> None:
         async with connected(b"a", b"b") as (listening, _, _, (a, b)):
-            for message in (Told(1, "x"), UNWRITABLE, Told(2, "y")):
+            for message in (Returned(1, "x"), UNWRITABLE, Returned(2, "y")):
                 listening.send(message, b"a")
             listening.send(UNWRITABLE, b"b")
             listening.flush()
-            listening.send(Told(3, "z"), b"b")
-            assert await a.until(2) == [(b"", Told(1, "x")), (b"", Told(2, "y"))]
-            assert await b.until(1) == [(b"", Told(3, "z"))]
+            listening.send(Returned(3, "z"), b"b")
+            assert await a.until(2) == [(b"", Returned(1, "x")), (b"", Returned(2, "y"))]
+            assert await b.until(1) == [(b"", Returned(3, "z"))]
 
     asyncio.run(main())
-    assert caplog.text.count("a Told could not be written") == 2
+    assert caplog.text.count("a Returned could not be written") == 2
 
 
 def test_what_is_sent_to_a_peer_that_nobody_knows_is_dropped() -> None:
     async def main() -> None:
         async with connected(b"a") as (listening, _, _, (a,)):
-            listening.send(Told(1, None), b"nobody")
-            listening.send(Told(2, None), b"a")
-            assert await a.until(1) == [(b"", Told(2, None))]
+            listening.send(Returned(1, None), b"nobody")
+            listening.send(Returned(2, None), b"a")
+            assert await a.until(1) == [(b"", Returned(2, None))]
 
     asyncio.run(main())
 

@@ -102,10 +102,10 @@ def test_zoo_models_on_gpus_with_an_engine_killed_under_load(devices: str) -> No
         assert backends == {"cuda" if native_status().loaded else "gemm"}
 
         victim = service.pids()[names[-1]]
-        under_way = [pool.submit(asked.outcome, service, i) for i in range(100)]
+        running_slices = [pool.submit(asked.outcome, service, i) for i in range(100)]
         os.kill(victim, signal.SIGKILL)
-        under_way += [pool.submit(asked.outcome, service, i) for i in range(100)]
-        outcomes = Counter(one.result(60) for one in under_way)
+        running_slices += [pool.submit(asked.outcome, service, i) for i in range(100)]
+        outcomes = Counter(one.result(60) for one in running_slices)
         assert outcomes.keys() <= {"right", "503"}
         if engines > 1:
             assert outcomes["right"] > 100, "the other engine goes on"

@@ -11,7 +11,7 @@ from tests.service.tiny import rollable_config
 from turbofno.service.engine.interface import PredictRequest, PredictResult
 from turbofno.service.errors import BlowUp, InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
@@ -47,7 +47,7 @@ def kinds(kind: type[ServiceError] = ServiceError) -> list[type[ServiceError]]:
 
 
 def server_of(engine: Any) -> EngineServer:
-    server = EngineServer(engine, QueueSlots(Settings(), Metrics()), lambda: None)
+    server = EngineServer(engine, QueueCapacity(Settings(), Metrics()), lambda: None)
     server._configs["digest"] = rollable_config()
     return server
 
@@ -190,7 +190,7 @@ def test_models_change_on_all_engines_or_are_not_changed() -> None:
         remote = RemoteEngine(
             b"front", SlotMemory(2**20), EngineQueue(settings, metrics), engines=2
         )
-        remote.meet([Peer(b"engine-0.1", server.endpoint)])
+        remote.set_engines([Peer(b"engine-0.1", server.endpoint)])
         for change in (remote.load, remote.unload):
             with pytest.raises(Unavailable, match="being started") as caught:
                 await change("tiny-flow")

@@ -14,7 +14,7 @@ import pytest
 from tests.draws import generator
 from tests.service.processes.running import ROOT
 from turbofno.service.errors import PayloadTooLarge, Unavailable
-from turbofno.service.processes.memory import LentMemory, SlotMemory
+from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 
 MIB = 2**20
 
@@ -74,7 +74,7 @@ def test_arrays_are_seen_where_they_are_lent_to(
     fields = generator().standard_normal(shape).astype(np.float32)
     placed = memory.array(shape)
     placed[...] = fields
-    lent = LentMemory(memory.attachment()).array(memory.span(placed))
+    lent = AttachedMemory(memory.attachment()).array(memory.span(placed))
     assert np.array_equal(lent, fields)
     assert lent.shape == shape
     lent[...] = 7
@@ -92,16 +92,16 @@ def test_memory_of_a_process_that_is_gone_cannot_be_attached() -> None:
     attachment = SlotMemory(4096).attachment()
     gone = type(attachment)(int(told[0]), int(told[1]), told[2], int(told[3]))
     with pytest.raises(OSError):  # noqa: PT011 - which one depends on who has its number now
-        LentMemory(gone)
+        AttachedMemory(gone)
     reused = type(attachment)(os.getpid(), attachment.fd, told[2], 4096)
     with pytest.raises(OSError):  # noqa: PT011
-        LentMemory(reused)
+        AttachedMemory(reused)
 
 
 def test_descriptor_ends_with_the_memory() -> None:
     for _ in range(5):
         memory = SlotMemory(MIB)
-        lent = LentMemory(memory.attachment())
+        lent = AttachedMemory(memory.attachment())
         del memory, lent
     gc.collect()
     links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))

@@ -15,7 +15,7 @@ from tests.service.waiting import until
 from turbofno.service.engine.interface import Frame, PredictRequest, RolloutRequest
 from turbofno.service.errors import BlowUp
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.queue_slots import QueueSlots
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes import rollout_ring
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
@@ -120,7 +120,7 @@ class Engine:
 def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent() -> None:
     async def main() -> None:
         settings, engine = Settings(), Engine()
-        server = EngineServer(engine, QueueSlots(settings, Metrics()), lambda: None)  # type: ignore[arg-type]
+        server = EngineServer(engine, QueueCapacity(settings, Metrics()), lambda: None)  # type: ignore[arg-type]
         server._configs["digest"] = rollable_config()
         memory = SlotMemory(2**20)
         link = EngineLink(

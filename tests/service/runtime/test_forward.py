@@ -19,7 +19,7 @@ from turbofno.models.core.fno import FNO
 from turbofno.service.runtime import forward as forward_module
 from turbofno.service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
 from turbofno.service.runtime.forward import Forward, Ran
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs
 
 CUDA = torch.device("cuda", 0)
@@ -231,8 +231,8 @@ def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
     asyncio.run(main())
 
 
-def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
-    slot = ModelSlot(
+def slot_of(forward: Forward, *others: ModelInstance) -> ModelInstance:
+    instance = ModelInstance(
         tiny_config(),
         forward,
         HostPipeline(),
@@ -240,23 +240,23 @@ def slot_of(forward: Forward, *others: ModelSlot) -> ModelSlot:
         asked="bf16",
         others=lambda: [*others],
     )
-    for step in slot.warm_up(4, max_gradient_bytes=1 << 30):
+    for step in instance.warm_up(4, max_gradient_bytes=1 << 30):
         step()
-    return slot
+    return instance
 
 
 def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
-    slot = slot_of(tiny_forward()[0])
-    assert slot.ran == Ran("cuda", "bf16", "chain")
-    assert slot.asked_precision == "bf16"
-    other_grid = slot.start([random_fields(2, grid=24)])
-    same_grid = slot.start([random_fields(2), random_fields(1)])
+    instance = slot_of(tiny_forward()[0])
+    assert instance.ran == Ran("cuda", "bf16", "chain")
+    assert instance.asked_precision == "bf16"
+    other_grid = instance.start([random_fields(2, grid=24)])
+    same_grid = instance.start([random_fields(2), random_fields(1)])
     assert (same_grid().ran.backend, same_grid().ran.precision) == ("cuda", "bf16")
     assert (other_grid().ran.backend in {"gemm", "reference"}, other_grid().ran.precision) == (
         True,
         "fp32",
     )
-    slot.free_memory()
+    instance.free_memory()
     assert chain.cleared == 1
 
 

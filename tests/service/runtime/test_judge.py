@@ -97,7 +97,7 @@ def test_a_model_without_signals_is_judged_on_a_gpu() -> None:
 
 @gpu
 def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turbofno.service.runtime.judge._MOST_GRAPHS", 2)
+    monkeypatch.setattr("turbofno.service.runtime.judge._MAX_GRAPHS", 2)
     model = load_model(TRAINED / PROBLEMS["burgers"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
     # not the default stream, on which nothing can be captured
@@ -117,7 +117,7 @@ def test_a_graph_outlives_the_tables_of_other_grids() -> None:
     model = load_model(TRAINED / PROBLEMS["darcy"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-        # more grids than tables are remembered; then those graphs again, the tables' memory being others'
+        # more grids than tables are recovery; then those graphs again, the tables' memory being others'
         fields = [torch.rand(1, 1, points, points) + 3 for points in range(43, 68)]
         for x in fields:
             judge(x.cuda(), x.cuda())

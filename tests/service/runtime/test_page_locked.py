@@ -16,15 +16,15 @@ import torch
 
 from tests.draws import generator
 from tests.service.runtime.as_model import as_model
-from turbofno.service.engine.interface import NOWHERE, Fields, PredictRequest, PredictResult
+from turbofno.service.engine.interface import NO_FIELDS, Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import InvalidField
 from turbofno.service.pipeline.batch import start_batch
 from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
-from turbofno.service.processes.memory import LentMemory, SlotMemory
+from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.runtime import page_locked
 from turbofno.service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
-from turbofno.service.runtime.page_locked import lock, straight
+from turbofno.service.runtime.page_locked import lock, zero_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,12 +49,12 @@ def fields(memory: np.ndarray, start: int, stop: int) -> Fields:
 
 def test_only_large_arrays_that_are_locked_to_their_end_go_straight(memory: np.ndarray) -> None:
     large = fields(memory, 0, MIB)
-    assert straight([large])
-    assert straight([large, fields(memory, 2 * MIB, 3 * MIB)])
-    assert not straight([large, fields(memory, 2 * MIB, 3 * MIB + 64)])
-    assert not straight([large, np.zeros_like(large)])
-    assert not straight([large.reshape(-1, 2, 16)[:, :1]]), "not in one piece"
-    assert not straight([fields(memory, i * 65536, (i + 1) * 65536) for i in range(16)])
+    assert zero_copy([large])
+    assert zero_copy([large, fields(memory, 2 * MIB, 3 * MIB)])
+    assert not zero_copy([large, fields(memory, 2 * MIB, 3 * MIB + 64)])
+    assert not zero_copy([large, np.zeros_like(large)])
+    assert not zero_copy([large.reshape(-1, 2, 16)[:, :1]]), "not in one piece"
+    assert not zero_copy([fields(memory, i * 65536, (i + 1) * 65536) for i in range(16)])
 
 
 class Placing:
@@ -78,7 +78,7 @@ class Placing:
 
 def ticket(x: Fields, answer: Fields | None) -> Ticket:
     request = PredictRequest("placing", "1", x, "id", answer=answer)
-    nowhere = NOWHERE if answer is None else answer
+    nowhere = NO_FIELDS if answer is None else answer
     result = PredictResult("placing", "1", nowhere, 0.0, 0.0, (), "")
     kind = Kind.of(Placing(), request)
     return Ticket(kind, request, 0.0, Mock(), len(x), result=result)
@@ -151,13 +151,13 @@ def test_memory_is_unlocked_on_no_thread_of_others_and_mapped_until_then(
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     slots = SlotMemory(MIB)
-    lent, next_lent = (LentMemory(slots.attachment()) for _ in range(2))
+    lent, next_lent = (AttachedMemory(slots.attachment()) for _ in range(2))
     first, second = (memory.bytes.ctypes.data for memory in (lent, next_lent))
     lock(lent.bytes, device).join()
     garbage: list[Any] = [fields(lent.bytes, 0, MIB)]
     garbage.append(garbage)
     del lent
-    assert straight(garbage[:1])
+    assert zero_copy(garbage[:1])
 
     del garbage
     gc.collect()
@@ -180,15 +180,15 @@ def test_memory_is_unlocked_on_no_thread_of_others_and_mapped_until_then(
 
 
 @pytest.fixture
-def slots() -> tuple[SlotMemory, LentMemory]:
+def slots() -> tuple[SlotMemory, AttachedMemory]:
     memory = SlotMemory(64 * MIB)
-    lent = LentMemory(memory.attachment())
+    lent = AttachedMemory(memory.attachment())
     lock(lent.bytes, torch.device("cuda", 0)).join()
     return memory, lent
 
 
 @gpu
-def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemory]) -> None:
+def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, AttachedMemory]) -> None:
     memory, lent = slots
     pipeline, rng = DevicePipeline(torch.device("cuda", 0)), generator()
     running: list[tuple[list[Fields], list[Fields], Any]] = []
@@ -201,7 +201,7 @@ def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemo
             array[:] = rng.standard_normal(array.shape, np.float32)
         seen = [lent.array(memory.span(array)) for array in placed]
         parts, answers = seen[::2], seen[1::2]
-        assert straight(parts)
+        assert zero_copy(parts)
         gathered = [part.copy() for part in parts] if number % 3 == 0 else parts
         own = number % 4 == 1
 
@@ -230,7 +230,7 @@ def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, LentMemo
 
 
 @gpu
-def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, LentMemory]) -> None:
+def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, AttachedMemory]) -> None:
     memory, lent = slots
     x = np.ones((8, 1, 128, 128), np.float32)
     placed = memory.array((8, 2, 128, 128))
@@ -244,7 +244,7 @@ def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, LentMe
 
 @gpu
 def test_a_refusal_costs_a_warning_and_no_batch(
-    slots: tuple[SlotMemory, LentMemory], caplog: pytest.LogCaptureFixture
+    slots: tuple[SlotMemory, AttachedMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     locked = dict(page_locked._regions)
     lock(slots[1].bytes, torch.device("cuda", 0)).join()
@@ -257,16 +257,16 @@ def test_a_refusal_costs_a_warning_and_no_batch(
 def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> None:
     for _ in range(5):
         memory = SlotMemory(200 * MIB)
-        lent = LentMemory(memory.attachment())
+        lent = AttachedMemory(memory.attachment())
         lock(lent.bytes, torch.device("cuda", 0)).join()
         start = lent.bytes.ctypes.data
         low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
         view, beyond = (lent.array(memory.span(array)) for array in (low, high))
         del lent
         gc.collect()
-        assert straight([view])
+        assert zero_copy([view])
         assert torch.from_numpy(view).is_pinned()
-        assert not straight([beyond]), "only so much of each memory"
+        assert not zero_copy([beyond]), "only so much of each memory"
         assert len(page_locked._regions) == 1
         del view, beyond, low, high, memory
         gc.collect()
@@ -277,7 +277,7 @@ def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> 
 @gpu
 def test_memory_that_ends_on_a_thread_that_captures_leaves_the_capture_whole() -> None:
     slots = SlotMemory(64 * MIB)
-    lent = LentMemory(slots.attachment())
+    lent = AttachedMemory(slots.attachment())
     start = lent.bytes.ctypes.data
     lock(lent.bytes, torch.device("cuda", 0)).join()
     x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()

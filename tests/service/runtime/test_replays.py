@@ -34,7 +34,7 @@ class Counted:
 @pytest.fixture(autouse=True)
 def _any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy records too: only `test_long_runs_are_not_recorded` is about time."""
-    monkeypatch.setattr(replays, "_LONG_SECONDS", math.inf)
+    monkeypatch.setattr(replays, "_MAX_SECONDS", math.inf)
 
 
 def check(found: Replays, network: Counted, batch: int, grid: tuple[int, int]) -> int:
@@ -50,7 +50,7 @@ def check(found: Replays, network: Counted, batch: int, grid: tuple[int, int]) -
 
 def test_a_prepared_grid_is_replayed_in_every_size() -> None:
     network = Counted()
-    found = Replays("net", network, at_once=lambda _: 4)
+    found = Replays("net", network, chunk_size=lambda _: 4)
     with torch.inference_mode():
         found.prepare(torch.Size((2, 12, 14)))
     for batch in (1, 2, 3, 4, 5, 7, 11):
@@ -59,9 +59,9 @@ def test_a_prepared_grid_is_replayed_in_every_size() -> None:
 
 
 def test_another_grid_is_once_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "_OFTEN", 3)
+    monkeypatch.setattr(replays, "_RUNS_BEFORE_RECORDING", 3)
     network = Counted()
-    found = Replays("net", network, at_once=lambda _: 2)
+    found = Replays("net", network, chunk_size=lambda _: 2)
     assert [check(found, network, 5, (12, 12)) for _ in range(2)] == [3, 3]
     assert check(found, network, 5, (12, 12)) > 3, "it is being recorded"
     assert check(found, network, 5, (12, 12)) == 0
@@ -71,48 +71,48 @@ def test_another_grid_is_once_it_comes_often(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_callers_cannot_have_grids_without_number_recorded() -> None:
     network = Counted()
-    found = Replays("net", network, at_once=lambda _: 1)
+    found = Replays("net", network, chunk_size=lambda _: 1)
     with torch.inference_mode():
-        for size in range(10, 10 + replays._MOST_GRIDS + 3):
+        for size in range(10, 10 + replays._MAX_GRIDS + 3):
             found.prepare(torch.Size((2, size, 10)))
-    assert len(found._known) == replays._MOST_GRIDS
+    assert len(found._known) == replays._MAX_GRIDS
     assert check(found, network, 1, (10, 10)) == 1, "the oldest went"
-    assert check(found, network, 1, (10 + replays._MOST_GRIDS + 2, 10)) == 0
+    assert check(found, network, 1, (10 + replays._MAX_GRIDS + 2, 10)) == 0
 
 
 def test_who_goes_from_grid_to_grid_does_not_keep_others_waiting_for_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replays, "_OFTEN", 2)
-    monkeypatch.setattr(replays, "_PAUSE", 1e6)
+    monkeypatch.setattr(replays, "_RUNS_BEFORE_RECORDING", 2)
+    monkeypatch.setattr(replays, "_RECORDING_COOLDOWN", 1e6)
     network = Counted()
-    found = Replays("net", network, at_once=lambda _: 2)
+    found = Replays("net", network, chunk_size=lambda _: 2)
     for size in (12, 13):
         check(found, network, 2, (size, 12))
     assert check(found, network, 2, (12, 12)) > 1, "it is being recorded"
     assert [check(found, network, 2, (13, 12)) for _ in range(3)] == [1, 1, 1]
-    found._pause_ends = 0.0
+    found._cooldown_until = 0.0
     assert check(found, network, 2, (13, 12)) > 1, "its turn has come"
     assert check(found, network, 2, (13, 12)) == 0
 
 
 def test_grids_that_come_once_do_not_drive_out_one_that_is_recorded() -> None:
     network = Counted()
-    found = Replays("net", network, at_once=lambda _: 1)
+    found = Replays("net", network, chunk_size=lambda _: 1)
     with torch.inference_mode():
         found.prepare(torch.Size((2, 10, 10)))
-    for size in range(11, 11 + 2 * replays._MOST_GRIDS):
+    for size in range(11, 11 + 2 * replays._MAX_GRIDS):
         check(found, network, 1, (size, 10))
     assert check(found, network, 1, (10, 10)) == 0
-    for size in range(11, 11 + 2 * replays._MOST_KNOWN):
+    for size in range(11, 11 + 2 * replays._MAX_TRACKED_GRIDS):
         check(found, network, 1, (10, size))
-    assert len(found._known) == replays._MOST_KNOWN
+    assert len(found._known) == replays._MAX_TRACKED_GRIDS
 
 
 def test_long_runs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(replays, "_MAX_SECONDS", 0.0)
     network = Counted()
-    found = Replays("net", network, at_once=lambda _: 4)
+    found = Replays("net", network, chunk_size=lambda _: 4)
     with torch.inference_mode():
         found.prepare(torch.Size((2, 12, 12)))
     assert check(found, network, 6, (12, 12)) == 2
@@ -124,7 +124,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     def decides(x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x
 
-    found = Replays("decider", decides, at_once=lambda _: 4)
+    found = Replays("decider", decides, chunk_size=lambda _: 4)
     with torch.inference_mode():
         found.prepare(torch.Size((1, 8)))
         for sign in (1.0, -1.0):

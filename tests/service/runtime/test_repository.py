@@ -29,10 +29,10 @@ from turbofno.service.engine.local import LocalEngine
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import NotFound, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.queue_slots import QueueSlots
-from turbofno.service.runtime import model_slot
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.runtime import model_instance
 from turbofno.service.runtime.forward import Forward
-from turbofno.service.runtime.model_slot import ModelSlot
+from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(30)
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(30)
 async def running(root: Path, **settings: Any) -> AsyncIterator[tuple[LocalEngine, Metrics]]:
     metrics = Metrics()
     chosen = Settings(**{"model_repository": root, "device": "cpu", **settings})
-    engine = LocalEngine(chosen, metrics, QueueSlots(chosen, metrics))
+    engine = LocalEngine(chosen, metrics, QueueCapacity(chosen, metrics))
     engine.start()
     try:
         await until(lambda: all(one.state != "LOADING" for one in engine.statuses()), 30)
@@ -91,15 +91,15 @@ def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
 def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Fields in each batch that runs from now on."""
     sizes: list[int] = []
-    start = ModelSlot.start
+    start = ModelInstance.start
 
     def noting(
-        slot: ModelSlot, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+        instance: ModelInstance, parts: Sequence[Fields], answers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         sizes.append(sum(map(len, parts)))
-        return start(slot, parts, answers)
+        return start(instance, parts, answers)
 
-    monkeypatch.setattr(ModelSlot, "start", noting)
+    monkeypatch.setattr(ModelInstance, "start", noting)
     return sizes
 
 
@@ -120,7 +120,7 @@ def test_warm_up_ends_when_it_has_had_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny(tmp_path)
-    monkeypatch.setattr(model_slot, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(model_instance, "WARM_UP_SECONDS", 0.0)
 
     async def main() -> None:
         async with running(tmp_path, max_batch_size=8) as (engine, _):
@@ -455,11 +455,11 @@ def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
             (tmp_path / "broken" / "model.safetensors").write_bytes(b"")
             with pytest.raises(Unavailable):
                 await first.load("broken")
-            told = first.remembered()
+            told = first.recovery()
         assert [one for one in told if not one.reason] == [("kept", "1", "")]
         save_tiny(tmp_path, "broken")
         metrics, settings = Metrics(), Settings(model_repository=tmp_path, device="cpu")
-        second = LocalEngine(settings, metrics, QueueSlots(settings, metrics), told)
+        second = LocalEngine(settings, metrics, QueueCapacity(settings, metrics), told)
         second.start()
         await until(lambda: second.ready, 30)
         assert states(second) == [
@@ -467,7 +467,7 @@ def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
         ]  # fmt: skip
         # A failed load is not tried again unasked, an asked one is.
         await second.load("broken")
-        assert {one.name: one.reason for one in second.remembered()} == {
+        assert {one.name: one.reason for one in second.recovery()} == {
             "kept": "", "dropped": "unloaded", "broken": "",
         }  # fmt: skip
         await second.close(within=5)

@@ -28,7 +28,7 @@ _MARGIN = 1.1
 """Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
 
 
-class QueueSlots:
+class QueueCapacity:
     """Counts the fields that wait for the device and says when there is room again.
 
     Used from the event loop only.
@@ -49,11 +49,11 @@ class QueueSlots:
         """Seconds that each batch on the device should take, in their order."""
         self._running_since = 0.0
         """When the first of them had the device to itself."""
-        self._limited = {
+        self._model_quotas = {
             name: one.fields for name, one in settings.model_limits.items() if one.fields
         }
         """Models with a limit -> most fields in work."""
-        self._in_work: Counter[tuple[str, str]] = Counter()
+        self._quota_used: Counter[tuple[str, str]] = Counter()
         """By ("caller" or "model", its name)."""
         self.total = 0
 
@@ -61,7 +61,7 @@ class QueueSlots:
         """Fields of this model that wait now."""
         return self._waiting[model, version]
 
-    def take(self, ticket: Ticket) -> None:
+    def reserve(self, ticket: Ticket) -> None:
         """Count a ticket's fields in.
 
         Raises:
@@ -71,14 +71,18 @@ class QueueSlots:
         self._check(kind.bucket.model, kind.bucket.version, ticket.size)
         if deadline is not None:
             self._check_deadline(kind.flow, deadline - ticket.arrival, ticket.arrival)
-        self._count(kind, ticket.size, min(ticket.size, self._turn(kind)))
+        self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
 
-    def take_all(self, tickets: Sequence[Ticket]) -> bool:
+    def reserve_all(self, tickets: Sequence[Ticket]) -> bool:
         """Count tickets of one kind in that came together, if the last would find room even behind the others.
 
         False if not: nothing is counted then, and some of them may find room one by one.
         """
-        kind, arrival, turn = tickets[0].kind, tickets[0].arrival, self._turn(tickets[0].kind)
+        kind, arrival, turn = (
+            tickets[0].kind,
+            tickets[0].arrival,
+            self._batch_limit(tickets[0].kind),
+        )
         model, version = kind.bucket[:2]
         fields = sum(one.size for one in tickets)
         if (
@@ -100,12 +104,12 @@ class QueueSlots:
 
     def release(self, ticket: Ticket, fields: int) -> None:
         """Count `fields` out, which its ticket counts as taken already: they were dropped."""
-        self._release((Slice(ticket, ticket.taken - fields, ticket.taken),))
+        self._release((Slice(ticket, ticket.dispatched - fields, ticket.dispatched),))
 
     def _release(self, slices: Sequence[Slice]) -> None:
         """Count slices of one bucket out."""
         kind = slices[0].ticket.kind
-        turn, fields = self._turn(kind), 0
+        turn, fields = self._batch_limit(kind), 0
         levels = self._ahead[kind.bucket.model]
         for ticket, start, stop in slices:
             fields += stop - start
@@ -114,24 +118,24 @@ class QueueSlots:
             levels[ticket.kind.flow.level] -= ahead * kind.field_bytes
         self._count(kind, -fields, 0)
 
-    def check_room(self, model: str, version: str, *, coming: int = 0) -> None:
+    def check_capacity(self, model: str, version: str, *, coming: int = 0) -> None:
         """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
         self._check(model, version, coming + 1)
 
     @contextmanager
-    def in_work(self, request: PredictRequest) -> Iterator[None]:
+    def quota(self, request: PredictRequest) -> Iterator[None]:
         """Count a request's fields to its model and its caller while it lasts; see `enter`."""
-        self.enter(request)
+        self.acquire_quota(request)
         try:
             yield
         finally:
-            self.leave(request)
+            self.release_quota(request)
 
-    def limits(self, request: PredictRequest) -> bool:
+    def has_quota(self, request: PredictRequest) -> bool:
         """True if its model or its caller has a limit of fields in work, so that `enter` is to be called."""
-        return request.client_max_fields > 0 or request.model in self._limited
+        return request.client_max_fields > 0 or request.model in self._model_quotas
 
-    def enter(self, request: PredictRequest) -> None:
+    def acquire_quota(self, request: PredictRequest) -> None:
         """Count its fields to its model and its caller, until it leaves with its answer.
 
         Raises:
@@ -139,28 +143,28 @@ class QueueSlots:
             QueueFull: they are too many beside what it has in work now.
         """
         fields, model, client = len(request.fields), request.model, request.client
-        if most := self._limited.get(model, 0):
-            self._check_work(
+        if most := self._model_quotas.get(model, 0):
+            self._check_quota(
                 model, f"model {model!r}", ("model", model), fields, most,
                 f" ({env_name('model_limits')})",
             )  # fmt: skip
         if most := request.client_max_fields:
-            self._check_work(model, f"API key {client!r}", ("caller", client), fields, most, "")
-        self._add_work(request, fields)
+            self._check_quota(model, f"API key {client!r}", ("caller", client), fields, most, "")
+        self._add_quota_used(request, fields)
 
-    def leave(self, *requests: PredictRequest) -> None:
+    def release_quota(self, *requests: PredictRequest) -> None:
         """The other end of `enter`, of requests without a limit nothing."""
         for request in requests:
-            if request.client_max_fields or request.model in self._limited:
-                self._add_work(request, -len(request.fields))
+            if request.client_max_fields or request.model in self._model_quotas:
+                self._add_quota_used(request, -len(request.fields))
 
-    def _add_work(self, request: PredictRequest, fields: int) -> None:
-        if request.model in self._limited:
-            self._in_work["model", request.model] += fields
+    def _add_quota_used(self, request: PredictRequest, fields: int) -> None:
+        if request.model in self._model_quotas:
+            self._quota_used["model", request.model] += fields
         if request.client_max_fields:
-            self._in_work["caller", request.client] += fields
+            self._quota_used["caller", request.client] += fields
 
-    def _check_work(
+    def _check_quota(
         self,
         model: str,
         whose: str,
@@ -169,7 +173,7 @@ class QueueSlots:
         most: int,
         setting: str,
     ) -> None:
-        now = self._in_work[counted]
+        now = self._quota_used[counted]
         if now + fields <= most:
             return
         reason = f"{counted[0]}_fields"
@@ -182,7 +186,7 @@ class QueueSlots:
             raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
         raise self._full(message, reason, model)
 
-    def hand_over(self, batch: Sequence[Slice], now: float) -> float:
+    def dispatch(self, batch: Sequence[Slice], now: float) -> float:
         """Count a batch out on its way to the device. Seconds that it should take; 0: not known yet."""
         self._release(batch)
         kind = batch[0].ticket.kind
@@ -276,9 +280,9 @@ class QueueSlots:
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
         )
 
-    def _turn(self, kind: Kind) -> int:
+    def _batch_limit(self, kind: Kind) -> int:
         """Most fields of a ticket of that kind that run before whoever comes after it."""
-        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.kept_bytes)
+        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.gradient_bytes)
 
     def _count(self, kind: Kind, fields: int, ahead: int) -> None:
         """Note that so many more fields wait, and so many more of them run before whoever comes."""

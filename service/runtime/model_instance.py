@@ -17,7 +17,7 @@ from turbofno.service.engine.runnable import Ran
 from turbofno.service.engine.totals import ModelTotals
 from turbofno.service.errors import DeviceLost, NotDifferentiable
 from turbofno.service.runtime.device_pipeline import unjudged
-from turbofno.service.runtime.gradient import Kept
+from turbofno.service.runtime.gradient import GradientMemory
 from turbofno.service.runtime.judge import Judge
 from turbofno.service.runtime.rollout_turn import Excess, run_turn
 from turbofno.service.settings import env_name
@@ -38,7 +38,7 @@ WARM_UP_SECONDS = 10.0
 """Of the device for one model, after which no larger batch is tried."""
 
 
-class ModelSlot:
+class ModelInstance:
     """A model ready to run. `start`, `free_memory` and the steps of `warm_up` are for the device thread only."""
 
     def __init__(
@@ -50,7 +50,7 @@ class ModelSlot:
         device: torch.device,
         asked: Precision,
         trust: bool = False,
-        others: Callable[[], list[ModelSlot]] = list,
+        others: Callable[[], list[ModelInstance]] = list,
     ) -> None:
         """`asked` is the precision to run in where it can be had; `others` gives the models on the same device.
 
@@ -67,7 +67,7 @@ class ModelSlot:
         self._device = device
         self._excess = Excess(config.statistics, device)
         self._judge = Judge(config, device) if trust else None
-        self._kept = Kept(0.0, 0.0)
+        self._kept = GradientMemory(0.0, 0.0)
         self._no_gradient = ""
 
     @property
@@ -98,7 +98,7 @@ class ModelSlot:
         """Vector-Jacobian products: rows to rows of these shapes; see Runnable."""
         return self._pipeline.start(parts, partial(self._forward.vjp, shapes=shapes))
 
-    def kept_bytes(self, shapes: VjpShapes) -> int:
+    def gradient_bytes(self, shapes: VjpShapes) -> int:
         """Memory that the gradient of one field takes beside its row, about. Raises NotDifferentiable."""
         if self._no_gradient:
             raise NotDifferentiable(
@@ -123,10 +123,10 @@ class ModelSlot:
 
     def free_memory(self) -> None:
         """Drop the captured graphs of all models, and what PyTorch keeps of freed device memory."""
-        for slot in {self, *self._others()}:
-            slot._forward.clear()
-            if slot._judge is not None:
-                slot._judge.clear()
+        for instance in {self, *self._others()}:
+            instance._forward.clear()
+            if instance._judge is not None:
+                instance._judge.clear()
         torch.cuda.empty_cache()
 
     def warm_up(self, largest: int, *, max_gradient_bytes: int) -> Iterator[Callable[[], bool]]:
