@@ -1,1 +1,1 @@
-"""From an admitted request to a finished batch: tickets, admission, batching policy, scheduling, the device thread."""
+"""Admission, queue, batching, scheduling and the device thread."""

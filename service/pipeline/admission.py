@@ -1,4 +1,4 @@
-"""Who may come in, decided on the headers, before a body is read; and the bytes that requests then hold."""
+"""Admission control by request size, before the body is read; and the bytes that admitted requests hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Caller(NamedTuple):
-    """Who asks: the name of an API key, and what it may have in work at once. Nameless and unlimited without keys."""
+    """An API key's name and limits on its work in progress. Without keys: no name, no limits."""
 
     name: str = ""
     max_fields: int = 0
@@ -33,7 +33,7 @@ ANYONE = Caller()
 
 
 class ByteBudget:
-    """The bytes that one admitted request holds: of its body, then of its answer. Used from the event loop only."""
+    """The bytes that one admitted request holds: of its body, then of its answer. For the event loop only."""
 
     def __init__(
         self,
@@ -41,9 +41,7 @@ class ByteBudget:
         change: Callable[[int], None] = lambda _: None,
         leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without arguments it counts nothing: for a body too small to matter, which must be let in when there is no
-        room for others.
-        """
+        """Without arguments nothing is counted: for small bodies that are read even when the budget is exhausted."""
         self._check = check
         self._change = change
         self._leave = leave
@@ -57,31 +55,31 @@ class ByteBudget:
         self.leave()
 
     def leave(self) -> None:
-        """Hold nothing any more: the request is over. Repeatable."""
+        """Release everything at the end of the request. Idempotent."""
         if not self._left:
             self._left = True
             self.hold_answer(0)
             self._leave()
 
     def hold(self, size: int) -> None:
-        """Hold `size` bytes in all from now on. Raises QueueFull, PayloadTooLarge if there is no room, or never is."""
+        """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
         if size > self._held:
             self._check(size - self._held)
         self.hold_answer(size)
 
     def hold_more(self, size: int) -> None:
-        """Hold `size` bytes beside the others. Raises QueueFull if there is no room for them."""
+        """Add `size` bytes to the total. Raises as `hold`."""
         self.hold(self._held + size)
 
     def hold_answer(self, size: int) -> None:
-        """The same, never refused: the work is done, and it is for others to wait until the answer is sent."""
+        """Set the total to `size` bytes without a check: a finished answer is never refused, later requests are."""
         if size != self._held:
             self._change(size - self._held)
             self._held = size
 
 
 class Admission:
-    """Lets requests in by the size of their body, until the service drains. Used from the event loop only."""
+    """Admits requests within the byte limits until the service drains. For the event loop only."""
 
     def __init__(self, settings: Settings, metrics: Metrics, capacity: QueueCapacity) -> None:
         self._settings = settings
@@ -89,7 +87,7 @@ class Admission:
         self._capacity = capacity
         self._bytes = 0
         self._bytes_of: Counter[tuple[str, str]] = Counter()
-        """By ("caller" or "model", its name)."""
+        """("caller" or "model", its name) -> bytes held."""
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -107,21 +105,20 @@ class Admission:
         caller: Caller = ANYONE,
         coming: int = 0,
     ) -> ByteBudget:
-        """Let one request in, from before its body is read until its answer is sent, when it is to leave its room.
+        """Admit one request before its body is read. The caller must `leave` the budget once the answer is sent.
 
-        What it holds is counted as it arrives (`Room.hold`), not as it is announced: a client that
-        announces much and sends nothing must not keep others out.
+        Bytes are counted as they arrive (`ByteBudget.hold`), not by Content-Length: a client that announces a large
+        body and sends nothing must not block others.
 
         Args:
-            content_length: bytes of the decoded body; None if not known beforehand (chunked or compressed).
-            model, version: what the request is for.
-            caller: whose room it takes.
-            coming: requests of the model that were let in and are not in its queue yet.
+            content_length: bytes of the decoded body; None if unknown (chunked or compressed).
+            caller: the client whose limits apply.
+            coming: admitted requests of the model that are not in its queue yet.
 
         Raises:
             Unavailable: the service is draining.
             PayloadTooLarge: the body is over a limit.
-            QueueFull: the body would find no room now, or the model's queue has none for even one more field.
+            QueueFull: the body does not fit into the byte limits now, or the model's queue is full.
         """
         limit, size = self._settings.max_body_bytes, content_length or 0
         self.refuse_if_draining(model)
@@ -131,12 +128,12 @@ class Admission:
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
             )
-        self._capacity.check_capacity(model, version, coming=coming)
-        self._check_room(caller, model, size)
+        self._capacity.check(model, version, coming + 1)
+        self._check_bytes(caller, model, size)
         self._requests += 1
         self._idle.clear()
         return ByteBudget(
-            partial(self._check_room, caller, model),
+            partial(self._check_bytes, caller, model),
             partial(self._change, caller, model),
             self._leave,
         )
@@ -147,7 +144,7 @@ class Admission:
             self._idle.set()
 
     def start_draining(self) -> None:
-        """Refuse everything from now on; what was let in goes on."""
+        """Refuse new requests; admitted ones continue."""
         self.draining = True
 
     def refuse_if_draining(self, model: str = "") -> None:
@@ -161,7 +158,7 @@ class Admission:
 
     @contextmanager
     def reading(self, patience: asyncio.Timeout) -> Iterator[None]:
-        """While a body is read within this time limit: it is cut short when the drain time ends."""
+        """While a body is read under this timeout: `end` expires it."""
         self._reading.add(patience)
         try:
             yield
@@ -169,7 +166,7 @@ class Admission:
             self._reading.discard(patience)
 
     def end(self) -> None:
-        """The drain time is over: what still sends its body times out now."""
+        """End the drain time: requests whose body is still being read time out now."""
         self._ended = True
         for patience in self._reading:
             if not patience.expired():
@@ -185,39 +182,39 @@ class Admission:
             )
 
     async def wait_idle(self) -> None:
-        """Return once no admitted request is left."""
+        """Wait until no admitted request is left."""
         await self._idle.wait()
 
-    def _check_room(self, caller: Caller, model: str, size: int) -> None:
-        most = self._settings.max_inflight_bytes
-        if self._bytes + size > most:
-            raise self._no_room(
+    def _check_bytes(self, caller: Caller, model: str, size: int) -> None:
+        limit = self._settings.max_inflight_bytes
+        if self._bytes + size > limit:
+            raise self._full(
                 "inflight_bytes",
                 model,
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
-                f"the limit is {most} ({env_name('max_inflight_bytes')}).",
+                f"the limit is {limit} ({env_name('max_inflight_bytes')}).",
             )
-        most = self._settings.model_limits.get(model, UNLIMITED).bytes
+        limit = self._settings.model_limits.get(model, UNLIMITED).bytes
         held = self._bytes_of["model", model]
-        if most and held + size > most:
+        if limit and held + size > limit:
             message = (
                 f"requests of model {model!r} hold {held} bytes and have no room for {size} more: "
-                f"its limit is {most} ({env_name('model_limits')})."
+                f"its limit is {limit} ({env_name('model_limits')})."
             )
-            if size > most:
+            if size > limit:
                 self._metrics.reject("model_bytes", model)
                 raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise self._no_room("model_bytes", model, message)
-        mine = self._bytes_of["caller", caller.name]
-        if caller.max_bytes and mine + size > caller.max_bytes:
-            raise self._no_room(
+            raise self._full("model_bytes", model, message)
+        held = self._bytes_of["caller", caller.name]
+        if caller.max_bytes and held + size > caller.max_bytes:
+            raise self._full(
                 "caller_bytes",
                 model,
-                f"requests of API key {caller.name!r} hold {mine} bytes and have no room for {size} more: "
+                f"requests of API key {caller.name!r} hold {held} bytes and have no room for {size} more: "
                 f"its limit is {caller.max_bytes}.",
             )
 
-    def _no_room(self, reason: str, model: str, message: str) -> QueueFull:
+    def _full(self, reason: str, model: str, message: str) -> QueueFull:
         self._metrics.reject(reason, model)
         return QueueFull(
             f"{message} Retry after the time in Retry-After.",

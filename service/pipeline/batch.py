@@ -1,4 +1,4 @@
-"""One batch from its slices to its report: started, split when memory runs out, its culprit found when it fails."""
+"""One batch, from its slices to its report; split when memory runs out, bisected to find a failing request."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from turbofno.service.pipeline.ticket import Slice, Ticket
 
     Parts = list[tuple[int, Slice]]
-    """Slices to run together, each with the index of the slice of the batch that it is, or is a part of."""
+    """Slices to run together, each with the index of the batch's slice that it is or belongs to."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class BatchReport:
-    """What became of a batch: an error for each slice that failed; the outputs are in the tickets."""
+    """The result of a batch: an error for each failed slice, and timings. The outputs are in the tickets."""
 
     slices: Sequence[Slice]
     started: float = field(default_factory=time.monotonic)
-    """When the device thread took it up."""
+    """When the device thread started it."""
     start_seconds: float = 0.0
-    """What the device thread spent on it; all of its run where that waits for the end."""
+    """Time on the device thread; the whole run if that thread waits for the end."""
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
     backend: str = ""
     precision: str = "fp32"
     splits: int = 0
-    """How often it was cut in two because memory ran out."""
+    """How often it was split because memory ran out."""
     largest_run: int = 0
-    """Most fields that did run together."""
+    """Most fields that ran together."""
     errors: dict[int, ServiceError] = field(default_factory=dict)
     """Index of the slice -> why it failed."""
     trust: dict[str, list[float]] = field(default_factory=dict)
-    """Signal -> its values for the fields that did not fail, in any order."""
+    """Signal -> its values for the successful fields, in any order."""
     size: int = field(init=False)
     """Number of fields."""
 
@@ -62,21 +62,21 @@ class BatchReport:
 
     @property
     def device_seconds(self) -> float:
-        """What it kept from others: also when the model failed, or had to be run again in pieces."""
+        """Device time that it used, failed and repeated runs included."""
         return max(self.start_seconds, self.compute_seconds)
 
 
 def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
-    """Start slices of one bucket as one batch; what it returns waits for the answers and hands them out.
+    """Start slices of one bucket as one batch. Returns a function that waits for the outputs and distributes them.
 
-    If memory runs out it runs the batch in halves, down to single fields; if the model fails, in halves down to
-    single slices, so that mates survive. Such pieces run one at a time, to their end.
+    If memory runs out, the batch runs in halves, down to single fields. If the model fails, it runs in halves down to
+    single slices, so that only the failing request gets an error. Pieces run to their end one at a time.
     """
     return _Batch(slices).start()
 
 
 class _Batch:
-    """Its runs start on the device thread; waits and answers belong to the thread that finishes."""
+    """Runs start on the device thread; the finishing thread waits and distributes the outputs."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self._report = BatchReport(slices)
@@ -115,14 +115,14 @@ class _Batch:
             self._report.runnable.free_memory()
         for piece in pieces:
             try:
-                output = _owned(self._start(piece)())
+                output = _copied(self._start(piece)())
             except Exception as another:
                 self._run_in_pieces(piece, another)
             else:
-                self._runs.append((piece, partial(_given, output)))
+                self._runs.append((piece, partial(_identity, output)))
 
     def _pieces(self, parts: Parts, error: Exception) -> list[Parts]:
-        """What to run instead of parts that failed together; nothing if there is no smaller piece."""
+        """The pieces to run instead of parts that failed together; empty if they cannot be divided."""
         report = self._report
         if isinstance(error, ServiceError):
             return []
@@ -134,7 +134,7 @@ class _Batch:
             return []
         if len(parts) == len(report.slices):
             logger.warning(
-                "a batch of %d requests failed on model %s (%s); looking for the culprit by halves",
+                "a batch of %d requests failed on model %s (%s); running it in halves to find the failing request",
                 len(parts), report.runnable.name, type(error).__name__,
             )  # fmt: skip
         middle = len(parts) // 2
@@ -149,7 +149,7 @@ class _Batch:
             else:
                 started = time.perf_counter()
                 try:
-                    self._hand_out(parts, output)
+                    self._distribute(parts, output)
                 finally:
                     if output.release is not None:
                         output.release()
@@ -161,13 +161,13 @@ class _Batch:
         for index, part in parts:
             self._report.errors[index] = _explain(part.ticket, error)
 
-    def _hand_out(self, parts: Parts, output: ModelOutput) -> None:
+    def _distribute(self, parts: Parts, output: ModelOutput) -> None:
         report = self._report
         report.gather_seconds += output.gather_seconds
         report.compute_seconds += output.compute_seconds
         report.backend, report.precision, *_ = output.ran
         report.largest_run = max(report.largest_run, _size(parts))
-        # NaN and infinity survive a sum, so most batches need no closer look; a sum may also overflow by itself.
+        # NaN and infinity propagate through a sum: check fields only if it is not finite (it may also overflow).
         total = output.total
         if total is None:
             assert output.fields is not None
@@ -177,9 +177,9 @@ class _Batch:
         sizes = [part.stop - part.start for _, part in parts]
         rows = None if output.fields is None else torch.from_numpy(output.fields).split(sizes)
         copied: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        """To where, from where."""
-        # Nor is an answer to keep the memory of its whole batch: who reads it may be slow.
-        lent = output.release is not None or len(parts) > 1
+        """Destinations, sources."""
+        # A view would keep the memory of the whole batch for as long as a slow client reads its answer.
+        copy = output.release is not None or len(parts) > 1
         end = 0
         for number, (index, part) in enumerate(parts):
             begin, end = end, end + sizes[number]
@@ -191,7 +191,7 @@ class _Batch:
                 if not all_finite:
                     _check_finite(part, own)
                 if own is not None:
-                    _place(part, own, copied, lent=lent)
+                    _place(part, own, copied, copy=copy)
             except ServiceError as error:
                 report.errors[index] = error
                 continue
@@ -202,7 +202,7 @@ class _Batch:
                 result.trust[name] = tuple(of_all)
                 report.trust.setdefault(name, []).extend(values[begin:end])
         if copied[0]:
-            # By one call: each gives the interpreter lock away, and waits to get it back.
+            # One call, since each releases the interpreter lock and waits to get it back.
             torch._foreach_copy_(*copied)
 
 
@@ -211,17 +211,17 @@ def _place(
     rows: torch.Tensor,
     copied: tuple[list[torch.Tensor], list[torch.Tensor]],
     *,
-    lent: bool,
+    copy: bool,
 ) -> None:
-    """Give the outputs of a slice to its ticket, or note that they are to be copied there.
+    """Give the outputs of a slice to its ticket, directly or by an entry in `copied`.
 
     Raises:
-        InferenceFailed: the ticket's answer was made for others.
+        InferenceFailed: the outputs do not fit the ticket's answer.
     """
     ticket = part.ticket
     request, result = ticket.request, ticket.result
     assert result is not None
-    if not lent and request.answer is None and part.whole:
+    if not copy and request.answer is None and part.whole:
         result.fields = rows.numpy()
         return
     shape = (ticket.size, *rows.shape[1:])
@@ -236,7 +236,7 @@ def _place(
 
 
 def _check_finite(part: Slice, rows: torch.Tensor | None) -> None:
-    """Raise InvalidField if the outputs of a slice, in its answer if None, have NaN or infinity."""
+    """Raise InvalidField if the outputs of a slice (`rows`; None: in its answer) contain NaN or infinity."""
     ticket = part.ticket
     if rows is None:
         assert ticket.request.answer is not None
@@ -244,10 +244,10 @@ def _check_finite(part: Slice, rows: torch.Tensor | None) -> None:
     finite = rows.isfinite().flatten(1).all(1).numpy()
     if finite.all():
         return
-    what = "values" if ticket.request.vjp is None else "values, or its cotangent's,"
+    source = "values" if ticket.request.vjp is None else "values, or its cotangent's,"
     raise InvalidField(
         f"model {ticket.kind.flow.model!r} gave NaN or infinity for field {part.start + int(np.argmin(finite))} of "
-        f"{ticket.size} (counted from 0): its {what} are probably far outside the training range; "
+        f"{ticket.size} (counted from 0): its {source} are probably far outside the training range; "
         "compare them with the input statistics in the model's description"
     )
 
@@ -256,8 +256,8 @@ def _size(parts: Parts) -> int:
     return sum(part.stop - part.start for _, part in parts)
 
 
-def _owned(output: ModelOutput) -> ModelOutput:
-    """The same, in memory of its own."""
+def _copied(output: ModelOutput) -> ModelOutput:
+    """A copy in its own memory, so that the pipeline's can be released."""
     if output.release is None:
         return output
     try:
@@ -267,12 +267,12 @@ def _owned(output: ModelOutput) -> ModelOutput:
         output.release()
 
 
-def _given(output: ModelOutput) -> ModelOutput:
+def _identity(output: ModelOutput) -> ModelOutput:
     return output
 
 
 def _halves(parts: Parts) -> list[Parts]:
-    """The same fields in two pieces of equal size, to one; none if there is but one field."""
+    """The same fields in two pieces whose sizes differ by at most one; none for a single field."""
     total = _size(parts)
     if total == 1:
         return []

@@ -1,4 +1,4 @@
-"""Which tickets run next, together: a policy of tickets and a time, without clock, threads or tasks."""
+"""The batching policy: a pure function of tickets and a time, without clock, threads or tasks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Most fields and input bytes in a batch, and how long an idle device waits for one to fill."""
+    """Limits of a batch, and how long an idle device waits for one to fill."""
 
     max_fields: int
     max_bytes: int
     max_delay: float = 0.0
     max_gradient_bytes: int = sys.maxsize
-    """Most memory that a batch of gradients takes beside its fields."""
+    """Most memory that a batch of gradients takes in addition to its fields."""
     max_fields_of: Mapping[str, int] = field(default_factory=dict)
-    """Models for which it is fewer."""
+    """Model -> a lower `max_fields`."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The policy that the settings ask for."""
+        """The policy of these settings."""
         return cls(
             settings.max_batch_size,
             settings.max_batch_bytes,
@@ -42,22 +42,22 @@ class Policy:
         )
 
     def for_model(self, name: str) -> Policy:
-        """The same, for batches of one model."""
+        """The policy for batches of one model."""
         if name not in self.max_fields_of:
             return self
         return replace(self, max_fields=min(self.max_fields, self.max_fields_of[name]))
 
     def limit(self, field_bytes: int, gradient_bytes: int = 0) -> int:
-        """Most fields in a batch that have that size, and take so much memory for their gradient. One always fits."""
-        room = min(
+        """Most fields of that size in a batch, each with that much gradient memory; at least 1."""
+        fitting = min(
             self.max_bytes // max(1, field_bytes), self.max_gradient_bytes // max(1, gradient_bytes)
         )
-        return max(1, min(self.max_fields, room))
+        return max(1, min(self.max_fields, fitting))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do at one moment. `batch` is empty if nothing is to run yet; then look again at `wake_at`."""
+    """The next batch; if that is empty, when to ask again."""
 
     batch: tuple[Slice, ...] = ()
     expired: tuple[Ticket, ...] = ()
@@ -67,11 +67,10 @@ class Decision:
 class Batcher:
     """Waiting tickets by bucket and priority.
 
-    Whose turn it is: the flow (model and priority) that was given least device time, by `Shares`; in it, the bucket
-    with the ticket that has waited longest. The batch is that bucket's tickets of that priority in order of arrival;
-    what room is left goes to the bucket's other priorities, highest first. Only tickets larger than a batch are
-    split; the others stay whole. One that is split goes to the end of its lane after each batch, so who comes
-    waits for one batch of each request before it, however many fields those have.
+    The next batch belongs to the flow (model and priority) with the least device time (`Shares`) and, within it, to the
+    bucket of the oldest ticket. It takes that bucket's tickets of that priority in order of arrival, then fills up with
+    the bucket's other priorities, highest first. Only tickets larger than a batch are split. A split ticket goes to the
+    end of its lane after each batch, so a new request waits for at most one batch of each earlier one.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -81,11 +80,11 @@ class Batcher:
         self._lowered: dict[Bucket, int] = {}
 
     def __len__(self) -> int:
-        """Number of tickets that wait, in whole or in part."""
+        """Number of tickets waiting in whole or in part."""
         return sum(len(lane) for queue in self._queues.values() for lane in queue.lanes.values())
 
     def add(self, *tickets: Ticket) -> None:
-        """Put tickets of one kind at the end of their lane."""
+        """Append tickets of one kind to their lane."""
         kind = tickets[0].kind
         queue = self._queues.get(kind.bucket)
         if queue is None:
@@ -94,7 +93,7 @@ class Batcher:
         queue.add(kind.flow, tickets)
 
     def limit(self, kind: Kind) -> int:
-        """Most fields in a batch of such tickets."""
+        """Most fields in a batch of this kind."""
         limit = self._policy_limit(kind)
         return min(limit, self._lowered.get(kind.bucket, limit))
 
@@ -108,29 +107,28 @@ class Batcher:
             self._shares.charge(flow, seconds * count / total)
 
     def lower_limit(self, bucket: Bucket, fields: int) -> None:
-        """From now on at most that many fields of this bucket in a batch: more ran out of memory."""
+        """Limit batches of a bucket to that many fields: more ran out of memory."""
         self._lowered[bucket] = fields
         if bucket in self._queues:
             self._queues[bucket].limit = fields
 
     def restore_limit(self, bucket: Bucket) -> None:
-        """Back to the policy's limit."""
+        """Restore the policy's limit."""
         del self._lowered[bucket]
         if bucket in self._queues:
             self._queues[bucket].limit = self._queues[bucket].policy_limit
 
     def discard(self, ticket: Ticket) -> None:
-        """Forget a ticket, if it still waits."""
+        """Remove a ticket if it still waits."""
         queue = self._queues.get(ticket.kind.bucket)
         if queue is not None:
             queue.discard(ticket)
             self._drop_if_empty(ticket.kind.bucket)
 
     def next_batch(self, now: float, *, full_only: bool = False) -> Decision:
-        """Take the next batch out of the queues, and every expired or settled ticket met on the way.
+        """Take the next batch out of the queues, and the expired or settled tickets before it.
 
-        With `full_only` the bucket whose turn it is goes on waiting for company if it does not fill a batch yet;
-        no other takes its turn, else full ones could starve it.
+        With `full_only` nothing is taken unless the next bucket fills a batch: full buckets behind it must not starve it.
         """
         expired: list[Ticket] = []
         wake_at: float | None = None
@@ -155,14 +153,14 @@ class Batcher:
         return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.gradient_bytes)
 
     def _lanes_in_order(self) -> list[tuple[float, int, int, Flow, Bucket]]:
-        """Every lane, in the order of their turns: by clock; where that is equal by priority, then by age."""
-        turns = [
+        """All lanes, ordered by clock, then priority, then age."""
+        lanes = [
             (self._shares.clock(flow), flow.level, next(iter(lane)), flow, bucket)
             for bucket, queue in self._queues.items()
             for flow, lane in queue.lanes.items()
         ]
-        turns.sort()
-        return turns
+        lanes.sort()
+        return lanes
 
     def _drop_if_empty(self, bucket: Bucket) -> None:
         if not self._queues[bucket].lanes:
@@ -170,7 +168,7 @@ class Batcher:
 
 
 class _Queue:
-    """One bucket: for each flow a lane of tickets in the order of their turns. No lane is empty."""
+    """One bucket: for each flow a non-empty lane of tickets in order."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self.policy_limit = limit
@@ -184,14 +182,17 @@ class _Queue:
     def discard(self, ticket: Ticket) -> None:
         if ticket.order in self.lanes.get(ticket.kind.flow, ()):
             self._fields -= ticket.waiting
-            self._remove(ticket)
+            lane = self.lanes[ticket.kind.flow]
+            del lane[ticket.order]
+            if not lane:
+                del self.lanes[ticket.kind.flow]
 
     @property
     def full(self) -> bool:
         return self._fields >= self.limit
 
     def ready_at(self, delay: float) -> float:
-        """When to run: now if full or without delay; no ticket is held for over half of its time to live."""
+        """When to run: now if full or without delay; a ticket is delayed for at most half of its time to its deadline."""
         if delay == 0.0 or self.full:
             return float("-inf")
         return min(
@@ -203,7 +204,7 @@ class _Queue:
         )
 
     def take(self, first: Flow, now: float, expired: list[Ticket]) -> list[Slice]:
-        """A batch of that lane's tickets, filled up from the others; nothing if they are all expired or settled."""
+        """A batch of that lane's tickets, filled up from the other lanes; empty if all of its tickets are over."""
         batch: list[Slice] = []
         room = self.limit
         for flow in (first, *sorted(self.lanes.keys() - {first})):
@@ -215,12 +216,12 @@ class _Queue:
     def _take(
         self, flow: Flow, room: int, now: float, batch: list[Slice], expired: list[Ticket]
     ) -> int:
-        """Move what fits from the head of one lane into the batch; returns the room left."""
+        """Move what fits from the head of one lane into the batch. Returns how many more fields fit."""
         lane = self.lanes[flow]
         while room and lane:
             order, ticket = next(iter(lane.items()))
             start, deadline = ticket.dispatched, ticket.request.deadline
-            # Once a part has run the work has started, and its deadline is met.
+            # A deadline is for the start of the work: it is met once a part has run.
             late = start == 0 and deadline is not None and deadline <= now
             if late or ticket.settled:
                 del lane[order]
@@ -242,9 +243,3 @@ class _Queue:
         if not lane:
             del self.lanes[flow]
         return room
-
-    def _remove(self, ticket: Ticket) -> None:
-        lane = self.lanes[ticket.kind.flow]
-        del lane[ticket.order]
-        if not lane:
-            del self.lanes[ticket.kind.flow]

@@ -1,4 +1,4 @@
-"""Smaller batches, for a while, where a batch ran out of memory."""
+"""Temporarily smaller batches after a batch ran out of memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECONDS = 300.0
-"""After this long a full batch is tried again: what took the memory may be gone by then."""
+"""Time after which a full batch is tried again."""
 
 
 class MemoryLimits:
-    """The lowered limits of a batcher, by bucket. Used from the event loop only."""
+    """The lowered limits of a batcher, by bucket. For the event loop only."""
 
     def __init__(self, batcher: Batcher, metrics: Metrics) -> None:
         self._batcher = batcher
@@ -27,7 +27,7 @@ class MemoryLimits:
         self._lowered: dict[Bucket, tuple[int, asyncio.TimerHandle]] = {}
 
     def lower(self, bucket: Bucket, report: BatchReport) -> None:
-        """Note a batch that was split; batches of this bucket become as large as did fit."""
+        """After a batch was split, limit batches of its bucket to the size that fit."""
         self._metrics.out_of_memory_splits.labels(bucket.model, bucket.version).inc(report.splits)
         fields = max(1, report.largest_run)
         if bucket in self._lowered:
@@ -37,7 +37,7 @@ class MemoryLimits:
         self._batcher.lower_limit(bucket, fields)
         self._show(bucket)
         logger.warning(
-            "%d fields of model %s, %s each, did not fit into memory together; at most %d do for the next %g s",
+            "%d fields of model %s, %s each, did not fit into memory together; batches have at most %d for %g s",
             report.size, bucket.model, "x".join(map(str, bucket.shape)), fields, SECONDS,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The queue's room: how many fields may wait, how long they would, and so who is told at once to come back later."""
+"""Queue limits: how many fields may wait, their expected wait, and requests to refuse at once because of it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""
 _MARGIN = 1.1
-"""Expected waits are taken this much longer: under load the queue stays at the limit, and half of it would be late."""
+"""Factor on expected waits: without it, half of the requests admitted at the limit would miss their deadline."""
 
 
 class QueueCapacity:
-    """Counts the fields that wait for the device and says when there is room again.
-
-    Used from the event loop only.
-    """
+    """Counts waiting fields against the queue limits and estimates waiting times. For the event loop only."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
@@ -40,45 +37,45 @@ class QueueCapacity:
         self._waiting: Counter[tuple[str, str]] = Counter()
         self._policy = Policy.of(settings)
         self._bytes: Counter[str] = Counter()
-        """Model -> input bytes that wait: what a field takes goes by its size."""
+        """Model -> input bytes that wait; a field's device time is taken as proportional to its bytes."""
         self._ahead: dict[str, Counter[int]] = {}
-        """Model -> those of them, at each level, that run before whoever comes: of each request one batch."""
+        """Model -> level -> bytes that run before a new request: at most one batch of each waiting request."""
         self._seconds_per_byte: dict[str, float] = {}
         """By model, in full batches."""
         self._running: deque[float] = deque()
-        """Seconds that each batch on the device should take, in their order."""
+        """Expected seconds of each batch on the device, in order."""
         self._running_since = 0.0
-        """When the first of them had the device to itself."""
+        """When the first of them started to run alone."""
         self._model_quotas = {
             name: one.fields for name, one in settings.model_limits.items() if one.fields
         }
-        """Models with a limit -> most fields in work."""
+        """Model -> most fields in progress, where limited."""
         self._quota_used: Counter[tuple[str, str]] = Counter()
-        """By ("caller" or "model", its name)."""
+        """("caller" or "model", its name) -> fields in progress."""
         self.total = 0
 
     def waiting(self, model: str, version: str) -> int:
-        """Fields of this model that wait now."""
+        """Number of waiting fields of a model."""
         return self._waiting[model, version]
 
     def reserve(self, ticket: Ticket) -> None:
-        """Count a ticket's fields in.
+        """Count a ticket's fields as waiting.
 
         Raises:
-            QueueFull: there is no room for them, or too much is ahead of them to start before their deadline.
+            QueueFull: the queue is full, or its backlog would make the ticket miss its deadline.
         """
         kind, deadline = ticket.kind, ticket.request.deadline
-        self._check(kind.bucket.model, kind.bucket.version, ticket.size)
+        self.check(kind.bucket.model, kind.bucket.version, ticket.size)
         if deadline is not None:
             self._check_deadline(kind.flow, deadline - ticket.arrival, ticket.arrival)
         self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
 
     def reserve_all(self, tickets: Sequence[Ticket]) -> bool:
-        """Count tickets of one kind in that came together, if the last would find room even behind the others.
+        """Reserve for tickets of one kind together, if even the last of them fits behind the others.
 
-        False if not: nothing is counted then, and some of them may find room one by one.
+        False if not: then nothing is counted, and some of them may still fit one by one.
         """
-        kind, arrival, turn = (
+        kind, arrival, limit = (
             tickets[0].kind,
             tickets[0].arrival,
             self._batch_limit(tickets[0].kind),
@@ -90,7 +87,7 @@ class QueueCapacity:
             or self.total + fields > self._settings.max_queued_fields
         ):
             return False
-        ahead = sum(min(one.size, turn) for one in tickets)
+        ahead = sum(min(one.size, limit) for one in tickets)
         allowed = min(
             (one.request.deadline for one in tickets if one.request.deadline is not None),
             default=inf,
@@ -103,28 +100,24 @@ class QueueCapacity:
         return True
 
     def release(self, ticket: Ticket, fields: int) -> None:
-        """Count `fields` out, which its ticket counts as taken already: they were dropped."""
+        """Give back the last `fields` that a ticket counts as dispatched: they were dropped from the queue."""
         self._release((Slice(ticket, ticket.dispatched - fields, ticket.dispatched),))
 
     def _release(self, slices: Sequence[Slice]) -> None:
-        """Count slices of one bucket out."""
+        """Give back the capacity of slices of one bucket."""
         kind = slices[0].ticket.kind
-        turn, fields = self._batch_limit(kind), 0
+        limit, fields = self._batch_limit(kind), 0
         levels = self._ahead[kind.bucket.model]
         for ticket, start, stop in slices:
             fields += stop - start
             waited = ticket.size - start
-            ahead = min(waited, turn) - min(waited - stop + start, turn)
+            ahead = min(waited, limit) - min(waited - stop + start, limit)
             levels[ticket.kind.flow.level] -= ahead * kind.field_bytes
         self._count(kind, -fields, 0)
 
-    def check_capacity(self, model: str, version: str, *, coming: int = 0) -> None:
-        """Raises QueueFull if not even one more field of the model would find room, beside so many on their way."""
-        self._check(model, version, coming + 1)
-
     @contextmanager
     def quota(self, request: PredictRequest) -> Iterator[None]:
-        """Count a request's fields to its model and its caller while it lasts; see `enter`."""
+        """Hold the quota of a request; see `acquire_quota`."""
         self.acquire_quota(request)
         try:
             yield
@@ -132,15 +125,15 @@ class QueueCapacity:
             self.release_quota(request)
 
     def has_quota(self, request: PredictRequest) -> bool:
-        """True if its model or its caller has a limit of fields in work, so that `enter` is to be called."""
+        """True if its model or its caller has a limit of fields in progress."""
         return request.client_max_fields > 0 or request.model in self._model_quotas
 
     def acquire_quota(self, request: PredictRequest) -> None:
-        """Count its fields to its model and its caller, until it leaves with its answer.
+        """Count a request's fields against the limits of its model and its caller, until `release_quota`.
 
         Raises:
-            PayloadTooLarge: they are more than either may have in work at all.
-            QueueFull: they are too many beside what it has in work now.
+            PayloadTooLarge: the request alone is over a limit.
+            QueueFull: it is over a limit together with the fields now in progress.
         """
         fields, model, client = len(request.fields), request.model, request.client
         if most := self._model_quotas.get(model, 0):
@@ -153,7 +146,7 @@ class QueueCapacity:
         self._add_quota_used(request, fields)
 
     def release_quota(self, *requests: PredictRequest) -> None:
-        """The other end of `enter`, of requests without a limit nothing."""
+        """Undo `acquire_quota`; requests without a limit are ignored."""
         for request in requests:
             if request.client_max_fields or request.model in self._model_quotas:
                 self._add_quota_used(request, -len(request.fields))
@@ -178,7 +171,7 @@ class QueueCapacity:
             return
         reason = f"{counted[0]}_fields"
         message = (
-            f"{whose} has {now} fields in work and is asked for {fields} more: "
+            f"{whose} has {now} fields in progress and was asked for {fields} more: "
             f"its limit is {most}{setting}."
         )
         if fields > most:
@@ -187,14 +180,14 @@ class QueueCapacity:
         raise self._full(message, reason, model)
 
     def dispatch(self, batch: Sequence[Slice], now: float) -> float:
-        """Count a batch out on its way to the device. Seconds that it should take; 0: not known yet."""
+        """Take a batch out of the queue, onto the device. Returns its expected seconds; 0: not known yet."""
         self._release(batch)
         kind = batch[0].ticket.kind
         fields = sum(stop - start for _, start, stop in batch)
         return self.start_batch(kind.bucket.model, fields * kind.field_bytes, now)
 
     def start_batch(self, model: str, size: int, now: float) -> float:
-        """Note a batch of so many input bytes on its way to the device. Seconds that it should take; 0: not known yet."""
+        """Record the start of a batch of `size` input bytes. Returns its expected seconds; 0: not known yet."""
         if not self._running:
             self._running_since = now
         expected = size * self._seconds_per_byte.get(model, 0.0)
@@ -202,32 +195,32 @@ class QueueCapacity:
         return expected
 
     def end_batch(self, now: float) -> None:
-        """Note that the batch started first has ended, however."""
+        """Record the end, with or without success, of the batch that started first."""
         self._running.popleft()
         self._running_since = now
 
-    def note_batch(self, model: str, room: int, seconds: float) -> None:
-        """Learn the drain rate from one batch, in which `room` input bytes would have had room.
+    def note_batch(self, model: str, limit: int, seconds: float) -> None:
+        """Update the drain rate with a batch's seconds, as if it had been full (`limit` input bytes).
 
-        Counted as if it had been full: under load, when the rate matters, it is.
+        Under load, when the rate matters, batches are full.
         """
-        latest = seconds / room
+        latest = seconds / limit
         if model in self._seconds_per_byte:
             latest = _SMOOTHING * latest + (1 - _SMOOTHING) * self._seconds_per_byte[model]
         self._seconds_per_byte[model] = latest
 
     def wait_seconds(self, model: str, level: int, now: float) -> float:
-        """How long new work should wait: for what runs, its own model's queue, and other models' turns meanwhile."""
+        """Expected wait of new work: running batches, its model's queue, and other models' share meanwhile."""
         own = self._backlog(model, level)
-        turns = sum(
+        others = sum(
             min(own, self._backlog(other, level)) for other in self._ahead if other != model
         )
         running = sum(self._running) - (now - self._running_since) if self._running else 0.0
-        return max(running, 0.0) + own + turns
+        return max(running, 0.0) + own + others
 
     @property
     def drain_seconds(self) -> float:
-        """How long the queue should take to run empty: 1 s to 60 s, for Retry-After."""
+        """Expected seconds until the queue is empty, bounded to 1..60, for Retry-After."""
         return _bounded(
             sum(
                 size * self._seconds_per_byte.get(model, 0.0) for model, size in self._bytes.items()
@@ -235,27 +228,22 @@ class QueueCapacity:
         )
 
     def _backlog(self, model: str, level: int) -> float:
-        """Device seconds of what runs before new work of a model at this level."""
+        """Expected device seconds of the model's work that runs before a new request at this level."""
         ahead = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
         return ahead * self._seconds_per_byte.get(model, 0.0)
 
-    def _check(self, model: str, version: str, fields: int) -> None:
+    def check(self, model: str, version: str, fields: int) -> None:
+        """Raises QueueFull if so many more fields of the model do not fit into the queue."""
         settings, waiting = self._settings, self._waiting[model, version]
         if waiting + fields > settings.max_queued_fields_per_model:
-            raise self._no_slot(
-                model, f"of model {model!r}", waiting, fields, "max_queued_fields_per_model"
-            )
-        if self.total + fields > settings.max_queued_fields:
-            raise self._no_slot(
-                model, "of all models together", self.total, fields, "max_queued_fields"
-            )
-
-    def _no_slot(
-        self, model: str, whose: str, waiting: int, fields: int, setting: str
-    ) -> QueueFull:
-        return self._full(
+            whose, setting = f"of model {model!r}", "max_queued_fields_per_model"
+        elif self.total + fields > settings.max_queued_fields:
+            whose, waiting, setting = "of all models together", self.total, "max_queued_fields"
+        else:
+            return
+        raise self._full(
             f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
-            f"the limit is {getattr(self._settings, setting)} ({env_name(setting)}).",
+            f"the limit is {getattr(settings, setting)} ({env_name(setting)}).",
             "queue_full",
             model,
         )
@@ -264,8 +252,8 @@ class QueueCapacity:
         wait = self.wait_seconds(flow.model, flow.level, now)
         if wait * _MARGIN > allowed > 0.0:
             raise self._full(
-                f"the work ahead of this request takes about {wait:.2g} s, and it is of use only if it starts "
-                f"within {allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
+                f"the work ahead of this request takes about {wait:.2g} s, but the request must start within "
+                f"{allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
                 "too_late",
                 flow.model,
                 wait * _MARGIN - allowed,
@@ -281,11 +269,11 @@ class QueueCapacity:
         )
 
     def _batch_limit(self, kind: Kind) -> int:
-        """Most fields of a ticket of that kind that run before whoever comes after it."""
+        """Most fields in a batch of that kind."""
         return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.gradient_bytes)
 
     def _count(self, kind: Kind, fields: int, ahead: int) -> None:
-        """Note that so many more fields wait, and so many more of them run before whoever comes."""
+        """Add `fields` to the waiting fields; `ahead` of them run before a new request."""
         key = model, _ = kind.bucket[:2]
         self.total += fields
         if key not in self._waiting:

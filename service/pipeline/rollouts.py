@@ -1,7 +1,7 @@
-"""Rollouts under way: those of one model on one grid step together; each joins and leaves between turns.
+"""Continuous batching of rollouts: those of one model on one grid advance together, and join and leave between turns.
 
-A turn is a few steps of a batch, run as one job of the device thread: short, because predictions wait meanwhile, and
-never beyond the step at which the first of its rollouts ends, so that nothing runs for nobody.
+A turn is a few steps of a batch, run as one job of the device thread. It is short, because predictions wait meanwhile,
+and ends no later than the first of its rollouts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from turbofno.service.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
-    from typing import Any, Protocol
+    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -36,29 +36,26 @@ if TYPE_CHECKING:
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.batcher import Policy
 
-    class RunOnDevice(Protocol):
-        """Scheduler.run_on_device."""
-
-        def __call__(self, work: Callable[[], Any]) -> Awaitable[Any]: ...
-
+    RunOnDevice = Callable[[Callable[[], Any]], Awaitable[Any]]
+    """Scheduler.run_on_device."""
 
 logger = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02
-"""About what a turn may take: predictions that come meanwhile wait for its end."""
-_MOST_STEPS = 64
+"""Target duration of a turn: predictions that arrive meanwhile wait for its end."""
+_MAX_STEPS = 64
 """In a turn."""
 
 
 class _Key(NamedTuple):
-    """Rollouts with equal keys can share a batch. `model` is an identity: a reloaded model is another."""
+    """Rollouts with equal keys can share a batch. `model` is the id of the instance: a reload makes a new one."""
 
     model: int
     shape: tuple[int, ...]
 
 
 class Rollouts:
-    """All rollouts of an engine. For its event loop only."""
+    """All rollouts of an engine. For the event loop only."""
 
     def __init__(self, policy: Policy, metrics: Metrics, run_on_device: RunOnDevice) -> None:
         self._policy = policy
@@ -68,7 +65,7 @@ class Rollouts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, model: Steppable, request: RolloutRequest) -> AsyncGenerator[Frame]:
-        """The frames of one rollout; see Engine.rollout."""
+        """Yield the frames of one rollout; see Engine.rollout."""
         member = _Member(request)
         group = self._join(model, member)
         outcome = "left"
@@ -99,33 +96,33 @@ class Rollouts:
 
 
 class _Member:
-    """One rollout between its group and whoever reads its frames."""
+    """The state of one rollout, between its group and the reader of its frames."""
 
     def __init__(self, request: RolloutRequest) -> None:
         self.request = request
         self.size = len(request.initial.fields)
         self.states: list[State] = [request.initial.fields]
-        """All its fields; in several pieces where they are more than a batch."""
+        """Its fields, in several pieces if they exceed a batch."""
         self.step = request.start
         self._frames: deque[Frame] = deque()
         self._trust: dict[str, NDArray[np.float32]] = {}
-        """Each signal's largest values, [n], since the last frame with fields."""
+        """Largest values of each signal, [n], since the last frame with fields."""
         self._unread = 0
         fields = request.initial.fields
-        self._most_unread = unread_bytes(fields) // fields.nbytes
-        """Frames; with so many not taken it waits."""
+        self._max_unread = unread_bytes(fields) // fields.nbytes
+        """Number of unread frames at which the rollout pauses."""
         self._error: ServiceError | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def next_frame(self) -> Frame | None:
-        """The oldest frame not yet taken; None after the last. Raises what ended the rollout, after its frames."""
+        """The oldest unread frame; None after the last. After its frames, raises the error that ended the rollout."""
         while not self._frames:
             if self._error is not None:
                 raise self._error
             if self.ended:
                 return None
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         frame = self._frames.popleft()
         self._unread -= frame.fields is not None
         return frame
@@ -135,20 +132,20 @@ class _Member:
         return self._error is not None or self.step == self.request.last
 
     @property
-    def room(self) -> int:
-        """Steps that it can make now, with room for the frames that they give."""
+    def possible_steps(self) -> int:
+        """Number of steps that it can run before its unread frames reach their limit."""
         left = self.request.last - self.step
-        frames = self._most_unread - self._unread
+        frames = self._max_unread - self._unread
         return min(left, frames * self.request.every) if self.request.every else left
 
     @property
     def late(self) -> bool:
-        """It has not begun, and its deadline has passed."""
+        """True if its deadline passed before its first step."""
         deadline, begun = self.request.initial.deadline, self.step > self.request.start
         return deadline is not None and not begun and deadline < time.monotonic()
 
     def wanted(self, steps: int) -> list[int]:
-        """Which of the next steps, counted from 1, give a frame."""
+        """Those of the next steps, counted from 1, that give a frame."""
         return [one for one in range(1, steps + 1) if self.request.wants(self.step + one)]
 
     def advance(
@@ -159,19 +156,19 @@ class _Member:
         trust: dict[str, NDArray[np.float32]],
         steps: int,
     ) -> None:
-        """Take in what a turn gave."""
-        # NaN is not at most 1 either
+        """Apply the result of a turn."""
+        # False for NaN, too
         fine = (excess <= 1.0).all(axis=1)
         good = steps if fine.all() else int(np.argmin(fine))
-        judged = 0
+        reported = 0
         for step, fields in frames.items():
             if step <= good:
-                self._judged(trust, judged, step)
-                judged = step
+                self._note_trust(trust, reported, step)
+                reported = step
                 found = {name: tuple(values.tolist()) for name, values in self._trust.items()}
-                self._put(Frame(self.step + step, fields, found))
+                self._push(Frame(self.step + step, fields, found))
                 self._trust.clear()
-        self._judged(trust, judged, steps)
+        self._note_trust(trust, reported, steps)
         if good < steps:
             self.fail(_blow_up(self.step + good + 1, excess[good]))
             return
@@ -180,27 +177,27 @@ class _Member:
         if steps not in frames:
             if self._frames and self._frames[-1].fields is None:
                 self._frames.pop()
-            self._put(Frame(self.step))
+            self._push(Frame(self.step))
 
-    def _judged(self, trust: dict[str, NDArray[np.float32]], begin: int, end: int) -> None:
-        """Note the signals of those steps of a turn."""
+    def _note_trust(self, trust: dict[str, NDArray[np.float32]], begin: int, end: int) -> None:
+        """Keep the largest signals of steps `begin:end` of a turn."""
         for name, values in trust.items():
             largest = values[begin:end].max(axis=0, initial=0.0)
             self._trust[name] = np.maximum(self._trust.get(name, 0.0), largest)
 
     def fail(self, error: ServiceError) -> None:
-        """End it with that."""
+        """End the rollout with an error."""
         self._error = error
-        self._news.set()
+        self._changed.set()
 
-    def _put(self, frame: Frame) -> None:
+    def _push(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._unread += frame.fields is not None
-        self._news.set()
+        self._changed.set()
 
 
 class _Group:
-    """The rollouts of one key; they take turns where not all fit into a batch."""
+    """The rollouts of one key; they take turns if they do not all fit into a batch."""
 
     def __init__(
         self, model: Steppable, limit: int, metrics: Metrics, run_on_device: RunOnDevice
@@ -210,9 +207,9 @@ class _Group:
         self._metrics = metrics
         self._run_on_device = run_on_device
         self._members: list[_Member] = []
-        """The one that has waited longest first."""
+        """The one that has waited longest comes first."""
         self._suspects: list[_Member] = []
-        """A turn of theirs failed: each runs alone once."""
+        """Members of a failed turn: each runs alone once."""
         self._steps = 1
         self._changed = asyncio.Event()
 
@@ -226,11 +223,11 @@ class _Group:
         self._changed.set()
 
     def wake(self) -> None:
-        """A frame was taken: there may be room for another."""
+        """Look again for members that can step: a frame was read."""
         self._changed.set()
 
     async def run(self, on_end: Callable[[], object]) -> None:
-        """Turn after turn until nobody is left."""
+        """Run turns until no member is left."""
         try:
             while self._members:
                 self._changed.clear()
@@ -252,19 +249,20 @@ class _Group:
             on_end()
 
     def _choose(self) -> list[_Member]:
-        """The members of the next turn: as many as fit into a batch, or one that is larger than a batch by itself."""
+        """The members of the next turn: as many as fit into a batch, or one that alone exceeds a batch."""
         for member in [one for one in self._members if one.late]:
             self._members.remove(member)
             member.fail(
                 DeadlineExceeded("the rollout's deadline passed before its first step could run")
             )
-        able = [one for one in self._members if one.room > 0]
-        for suspect in [one for one in self._suspects if one in able][:1]:
-            self._suspects.remove(suspect)
-            return [suspect]
+        ready = [one for one in self._members if one.possible_steps > 0]
+        for suspect in self._suspects:
+            if suspect in ready:
+                self._suspects.remove(suspect)
+                return [suspect]
         chosen: list[_Member] = []
         room = self._limit
-        for member in able:
+        for member in ready:
             if chosen and member.size > room:
                 break
             chosen.append(member)
@@ -272,41 +270,44 @@ class _Group:
         return chosen
 
     async def _turn(self, chosen: list[_Member]) -> None:
-        steps = min(self._steps, *(member.room for member in chosen))
+        steps = min(self._steps, *(member.possible_steps for member in chosen))
         wanted = [member.wanted(steps) for member in chosen]
         started = time.perf_counter()
         turns: list[Turn] = []
         try:
             for states in self._batches(chosen):
                 if turns and chosen[0] not in self._members:
-                    # Nobody wants the rest.
+                    # Its client left.
                     return
                 work = partial(self._model.advance, states, wanted, steps=steps)
                 turns.append(await self._run_on_device(work))
         except Exception as error:
-            await self._failed(chosen, error)
+            await self._on_failure(chosen, error)
             return
-        self._learn(time.perf_counter() - started, steps)
-        self._count(chosen, steps)
+        self._adapt_steps(time.perf_counter() - started, steps)
+        labels = (self._model.name, self._model.version)
+        fields = sum(member.size for member in chosen)
+        self._metrics.rollout_steps.labels(*labels).inc(fields * steps)
+        self._metrics.rollout_batch_size.labels(*labels).observe(fields)
         for index, member in enumerate(chosen):
             member.advance(
                 [turn.states[index] for turn in turns],
                 {
-                    step: _joined([turn.frames[index][step] for turn in turns])
+                    step: _concatenate([turn.frames[index][step] for turn in turns])
                     for step in wanted[index]
                 },
-                _joined([turn.excess[index] for turn in turns], axis=1),
-                _joined_signals([turn.trust[index] for turn in turns]),
+                _concatenate([turn.excess[index] for turn in turns], axis=1),
+                _concatenate_signals([turn.trust[index] for turn in turns]),
                 steps,
             )
-        # To the end of the line, unless they left meanwhile.
+        # Requeue them behind the others, unless they left meanwhile.
         others = [one for one in self._members if one not in chosen]
         self._members = others + [one for one in chosen if one in self._members]
 
     def _batches(self, chosen: list[_Member]) -> list[list[State]]:
-        """One of all that were chosen; of one that is larger than a batch several, so that others run between them."""
+        """The batches of a turn: one, or several for a member that exceeds a batch, so that other work runs between."""
         if len(chosen) > 1:
-            # Who fits into a batch is in one piece: limits are only ever lowered.
+            # A member that fits into a batch is in one piece, since limits are only ever lowered.
             return [[member.states[0] for member in chosen]]
         return [
             [state[start : start + self._limit]]
@@ -314,19 +315,13 @@ class _Group:
             for start in range(0, len(state), self._limit)
         ]
 
-    def _learn(self, seconds: float, steps: int) -> None:
-        """How many steps a turn may have; waiting for the device counts, so that under load turns are short."""
-        most = max(1, int(_TURN_SECONDS * steps / max(seconds, 1e-6)))
-        self._steps = min(most, 2 * self._steps, _MOST_STEPS)
+    def _adapt_steps(self, seconds: float, steps: int) -> None:
+        """Set the steps of the next turn. `seconds` include waiting for the device, so turns get shorter under load."""
+        fitting = max(1, int(_TURN_SECONDS * steps / max(seconds, 1e-6)))
+        self._steps = min(fitting, 2 * self._steps, _MAX_STEPS)
 
-    def _count(self, chosen: list[_Member], steps: int) -> None:
-        labels = (self._model.name, self._model.version)
-        fields = sum(member.size for member in chosen)
-        self._metrics.rollout_steps.labels(*labels).inc(fields * steps)
-        self._metrics.rollout_batch_size.labels(*labels).observe(fields)
-
-    async def _failed(self, chosen: list[_Member], error: Exception) -> None:
-        """A turn left nothing behind, so it can be tried again in smaller pieces, or each of its rollouts alone."""
+    async def _on_failure(self, chosen: list[_Member], error: Exception) -> None:
+        """Retry in smaller batches or each rollout alone (a failed turn changes no state), or fail the members."""
         fatal: ServiceError
         if isinstance(error, ServiceError):
             fatal = error
@@ -357,14 +352,16 @@ class _Group:
             member.fail(fatal)
 
 
-def _joined(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
+def _concatenate(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
 
-def _joined_signals(parts: list[dict[str, NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
-    """The signals that all parts have, each [steps, n]: a part that could not be judged has none."""
+def _concatenate_signals(
+    parts: list[dict[str, NDArray[np.float32]]],
+) -> dict[str, NDArray[np.float32]]:
+    """The signals present in all parts, each [steps, n]: a part whose evaluation failed has none."""
     shared = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: _joined([part[name] for part in parts], axis=1) for name in shared}
+    return {name: _concatenate([part[name] for part in parts], axis=1) for name in shared}
 
 
 def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:

@@ -1,4 +1,4 @@
-"""The queue's event-loop side: takes requests, keeps the device busy, gives every ticket exactly one outcome."""
+"""The event-loop side of the queue: accepts tickets, keeps the device busy, gives every ticket exactly one outcome."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHORT_SECONDS = 0.004
-"""On a single core a batch that should take no longer runs on the event loop: in another thread it would take as much
-of the core from it, and each of the two wait for the other besides."""
+"""On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
+and add thread switches."""
 _EXPIRY_SECONDS = 0.005
-"""The shortest time between two looks for what waits past its deadline."""
+"""Shortest interval between two searches for expired tickets."""
 STOP_SECONDS = 1.0
-"""How long the device threads may take to end once they have nothing left to do."""
+"""How long the device threads may take to end once idle."""
 
 
 class Scheduler:
-    """Hands batches to the worker: while they run the queue gathers, and stays in one place.
+    """Dispatches batches to the worker; while they run, tickets accumulate in the queue.
 
-    An idle device gets what is there, and so does one that runs a single batch, where they may overlap: the next is
-    ready when that ends. Beyond it only full batches go early: a part batch gains more from company. All methods are
-    for the event loop that `start` ran on. On a single core short batches run there too.
+    A device with at most one batch gets whatever waits, so that with overlap the next batch is ready when that ends.
+    Further batches are dispatched only if full: a partial one gains more from waiting. All methods are for the event
+    loop that called `start`. On a single core, short batches run there too.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Scheduler:
         on_batch: Callable[[BatchReport], None] = lambda _: None,
         on_ended: Callable[[list[Ticket]], None] = lambda _: None,
     ) -> None:
-        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each of its threads.
+        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each device thread.
 
-        `on_batch` is called after each batch, `on_ended` with tickets that were told their outcomes, each once.
+        `on_batch` is called after each batch; `on_ended` once for each ticket, after its outcome was set.
         """
         self._metrics = metrics
         self._capacity = capacity
@@ -83,7 +83,6 @@ class Scheduler:
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
-        """Device threads on which a batch could run as well."""
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -91,44 +90,45 @@ class Scheduler:
         self._pump_scheduled = False
         self._wake: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        """Time to look for what waits past its deadline."""
         self._expires = 0.0
+        """When `_expiry` fires."""
         self.failure = ""
-        """Why the device can run nothing more, or empty."""
+        """Why the device was lost, or empty."""
 
     def start(self) -> None:
-        """Start the device thread."""
+        """Start the device threads."""
         self._loop = asyncio.get_running_loop()
         self._worker.start()
 
     def submit(self, block: Sequence[Ticket]) -> None:
-        """Queue tickets that came together. Each gets its one outcome, later or at once:
+        """Queue tickets that arrived together. Each gets exactly one outcome, at once or later:
 
         a result, or QueueFull, PayloadTooLarge (both also by the caller's own limit), DeadlineExceeded, Unavailable
         (closed, or out of memory), InvalidField (the output is not finite), InferenceFailed.
         """
         if self.failure or self._closed:
             for ticket in block:
-                self._refuse(ticket, self._lost() if self.failure else _closed())
+                self._refuse(ticket, self._unavailable())
             return
         for _, group in groupby(block, key=attrgetter("kind")):
             self._queue(list(group))
         self._schedule_pump()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Drop what has not started: nobody wants its answer any more. Its outcome is told nevertheless."""
+        """Drop the part of a ticket that has not started. Its outcome is still set."""
         self._fail(ticket, CANCELLED)
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
-        """Run `work` on the device thread, in turns with the batches if there are any. Raises what it raises."""
-        self._refuse_if_over()
+        """Run `work` on the device thread, alternating with batches, and return its result or raise its error."""
+        if self.failure or self._closed:
+            raise self._unavailable()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.append((work, future))
         self._schedule_pump()
         return await future
 
     async def close(self, *, within: float) -> None:
-        """Take nothing new, finish what was taken within that many seconds, fail the rest, end the thread."""
+        """Refuse new tickets, finish queued ones within that many seconds, fail the rest, end the threads."""
         self._closed = True
         try:
             async with asyncio.timeout(within):
@@ -137,17 +137,12 @@ class Scheduler:
             logger.warning("%d requests were unfinished when the drain time ended", len(self._live))
         if self._expiry is not None:
             self._expiry.cancel()
-        for ticket in list(self._live):
-            self._fail(ticket, _closed())
-        while self._jobs:
-            _, future = self._jobs.popleft()
-            if not future.done():
-                future.set_exception(_closed())
+        self._fail_all(_closed)
         if not await asyncio.to_thread(self._worker.stop, timeout=STOP_SECONDS):
             logger.warning("the device thread is still busy and was left behind")
 
     def _schedule_pump(self) -> None:
-        # Not at once: requests that became ready in the same turn of the loop then share a batch.
+        # Deferred, so that requests of the same event-loop iteration share a batch.
         if self._in_flight < self._max_in_flight and not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
@@ -161,7 +156,7 @@ class Scheduler:
             pass
 
     def _dispatch_next(self) -> bool:
-        """Give the worker its next job or batch, in turns. False if there is none to run now."""
+        """Dispatch the next job or batch, alternating between them. False if there is none to run now."""
         for job in (self._job_is_next, not self._job_is_next):
             if self._dispatch_job() if job else self._dispatch_batch():
                 self._job_is_next = not job
@@ -186,11 +181,11 @@ class Scheduler:
             for ticket, *_ in batch:
                 ticket.running_slices += 1
                 if ticket.result is None:
-                    ticket.result = _begun(ticket, now)
+                    ticket.result = _empty_result(ticket, now)
             work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
             gradients = batch[0].ticket.request.vjp is not None
             if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
-                self._run_here(work, finish)
+                self._run_inline(work, finish)
                 return False
             self._dispatch(work, finish)
             return True
@@ -207,14 +202,14 @@ class Scheduler:
             try:
                 self._loop.call_soon_threadsafe(self._after, finish, result)
             except RuntimeError:
-                logger.warning("a batch ended after the service had stopped; nobody waits for it")
+                logger.warning("a batch ended after the service had stopped; it is dropped")
 
         self._worker.submit(work, done)
 
-    def _run_here(
+    def _run_inline(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
     ) -> None:
-        """As `_dispatch`, and wait for it. What came meanwhile is looked at before the next batch."""
+        """Run a batch on the event loop. The next one starts in a later iteration, after pending I/O."""
         self._in_flight += 1
         result: T | BaseException
         try:
@@ -236,7 +231,7 @@ class Scheduler:
 
     def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
         if isinstance(result, DeviceLost):
-            self._give_up(result.message)
+            self._lose_device(result.message)
         if future.done():
             return
         if isinstance(result, BaseException):
@@ -262,7 +257,7 @@ class Scheduler:
                 answer.compute_seconds += result.compute_seconds
                 error = result.errors.get(index)
             if ticket.ended:
-                # It was waited for alone because the batch might still write its answer.
+                # Its outcome was delayed only because the batch might still write to its answer.
                 if not ticket.running_slices and ticket.request.answer is not None:
                     ended.append(ticket)
             elif error is not None:
@@ -270,7 +265,7 @@ class Scheduler:
             elif ticket.answered == ticket.size:
                 ticket.ended = True
                 ended.append(ticket)
-        self._tell(ended)
+        self._resolve(ended)
         if isinstance(result, BaseException):
             return
         self._record(result)
@@ -278,7 +273,7 @@ class Scheduler:
             self._memory_limits.lower(batch[0].ticket.kind.bucket, result)
         for error in result.errors.values():
             if isinstance(error, DeviceLost):
-                self._give_up(error.message)
+                self._lose_device(error.message)
 
     def _record(self, report: BatchReport) -> None:
         kind = report.slices[0].ticket.kind
@@ -292,35 +287,32 @@ class Scheduler:
         )
         metrics.backend_batches.labels(model, backend, report.precision).inc()
         metrics.note_trust(model, version, report.trust)
-        room = self._batcher.limit(kind) * kind.field_bytes
-        self._capacity.note_batch(model, room, report.device_seconds)
+        full = self._batcher.limit(kind) * kind.field_bytes
+        self._capacity.note_batch(model, full, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
         self._on_batch(report)
 
-    def _give_up(self, failure: str) -> None:
-        """The device is lost: fail everything with that, now and from now on."""
+    def _lose_device(self, failure: str) -> None:
+        """Fail everything, now and from now on."""
         self.failure = failure
+        self._fail_all(self._unavailable)
+
+    def _fail_all(self, error: Callable[[], ServiceError]) -> None:
         for ticket in list(self._live):
-            self._fail(ticket, self._lost())
-        for _, future in self._jobs:
+            self._fail(ticket, error())
+        while self._jobs:
+            _, future = self._jobs.popleft()
             if not future.done():
-                future.set_exception(self._lost())
-        self._jobs.clear()
+                future.set_exception(error())
 
-    def _lost(self) -> DeviceLost:
-        return DeviceLost(self.failure, retry_after=1.0)
-
-    def _refuse_if_over(self) -> None:
-        if self.failure:
-            raise self._lost()
-        if self._closed:
-            raise _closed()
+    def _unavailable(self) -> ServiceError:
+        return DeviceLost(self.failure, retry_after=1.0) if self.failure else _closed()
 
     def _queue(self, tickets: list[Ticket]) -> None:
-        """Take in those of one kind that find room."""
+        """Queue those tickets of one kind that fit into the queue; refuse the others."""
         limited = any(self._capacity.has_quota(one.request) for one in tickets)
         if limited or len(tickets) == 1 or not self._capacity.reserve_all(tickets):
-            tickets = [one for one in tickets if self._takes(one)]
+            tickets = [one for one in tickets if self._reserve(one)]
             if not tickets:
                 return
         self._live.update(tickets)
@@ -330,7 +322,8 @@ class Scheduler:
         if deadlines:
             self._expire_at(min(deadlines))
 
-    def _takes(self, ticket: Ticket) -> bool:
+    def _reserve(self, ticket: Ticket) -> bool:
+        """True if the ticket got its capacity; else it was refused."""
         try:
             self._capacity.acquire_quota(ticket.request)
             try:
@@ -344,7 +337,7 @@ class Scheduler:
         return True
 
     def _expire_at(self, when: float) -> None:
-        """Look then, at the latest, for what waits past its deadline."""
+        """Search for expired tickets then, or earlier if that is already planned."""
         if self._expiry is None or when < self._expires:
             if self._expiry is not None:
                 self._expiry.cancel()
@@ -378,7 +371,7 @@ class Scheduler:
         )
 
     def _fail(self, ticket: Ticket, error: ServiceError) -> None:
-        """Give back what waits of it, and tell it, unless a batch may still write its answer."""
+        """Drop what still waits of a ticket and set its error, once no batch can write to its answer any more."""
         if ticket.ended:
             return
         ticket.ended, ticket.error = True, error
@@ -387,10 +380,10 @@ class Scheduler:
             ticket.dispatched = ticket.size
             self._capacity.release(ticket, waiting)
         if not ticket.running_slices or ticket.request.answer is None:
-            self._tell([ticket])
+            self._resolve([ticket])
 
-    def _tell(self, ended: list[Ticket]) -> None:
-        """Give tickets that were taken in and are over their outcomes."""
+    def _resolve(self, ended: list[Ticket]) -> None:
+        """Set the outcomes of queued tickets that ended."""
         answered = 0
         for ticket in ended:
             if ticket.error is None:
@@ -413,20 +406,20 @@ class Scheduler:
         self._on_ended(ended)
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
-        """It was not taken in."""
+        """Set the error of a ticket that was not queued."""
         ticket.ended, ticket.error = True, error
         ticket.outcome.set_exception(error)
         self._on_ended([ticket])
 
 
 def _job(work: Callable[[], T]) -> Callable[[], T]:
-    """All of a job happens in its first step."""
+    """A job for the worker whose start does everything."""
     result = work()
     return lambda: result
 
 
-def _begun(ticket: Ticket, now: float) -> PredictResult:
-    """Facts of an answer that are known when its first slice is handed over."""
+def _empty_result(ticket: Ticket, now: float) -> PredictResult:
+    """A result with what is known when the ticket's first slice is dispatched."""
     bucket, request = ticket.kind.bucket, ticket.request
     fields = NO_FIELDS if request.answer is None else request.answer
     return PredictResult(bucket.model, bucket.version, fields, now - ticket.arrival, 0.0, (), "")

@@ -1,4 +1,4 @@
-"""One request's work between the queue and its outcome."""
+"""A request in the queue, and the types that describe it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _serial = itertools.count()
 
 
 class Outcome(Protocol):
-    """Receiver of a request's one answer, result or error. A future is one."""
+    """Receiver of a request's result or error, for example a future."""
 
     def done(self) -> bool:
-        """It was given, or nobody waits for it any more."""
+        """True if it was set or cancelled."""
         ...
 
     def set_result(self, result: PredictResult, /) -> None: ...
@@ -33,7 +33,7 @@ class Outcome(Protocol):
 
 
 class Bucket(NamedTuple):
-    """Tickets with equal buckets can run in one batch. `runnable` is an identity: a reloaded model is another."""
+    """Tickets with equal buckets can run in one batch. `runnable` is the id of the instance: a reload makes a new one."""
 
     model: str
     version: str
@@ -43,18 +43,18 @@ class Bucket(NamedTuple):
 
 
 class Kind(msgspec.Struct, frozen=True, eq=False):
-    """Attributes that like requests share: the requests of a block are admitted, counted and queued kind by kind."""
+    """Attributes shared by similar requests, which are counted and queued together."""
 
     runnable: Runnable
     bucket: Bucket
     flow: Flow
     field_bytes: int
     gradient_bytes: int
-    """Memory that a field takes while it runs, beside its own; 0 where no gradient is asked for."""
+    """Memory that a field's gradient takes in addition to the field; 0 for predictions."""
 
     @classmethod
     def of(cls, runnable: Runnable, request: PredictRequest) -> Kind:
-        """The kind of a request, of at least one field. Raises NotDifferentiable."""
+        """The kind of a request with at least one field. Raises NotDifferentiable."""
         fields, vjp = request.fields, request.vjp
         return cls(
             runnable,
@@ -66,13 +66,13 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
 
 
 CANCELLED = Unavailable("cancelled")
-"""The error of whom nobody waits for any more."""
+"""The error of requests that were cancelled."""
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """A request's place in the queue, and what has become of its `size` fields.
+    """A queued request of `size` fields and its progress.
 
-    While a slice runs the result belongs to the device threads, to the event loop else.
+    While a slice runs, `result` belongs to the device threads, otherwise to the event loop.
     """
 
     kind: Kind
@@ -82,32 +82,31 @@ class Ticket(msgspec.Struct, eq=False):
     outcome: Outcome
     size: int
     order: int = field(default_factory=_serial.__next__)
-    """Its place in its lane: by arrival, and at the end again after each batch that took a part of it."""
+    """Its position in its lane: by arrival; at the end again after each batch that took a part of it."""
     dispatched: int = 0
-    """Fields handed to the device so far."""
+    """Fields taken out of the queue so far."""
     answered: int = 0
     """Fields answered so far."""
     running_slices: int = 0
-    """Its slices that the device threads have."""
+    """Number of its slices on the device threads."""
     result: PredictResult | None = None
-    """Facts of its answer, from when its first slice was handed over."""
+    """Set when its first slice is dispatched, then filled."""
     ended: bool = False
-    """It succeeded or failed; its outcome is told once nothing writes into the request's `answer` any more."""
+    """It succeeded or failed; its outcome is set once no batch can write to the request's `answer`."""
     error: ServiceError | None = None
-    """The error with which it failed."""
 
     def requeue(self) -> None:
-        """Go behind all that waits now: it has had its turn."""
+        """Move behind all tickets that wait now."""
         self.order = next(_serial)
 
     @property
     def waiting(self) -> int:
-        """Fields not yet handed to the device."""
+        """Number of fields still in the queue."""
         return self.size - self.dispatched
 
     @property
     def settled(self) -> bool:
-        """It has its outcome, or nobody waits for it any more."""
+        """True if it has its outcome or was cancelled."""
         return self.ended or self.outcome.done()
 
 
@@ -123,6 +122,6 @@ class Slice(NamedTuple):
         return self.stop - self.start == self.ticket.size
 
     def of(self, array: Fields) -> Fields:
-        """Its part of an array with an entry for each field of the ticket."""
+        """The slice's part of an array with an entry for each field of the ticket."""
         ticket, start, stop = self
         return array if stop - start == ticket.size else array[start:stop]

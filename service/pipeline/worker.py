@@ -1,4 +1,4 @@
-"""The thread that uses the device, and the one that waits for it: work starts on one, ends on the other, in order."""
+"""The device threads: one starts work, another waits for its end, in order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ THREAD_NAME = "turbofno-device"
 
 
 def arithmetic_threads(*, on_cpu: bool) -> int:
-    """How many threads torch should use where the settings leave it open.
+    """Number of threads for torch if the settings name none.
 
-    Its threads wait for each other without sleeping, so one that shares its core with the event loop
-    stalls all of them, and they the event loop. All that a GPU leaves to the CPU are copies.
+    Torch's threads wait for each other without sleeping, so one core is left to the event loop: sharing it would stall
+    both. With a GPU the CPU only copies.
     """
     if not on_cpu:
         return 1
@@ -31,28 +31,28 @@ def arithmetic_threads(*, on_cpu: bool) -> int:
 
 
 def cores() -> int:
-    """On which this process may run."""
+    """Number of cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 class Worker:
-    """Starts pieces of work one after another on one thread and finishes them, in that order, on another.
+    """Starts work on one thread and finishes it, in the same order, on another.
 
-    So the next piece starts while the device still works on the last. Without `overlap` a piece is finished on
-    the thread that started it, before the next one starts.
+    So the next batch starts while the device still runs the last. Without `overlap`, work is finished on the thread
+    that started it, before the next starts.
     """
 
     def __init__(
         self, *, overlap: bool = False, prepare_thread: Callable[[], None] = lambda: None
     ) -> None:
-        """`prepare_thread` is called once on each thread: torch keeps the current device and so on by thread."""
+        """`prepare_thread` is called once on each thread, for torch's per-thread settings such as the device."""
         self._prepare_thread = prepare_thread
         self._starts: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
         self._finishes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # Daemons: a batch that never ends must not keep the process from exiting after its drain time.
+        # Daemons: a batch that never ends must not keep the process from exiting.
         self._threads = [threading.Thread(target=self._start_loop, name=THREAD_NAME, daemon=True)]
         if overlap:
             self._threads.append(
@@ -66,7 +66,7 @@ class Worker:
     def submit(
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
-        """Run `work`, then what it returned; then call `done` with what that returned, or what either raised."""
+        """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either."""
 
         def start() -> Callable[[], None]:
             try:
@@ -78,7 +78,7 @@ class Worker:
         self._starts.put(start)
 
     def stop(self, *, timeout: float) -> bool:
-        """Finish what was submitted, then end. False if that took longer than `timeout` seconds."""
+        """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
         self._starts.put(None)
         until = time.monotonic() + timeout
         for thread in self._threads:
@@ -94,10 +94,8 @@ class Worker:
                 self._finishes.put(finish)
             else:
                 finish()
-            del (
-                start,
-                finish,
-            )  # else the arrays of a batch would stay in memory until the next one comes
+            # Else the arrays of a batch would stay in memory until the next one arrives.
+            del start, finish
         self._finishes.put(None)
 
     def _finish_loop(self) -> None:

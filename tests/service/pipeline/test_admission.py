@@ -150,12 +150,12 @@ def test_total_queue_limit_holds_across_models() -> None:
 def test_retry_after_follows_the_drain_rate() -> None:
     _, capacity, _ = make()
     assert capacity.drain_seconds == 1.0
-    capacity.note_batch("m", room=1000, seconds=5.0)
+    capacity.note_batch("m", limit=1000, seconds=5.0)
     capacity.reserve(ticket(40))
     assert capacity.drain_seconds == pytest.approx(20.0)
-    capacity.note_batch("m", room=1000, seconds=0.0)
+    capacity.note_batch("m", limit=1000, seconds=0.0)
     assert capacity.drain_seconds == pytest.approx(16.0)
-    capacity.note_batch("other", room=1000, seconds=1.0)
+    capacity.note_batch("other", limit=1000, seconds=1.0)
     capacity.reserve(ticket(10, "other"))
     assert capacity.drain_seconds == pytest.approx(17.0)
     capacity.reserve(ticket(900))
@@ -164,7 +164,7 @@ def test_retry_after_follows_the_drain_rate() -> None:
 
 def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
     _, capacity, metrics = make()
-    capacity.note_batch("m", room=1000, seconds=1.0)
+    capacity.note_batch("m", limit=1000, seconds=1.0)
     for _ in range(4):
         capacity.reserve(ticket(10))
     capacity.reserve(ticket(1, deadline=4.5))
@@ -182,7 +182,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
     for model, fields, priority in (
         ("a", 10, 5), ("a", 10, 6), ("a", 10, 6), ("b", 40, 5), ("b", 40, 5), ("b", 40, 5), ("c", 5, 5),
     ):  # fmt: skip
-        capacity.note_batch(model, room=1000, seconds=1.0)
+        capacity.note_batch(model, limit=1000, seconds=1.0)
         capacity.reserve(ticket(fields, model, priority=priority))
     assert capacity.wait_seconds("a", 5, 0.0) == pytest.approx(1.0 + 1.0 + 0.5)
     assert capacity.wait_seconds("a", 6, 0.0) == pytest.approx(3.0 + 3.0 + 0.5)
@@ -191,7 +191,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
 
 def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
     _, capacity, _ = make(max_batch_size=10)
-    capacity.note_batch("m", room=1000, seconds=1.0)
+    capacity.note_batch("m", limit=1000, seconds=1.0)
     large = ticket(400)
     capacity.reserve(large)
     capacity.reserve(ticket(5))
@@ -208,7 +208,7 @@ def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
 
 def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
     _, capacity, _ = make()
-    capacity.note_batch("m", room=1000, seconds=1.0)
+    capacity.note_batch("m", limit=1000, seconds=1.0)
     for start in (10.0, 10.2):
         capacity.start_batch("m", 1000, start)
     assert capacity.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)

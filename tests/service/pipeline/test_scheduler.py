@@ -219,7 +219,7 @@ async def test_a_request_of_thousands_is_no_reason_to_refuse_a_short_deadline(be
     held = await bench.hold()
     # A second a batch: the large one has four minutes of them.
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
-    bench.capacity.note_batch("doubler", room=batch, seconds=1.0)
+    bench.capacity.note_batch("doubler", limit=batch, seconds=1.0)
     large = bench.submit(*LARGE)
     await asyncio.sleep(0)
     single = bench.submit(1.0, deadline=time.monotonic() + 20)
@@ -384,7 +384,7 @@ async def test_of_a_block_without_room_for_all_the_first_find_some(bench: Bench)
 async def test_of_a_block_those_who_could_not_start_in_time_are_refused(bench: Bench) -> None:
     first = await bench.hold()
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
-    bench.capacity.note_batch("doubler", room=batch, seconds=16.0)
+    bench.capacity.note_batch("doubler", limit=batch, seconds=16.0)
     # Each field takes a second of the device, and its share of a margin.
     tickets = block(bench, *map(float, range(1, 6)), deadline=time.monotonic() + 3.0)
     assert [one.outcome.done() for one in tickets] == [False] * 3 + [True] * 2
