@@ -1,1 +1,1 @@
-"""The engine as HTTP sees it, in this process, and what its parts share."""
+"""The Engine interface, the engine in this process, and types that the engine's parts share."""

@@ -1,7 +1,7 @@
-"""The one interface through which HTTP sees inference, wherever the engine lives, and the records that pass it.
+"""The Engine interface, which HTTP calls for inference in this or another process, and its records.
 
-A record is the same in one process and between processes: arrays travel as their places in shared memory, a
-configuration as its digest (service/processes/channel.py), everything else as it is.
+Between processes, arrays are sent as their offsets in shared memory and configurations as digests
+(service/processes/channel.py).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Trust = dict[str, tuple[float, ...]]
 """Signal of models/trust/signals.py -> its value for each field."""
 
 NO_FIELDS: Fields = np.empty(0, np.float32)
-"""Outputs that do not stand anywhere yet."""
+"""Placeholder for outputs that are not there yet."""
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
 
 
 class PredictRequest(msgspec.Struct, eq=False, array_like=True):
-    """Checked fields for one model: float32, C-contiguous, [n, in_channels, *grid], in physical units.
+    """Validated fields for one model: float32, C-contiguous, [n, in_channels, *grid], in physical units.
 
-    It is the engine's once it was handed over: what lies elsewhere is put into shared memory there.
+    The engine owns the request from the call on: it may replace `fields` by a copy in shared memory.
     """
 
     model: str
@@ -42,23 +42,23 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     priority: int = 0
     """Open Inference Protocol meaning: 1 is highest, larger is lower, 0 is the default (see shares.py)."""
     deadline: float | None = None
-    """On the `time.monotonic` clock; the work is dropped with DeadlineExceeded if it has not started by then."""
+    """On the `time.monotonic` clock; DeadlineExceeded if the work has not started by then."""
     config: ModelConfig | None = None
-    """What the fields were checked against; Unavailable if a reload has since put another kind of model there."""
+    """What the fields were validated against; Unavailable if a reload has changed its shape since."""
     client: str = ""
-    """Name of the API key that asks, never the key; empty without keys."""
+    """Name of the API key, not the key; empty without keys."""
     client_max_fields: int = 0
     """Most fields of that client in the engine at once; 0: no limit."""
     trace: str = ""
-    """The W3C traceparent of who asks; empty if that is not traced."""
+    """The caller's W3C traceparent; empty if it is not traced."""
     answer: Fields | None = None
-    """Where the outputs are to be written, if somewhere special; nothing is written there after the outcome."""
+    """Array for the outputs, if the caller provides one; nothing is written there after the outcome."""
     vjp: VjpShapes | None = None
-    """Asks for gradients: the fields are rows [n, length] of these shapes, and so is the answer (see vjp.py)."""
+    """For gradients: fields and answer are rows [n, length] of these shapes (see vjp.py)."""
 
 
 class PredictResult(msgspec.Struct, eq=False, array_like=True):
-    """The answer: float32 [n, out_channels, *grid] (rows, if gradients were asked for), with what it took (seconds)."""
+    """The outputs, float32 [n, out_channels, *grid] (rows for gradients), with timings in seconds."""
 
     model: str
     version: str
@@ -68,39 +68,39 @@ class PredictResult(msgspec.Struct, eq=False, array_like=True):
     batch_sizes: tuple[int, ...]
     """Number of fields in each device batch that this request's fields ran in."""
     backend: str
-    """Spectral backend that really ran, for example 'gemm' or 'reference'."""
+    """Spectral backend that ran, for example 'gemm' or 'reference'."""
     precision: str = "fp32"
     trust: Trust = {}
-    """Empty where nothing is known to judge by, or the setting `trust` is off."""
+    """Empty if the model has no reference statistics or the setting `trust` is off."""
 
 
 class RolloutRequest(msgspec.Struct, eq=False, array_like=True):
-    """Run an autoregressive model on its own output until step `last`; steps count from `start`, that of the input."""
+    """Run an autoregressive model on its own output until step `last`; the input is step `start`."""
 
     initial: PredictRequest
-    """Fields at step `start`; its priority is not looked at."""
+    """Fields at step `start`; its priority is ignored."""
     last: int
     start: int = 0
     every: int = 1
-    """Frames wanted: those whose step is a multiple of this, and the last; 0: the last alone."""
+    """Return frames at multiples of this step, and the last; 0: only the last."""
 
     def wants(self, step: int) -> bool:
-        """Whether the frame of that step is to be given."""
+        """True if the frame of that step is returned."""
         return step == self.last or (self.every > 0 and step % self.every == 0)
 
 
 class Frame(msgspec.Struct, eq=False, array_like=True):
-    """How far a rollout is, and its fields there, float32 [n, channels, *grid], if that step's are wanted."""
+    """A rollout's progress, with its fields, float32 [n, channels, *grid], if the request wants that step."""
 
     step: int
     fields: Fields | None = None
     trust: Trust = {}
-    """The largest values of the steps since the frame before, where fields are given."""
+    """Largest values since the last frame with fields; empty in frames without."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One (model, version) as the repository sees it."""
+    """State of one (model, version)."""
 
     name: str
     version: str
@@ -112,12 +112,12 @@ class ModelStatus:
     precision: str = ""
     """Precision in which a READY model computes."""
     asked_precision: str = ""
-    """What its configuration, or the server's setting, asks for: a CPU gives fp32 whatever is asked."""
+    """Precision in its configuration or the server's setting; a CPU always computes in fp32."""
     execution: str = ""
-    """The way a READY model runs on its training grid: chain (of kernels), graph (a CUDA graph of the module), module (layer
-    by layer); on a CPU replay or module."""
+    """How a READY model runs on its training grid: `chain` of kernels, CUDA `graph` of the module, `module` layer by layer;
+    on a CPU `replay` or `module`."""
     execution_reason: str = ""
-    """Why a GPU runs it as nothing faster."""
+    """Why a GPU cannot run it faster."""
 
 
 class RecoveryRecord(NamedTuple):
@@ -129,7 +129,7 @@ class RecoveryRecord(NamedTuple):
     """Why it is not loaded; empty: load it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelCounters:
     """Totals since load, in the terms of the protocol's statistics extension (counts and nanoseconds)."""
 
@@ -152,18 +152,18 @@ class ModelCounters:
 
 
 class Engine(Protocol):
-    """What HTTP needs of inference. Cancelling the task that awaits `predict` cancels work not yet started."""
+    """Inference as HTTP uses it. Cancelling the task that awaits `predict` cancels work not yet started."""
 
     def start(self) -> None:
-        """Begin to get ready, on the running event loop."""
+        """Begin to load models, on the running event loop."""
         ...
 
     def start_draining(self) -> None:
-        """Not ready from now on; what was admitted can still be predicted."""
+        """Report not ready from now on; admitted requests can still be predicted."""
         ...
 
     async def close(self, *, within: float) -> None:
-        """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop. Repeatable."""
+        """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop. Idempotent."""
         ...
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
@@ -179,12 +179,13 @@ class Engine(Protocol):
         ...
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
-        """Writable memory for a request's body: what lies there reaches the device without another copy before it.
+        """Writable memory for a request's body, from which the device reads fields without another copy.
 
-        The byte at `aligned_at` is on a 64-byte boundary. The memory is given back with its last view.
+        The byte at `aligned_at` is on a 64-byte boundary. The memory is freed with its last view.
 
         Raises:
-            PayloadTooLarge, Unavailable: there never is, or is no room now.
+            PayloadTooLarge: more than there ever is.
+            Unavailable: no memory is free now.
         """
         ...
 
@@ -192,17 +193,17 @@ class Engine(Protocol):
         """Run the fields.
 
         Raises NotFound, QueueFull, PayloadTooLarge (over the client's limit), DeadlineExceeded, Unavailable,
-        InvalidField (NaN or infinity came out: finite input far outside the training range), NotDifferentiable
-        and PayloadTooLarge (gradients that cannot be had, or take too much memory), InferenceFailed.
+        InvalidField (NaN or infinity in the output: finite input far outside the training range), NotDifferentiable,
+        PayloadTooLarge (gradients that take too much memory), InferenceFailed.
         """
         ...
 
     def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
-        """Frames as they are made, in order; closing the generator ends the rollout.
+        """Yield frames as they are computed, in order; closing the generator ends the rollout.
 
         Raises:
-            BlowUp: the state left what the model knows, at a named step; every wanted frame before it was given.
-            NotFound, DeadlineExceeded (it has not begun), QueueFull, PayloadTooLarge, Unavailable,
+            BlowUp: the state diverged at a named step; every wanted frame before it was yielded.
+            NotFound, DeadlineExceeded (before the first step), QueueFull, PayloadTooLarge, Unavailable,
             InferenceFailed.
         """
         ...
@@ -212,33 +213,33 @@ class Engine(Protocol):
         ...
 
     async def unload(self, model: str) -> None:
-        """Finish what is queued for the model, then drop it. Raises NotFound."""
+        """Finish the model's queued requests, then drop it. Raises NotFound."""
         ...
 
     @property
     def ready(self) -> bool:
-        """All start-up models are loaded and warm, and the service is neither draining nor failed."""
+        """True if all start-up models are loaded and warm, and the service is neither draining nor failed."""
         ...
 
     @property
     def failure(self) -> str:
-        """Why this process can predict nothing more and should end, or empty."""
+        """Why this process can run no more predictions and must exit, or empty."""
         ...
 
 
 def heap_buffer(size: int, aligned_at: int = 0) -> memoryview:
-    """Writable memory of this process, uninitialised: pages that are never written are never committed."""
+    """Uninitialised writable memory of this process; unwritten pages are never committed."""
     raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
     start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
     return memoryview(raw.data)[start : start + size]
 
 
 def unread_bytes(fields: Fields) -> int:
-    """Most bytes of frames, of one at least, that a rollout holds for a client that has not taken them; then it waits."""
+    """Most bytes of unread frames, at least one, that a rollout holds for a slow client before it pauses."""
     return max(UNREAD_BYTES, fields.nbytes)
 
 
 def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:
-    """The status of the model that `engine.config` gave this configuration for."""
+    """The status of the model with this configuration, as `engine.config` returned it."""
     key = (config.name, config.version)
     return next(status for status in engine.statuses() if (status.name, status.version) == key)

@@ -1,4 +1,4 @@
-"""The engine in this process: repository, scheduler and device thread behind the Engine interface."""
+"""The engine in this process: repository, scheduler and device threads behind the Engine interface."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """Implements turbofno.service.engine.interface.Engine. `start` before use, `close` after."""
+    """Implements turbofno.service.engine.interface.Engine. Call `start` before use, `close` after."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class LocalEngine:
         capacity: QueueCapacity,
         recovery: Sequence[RecoveryRecord] = (),
     ) -> None:
-        """Find device and models, those of a predecessor if there was one.
+        """Find the device and the models: those in `recovery` if the engine replaces another.
 
-        Raises ValueError on a wrong repository, model name or device.
+        Raises ValueError for a wrong repository, model name or device.
         """
         device = self._device = prepare_device(settings)
         pipeline = open_pipeline(device)
@@ -97,7 +97,7 @@ class LocalEngine:
         self._draining = False
 
     def start(self) -> None:
-        # Models load in the background, so that the service can say that it is alive but not ready.
+        # Models load in the background, so that the service can report alive but not ready.
         log_backend(self._device)
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
@@ -115,7 +115,7 @@ class LocalEngine:
             self._repository.close()
 
     def recovery(self) -> tuple[RecoveryRecord, ...]:
-        """What a successor should know, should this process die now."""
+        """Records for an engine that replaces this one if the process dies."""
         return self._repository.recovery()
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
@@ -140,55 +140,55 @@ class LocalEngine:
                 self.cancel(ticket)
             raise
         finally:
-            # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
+            # Breaks a reference cycle between an error and this frame, which would keep the fields in memory.
             del outcome, ticket
 
     def submit(self, block: Iterable[tuple[PredictRequest, Outcome]]) -> list[Ticket | None]:
-        """Run requests that came together, each with its own outcome, as `predict` says.
+        """Submit requests that arrived together, each with its own outcome (see `predict`).
 
-        What was refused or answered at once has no ticket, by which others can be cancelled.
+        Returns a ticket for each, to cancel it; None for those refused or answered at once.
         """
         now = time.monotonic()
         kinds: dict[object, Kind] = {}
         tickets = [self._ticket(request, outcome, now, kinds) for request, outcome in block]
-        taken = [ticket for ticket in tickets if ticket is not None]
-        for kind, group in groupby(taken, key=attrgetter("kind")):
-            self._repository.hold(kind.runnable, sum(1 for _ in group))
-        self._scheduler.submit(taken)
+        queued = [ticket for ticket in tickets if ticket is not None]
+        for kind, group in groupby(queued, key=attrgetter("kind")):
+            self._repository.acquire(kind.runnable, sum(1 for _ in group))
+        self._scheduler.submit(queued)
         return tickets
 
     def _ticket(
         self, request: PredictRequest, outcome: Outcome, now: float, kinds: dict[object, Kind]
     ) -> Ticket | None:
-        """None if the outcome was told. `kinds` are those of the block so far."""
+        """The ticket of a request; None if its outcome was set. `kinds` caches the kinds of a block."""
         size, *shape = request.fields.shape
-        checked = id(request.config)
-        like = (request.model, request.version, checked, *shape, request.priority, request.vjp)
+        config = id(request.config)
+        key = (request.model, request.version, config, *shape, request.priority, request.vjp)
         try:
-            kind = kinds.get(like)
+            kind = kinds.get(key)
             if kind is None:
                 instance = self._instance(request)
                 if not size:
-                    outcome.set_result(_empty(instance, request))
+                    outcome.set_result(_no_outputs(instance, request))
                     return None
-                kind = kinds[like] = self._kind(instance, request)
+                kind = kinds[key] = self._kind(instance, request)
         except ServiceError as error:
             outcome.set_exception(error)
             return None
         return Ticket(kind, request, now, outcome, size)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Drop what has not started of a request: nobody waits for it any more. Its outcome is told nevertheless."""
+        """Drop the part of a request that has not started. Its outcome is still set."""
         self._scheduler.cancel(ticket)
 
     def _instance(self, request: PredictRequest) -> ModelInstance:
-        """The model that is asked. Raises NotFound; Unavailable, also if it is no more what the fields are for."""
+        """The requested model. Raises NotFound; Unavailable, also if a reload changed what the fields are for."""
         instance = self._repository.get(request.model, request.version)
         _check_unchanged(instance, request)
         return instance
 
     def _kind(self, instance: ModelInstance, request: PredictRequest) -> Kind:
-        """Raises NotDifferentiable; PayloadTooLarge for gradients that take too much memory."""
+        """The kind of a request. Raises NotDifferentiable; PayloadTooLarge if its gradients take too much memory."""
         kind = Kind.of(instance, request)
         if kind.gradient_bytes > self._max_gradient_bytes:
             assert request.vjp is not None
@@ -200,7 +200,7 @@ class LocalEngine:
         return kind
 
     def _ended(self, tickets: list[Ticket]) -> None:
-        """Count outcomes in the totals of their models, which may be unloaded for all that these requests mind."""
+        """Count outcomes in the totals of their models, and release the models."""
         now = time.monotonic()
         for kind, group in groupby(tickets, key=attrgetter("kind")):
             instance, ended = kind.runnable, list(group)
@@ -221,7 +221,7 @@ class LocalEngine:
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
         instance = self._instance(initial)
-        self._repository.hold(instance, 1)
+        self._repository.acquire(instance, 1)
         try:
             with self._capacity.quota(initial):
                 async with aclosing(self._rollouts.run(instance, request)) as frames:
@@ -282,7 +282,7 @@ def _check_unchanged(instance: ModelInstance, request: PredictRequest) -> None:
     if old is None or old is new:
         return
     for part in ("architecture", "inputs", "outputs", "grid"):
-        # One that nobody knows any more has no parts.
+        # A configuration that is no longer known has no attributes.
         if getattr(old, part, None) != getattr(new, part):
             raise Unavailable(
                 f"model {instance.name!r} version {instance.version} was replaced by one with another {part} while "
@@ -291,8 +291,8 @@ def _check_unchanged(instance: ModelInstance, request: PredictRequest) -> None:
             )
 
 
-def _empty(instance: ModelInstance, request: PredictRequest) -> PredictResult:
-    """No fields in, no fields out: legal in the protocol, and nothing for the device to do."""
+def _no_outputs(instance: ModelInstance, request: PredictRequest) -> PredictResult:
+    """The result for a request without fields, which the protocol allows."""
     shape = (0, instance.config.architecture.out_channels, *request.fields.shape[2:])
     backend, precision, *_ = instance.ran
     return PredictResult(

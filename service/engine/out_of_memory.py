@@ -1,4 +1,4 @@
-"""Out of memory: the errors that show it, and the way to have the memory back."""
+"""Detection of out-of-memory errors, and release of the memory that they hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def out_of_memory(error: Exception) -> bool:
-    """True if memory ran out, of the device or of the machine.
+    """True if device or host memory ran out.
 
-    torch has an exception of its own for its CUDA allocator alone: pinned memory, custom ops and its CPU
-    allocator say it in words.
+    torch.OutOfMemoryError covers only the CUDA allocator; pinned memory, custom ops and the CPU allocator raise
+    RuntimeError with a message.
     """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError)
@@ -18,5 +18,5 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def release_frames(error: Exception) -> None:
-    """Let go of what the failed calls still hold in their frames, which is most of the memory."""
+    """Drop the traceback: its frames hold the tensors of the failed calls."""
     error.__traceback__ = None

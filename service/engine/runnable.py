@@ -1,4 +1,4 @@
-"""A loaded model between the pipeline, which decides what runs when, and the runtime, which runs it."""
+"""A loaded model as an interface between the pipeline, which schedules, and the runtime, which runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from turbofno.service.engine.vjp import VjpShapes
 
     State: TypeAlias = torch.Tensor | Fields
-    """Fields of one rollout, [n, channels, *grid]: from the request at first, then as the device left them."""
+    """Fields of one rollout, [n, channels, *grid]: on the host before the first turn, then on the device."""
 
 
 Execution = Literal["none", "chain", "graph", "replay", "module"]
 
 
 class Ran(NamedTuple):
-    """Backend, precision and execution of a run, and on a GPU why nothing faster ran."""
+    """Backend, precision and execution of a run; on a GPU also why it was not faster."""
 
     backend: str
     precision: str = "fp32"
@@ -36,22 +36,22 @@ class ModelOutput(NamedTuple):
     """Result of one run of a model, float32 [n, out_channels, *grid]. Times are seconds."""
 
     fields: Fields | None
-    """None if they stand in the answers that `Runnable.start` was given."""
+    """None if they are in the `answers` of `Runnable.start`."""
     ran: Ran
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
-    """Of the device, where that is a GPU: without the copies, and without waiting for the batch before."""
+    """On a GPU: device time, without copies and waits for the previous batch."""
     trust: Mapping[str, list[float]] = MappingProxyType({})
     """As in PredictResult, for all fields of the run."""
     total: float | None = None
-    """Sum of all values, where that is known: not finite if any of them is not."""
+    """Sum of all values, if known: not finite if any value is not."""
     release: Callable[[], None] | None = None
-    """To be called once, when nobody looks at the fields any more; None if they are the receiver's own memory."""
+    """To be called once, when `fields` are no longer used; None if the receiver owns their memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Result of some steps of the rollouts of a batch, each list in their order."""
+    """Result of a few steps of a batch of rollouts; every list is in the order of the rollouts."""
 
     states: list[torch.Tensor]
     """After the last step; on the device."""
@@ -63,60 +63,52 @@ class Turn:
     """Signal -> its values [steps, n]."""
 
 
-class Runnable(Protocol):
-    """A loaded model, as the pipeline sees it. All but the names and `gradient_bytes` is for the device thread."""
-
+class _Model(Protocol):
     @property
     def name(self) -> str: ...
 
     @property
     def version(self) -> str: ...
+
+    def free_memory(self) -> None:
+        """Free caches, after running out of memory; on the device thread."""
+        ...
+
+
+class Runnable(_Model, Protocol):
+    """A loaded model for predictions. For the device thread, except names and `gradient_bytes`."""
 
     def start(
         self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
-        """Begin to predict `parts`, each float32 [n, in_channels, *grid], as one batch.
+        """Start to predict `parts`, each float32 [n, in_channels, *grid], as one batch.
 
-        The outputs of each part may be written into its place in `answers`, if those have that shape. The parts must be
-        left unchanged, and the answers alone. What it returns is called once, on any thread; it waits for the answer,
-        whose memory may be lent (`ModelOutput.release`): there is not much of it.
+        Returns a function that waits for the output, to be called once, on any thread. Outputs may be written into
+        `answers`, one for each part, if their shapes fit. Until then the caller must not change parts or touch answers.
+        The output's memory may be the pipeline's, of which there is little: see `ModelOutput.release`.
 
         Raises:
             DeviceLost: here or from the wait; the process can run nothing more on the device.
-            Exception: here only, whatever the model raises; nothing of the batch is left running then.
+            Exception: here only, any error of the model; nothing of the batch is left running.
         """
         ...
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
-        """As `start`, for gradients: the parts are rows of these shapes, and the answer has such rows."""
+        """As `start`, for gradients: parts and output are rows of these shapes."""
         ...
 
     def gradient_bytes(self, shapes: VjpShapes) -> int:
-        """Memory that the gradient of one field takes beside its row, about; on any thread.
+        """Estimated memory for the gradient of one field, in addition to its row; on any thread.
 
         Raises:
-            NotDifferentiable: the model has none.
+            NotDifferentiable: the model has no gradient.
         """
         ...
 
-    def free_memory(self) -> None:
-        """Give back the memory that it holds only to be faster; after running out."""
-        ...
 
-
-class Steppable(Protocol):
-    """A loaded model, as rollouts see it. Both methods are for the device thread."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
+class Steppable(_Model, Protocol):
+    """A loaded model for rollouts."""
 
     def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
-        """Run rollouts on by so many steps, in one batch; of each the frames of its `wanted` steps."""
-        ...
-
-    def free_memory(self) -> None:
-        """As Runnable's."""
+        """Advance rollouts by `steps` steps in one batch, with the frames of each one's `wanted` steps."""
         ...

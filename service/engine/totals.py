@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from turbofno.service.engine.interface import ModelCounters
 
@@ -12,13 +13,10 @@ def _ns(seconds: float) -> int:
 
 
 class ModelTotals:
-    """Counts since load. Used from the event loop only."""
+    """Counts since load. For the event loop only."""
 
     def __init__(self) -> None:
-        self._success_count = self._success_ns = self._fail_count = self._fail_ns = 0
-        self._queue_ns = self._input_ns = self._infer_ns = self._output_ns = 0
-        self._inference_count = self._execution_count = self._last_ms = 0
-        self._batches: dict[int, tuple[int, int]] = {}
+        self._counters = ModelCounters()
 
     def note_batch(
         self,
@@ -30,43 +28,32 @@ class ModelTotals:
         scatter_seconds: float,
     ) -> None:
         """Add a batch; the protocol counts its times once for each request in it."""
-        compute_ns = _ns(compute_seconds)
-        self._input_ns += _ns(gather_seconds) * requests
-        self._infer_ns += compute_ns * requests
-        self._output_ns += _ns(scatter_seconds) * requests
-        self._execution_count += 1
-        count, total = self._batches.get(fields, (0, 0))
-        self._batches[fields] = (count + 1, total + compute_ns)
+        counters, compute_ns = self._counters, _ns(compute_seconds)
+        counters.compute_input_ns += _ns(gather_seconds) * requests
+        counters.compute_infer_ns += compute_ns * requests
+        counters.compute_output_ns += _ns(scatter_seconds) * requests
+        counters.execution_count += 1
+        count, total = counters.batches.get(fields, (0, 0))
+        counters.batches[fields] = (count + 1, total + compute_ns)
 
     def note_success(
         self, requests: int, *, fields: int, seconds: float, queue_seconds: float
     ) -> None:
-        """Add answered requests, all of their fields and seconds together."""
-        self._success_count += requests
-        self._success_ns += _ns(seconds)
-        self._queue_ns += _ns(queue_seconds)
-        self._inference_count += fields
-        self._last_ms = round(time.time() * 1e3)
+        """Add answered requests; fields and seconds are their sums."""
+        counters = self._counters
+        counters.success_count += requests
+        counters.success_ns += _ns(seconds)
+        counters.queue_ns += _ns(queue_seconds)
+        counters.inference_count += fields
+        counters.last_inference_ms = round(time.time() * 1e3)
 
     def note_failure(self, *, seconds: float) -> None:
-        """Add a request that got an error after `seconds`."""
-        self._fail_count += 1
-        self._fail_ns += _ns(seconds)
-        self._last_ms = round(time.time() * 1e3)
+        """Add a request that failed after `seconds`."""
+        counters = self._counters
+        counters.fail_count += 1
+        counters.fail_ns += _ns(seconds)
+        counters.last_inference_ms = round(time.time() * 1e3)
 
     def snapshot(self) -> ModelCounters:
-        """The totals as they are now."""
-        return ModelCounters(
-            success_count=self._success_count,
-            success_ns=self._success_ns,
-            fail_count=self._fail_count,
-            fail_ns=self._fail_ns,
-            queue_ns=self._queue_ns,
-            compute_input_ns=self._input_ns,
-            compute_infer_ns=self._infer_ns,
-            compute_output_ns=self._output_ns,
-            inference_count=self._inference_count,
-            execution_count=self._execution_count,
-            last_inference_ms=self._last_ms,
-            batches=dict(self._batches),
-        )
+        """A copy of the totals."""
+        return replace(self._counters, batches=dict(self._counters.batches))

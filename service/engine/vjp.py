@@ -1,4 +1,4 @@
-"""A request for gradients on its way to the device: rows of an input field and the cotangent of its output."""
+"""The layout of gradient requests: rows of an input field and the cotangent of its output."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class VjpShapes(NamedTuple):
-    """What the two parts of each row are: flattened, one after the other."""
+    """Shapes of the two parts of each row, which are flattened and concatenated."""
 
     input: tuple[int, ...]
-    """[in_channels, *grid]: the input field; in the answer the gradient."""
+    """[in_channels, *grid]: input field; in the answer: gradient."""
     output: tuple[int, ...]
-    """[out_channels, *grid]: the cotangent; in the answer the output."""
+    """[out_channels, *grid]: cotangent; in the answer: output."""
 
     @property
     def split(self) -> tuple[int, int]:
-        """Numbers in each part."""
+        """Number of values in each part."""
         return math.prod(self.input), math.prod(self.output)
 
 
 def join(fields: Fields, cotangents: Fields) -> tuple[Fields, VjpShapes]:
-    """float32 [n, in_channels, *grid] and [n, out_channels, *grid] as rows, C-contiguous, in memory of their own."""
+    """Copy float32 [n, in_channels, *grid] and [n, out_channels, *grid] into C-contiguous rows."""
     shapes = VjpShapes(fields.shape[1:], cotangents.shape[1:])
     n = len(fields)
     return np.concatenate([fields.reshape(n, -1), cotangents.reshape(n, -1)], axis=1), shapes
 
 
 def part(rows: Fields, shapes: VjpShapes) -> tuple[Fields, Fields]:
-    """Both parts of every row, as views."""
+    """Both parts of all rows, as views."""
     first, second = np.split(rows, [shapes.split[0]], axis=1)
     return first.reshape(-1, *shapes.input), second.reshape(-1, *shapes.output)

@@ -187,7 +187,7 @@ class Repository:
             retry_after=1.0 if newest.state == "LOADING" else None,
         )
 
-    def hold(self, instance: ModelInstance, requests: int) -> None:
+    def acquire(self, instance: ModelInstance, requests: int) -> None:
         """Keep a model from being unloaded until so many requests let it go."""
         self._users[instance] += requests
 
