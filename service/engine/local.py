@@ -114,9 +114,9 @@ class LocalEngine:
             await self._scheduler.close(within=within)
             self._repository.close()
 
-    def recovery(self) -> tuple[RecoveryRecord, ...]:
+    def recovery_records(self) -> tuple[RecoveryRecord, ...]:
         """Records for an engine that replaces this one if the process dies."""
-        return self._repository.recovery()
+        return self._repository.recovery_records()
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         return self._repository.get(model, version).config

@@ -1,1 +1,1 @@
-"""The service as several processes of one host: front ends, an engine for each device, and who watches over them."""
+"""The service as several processes of one host: front ends, an engine for each device, and their supervisor."""

@@ -1,4 +1,4 @@
-"""A process that a supervisor starts. What it is to be stands on standard input; its argument is for `ps` only."""
+"""Entry point of front-end and engine processes: reads its Launch from standard input; its argument is only for `ps`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbofno.service.system import keep_freed_memory
 def main() -> int:
     launch = Launch.load(sys.stdin.buffer.read())
     die_with_parent(launch.supervisor)
-    # a front end takes it once it serves
+    # A front end installs its own handler once it serves.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)
     keep_freed_memory()
@@ -38,6 +38,5 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # Nothing is left to be tidied up, and a device thread in the middle of a batch may not be met by the end of
-    # the interpreter.
+    # Interpreter shutdown would crash a device thread that is still in a batch; nothing else is left to clean up.
     os._exit(status)

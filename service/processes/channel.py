@@ -1,4 +1,4 @@
-"""A ZeroMQ socket on the event loop: messages in and out, those of one turn of the loop in one piece."""
+"""A ZeroMQ socket on the event loop; messages of one loop iteration are sent together."""
 
 from __future__ import annotations
 
@@ -18,46 +18,36 @@ from turbofno.service.processes.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MESSAGES_A_TURN = 64
-"""So that a full socket does not keep everything else on the loop waiting."""
+_MAX_MESSAGES = 64
+"""Most messages read in one loop iteration, so that a busy socket does not block the loop."""
 
 logger = logging.getLogger(__name__)
 
-# As plain numbers: zmq's own are of Python's enum, and to combine two takes longer than to send.
+# As int: combining zmq's enum members takes longer than sending.
 _READABLE, _AT_ONCE, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class References(Protocol):
-    """Values that do not travel, but are known on both sides: arrays and configurations."""
+    """Encodes values that both sides have, arrays and configurations, as references."""
 
     def refer(self, value: Any) -> Any:
-        """The value to send to `Channel.peer` in place of such a one."""
+        """The reference to send to `Channel.peer` in place of a value."""
         ...
 
     def resolve(self, kind: type, reference: Any) -> Any:
-        """The value of that kind for what `Channel.peer` sent. Raises ServiceError if its messages are of no use."""
+        """The value for a reference from `Channel.peer`. Raises ServiceError if there is none."""
         ...
 
 
-class _Nothing:
-    """Everything travels as it is."""
-
-    def refer(self, value: Any) -> Any:
-        raise NotImplementedError(f"a {type(value).__name__} does not travel")
-
-    def resolve(self, kind: type, _: Any) -> Any:
-        raise NotImplementedError(f"a {kind.__name__} does not travel")
-
-
 def new_endpoint() -> str:
-    """An address never used before, in Linux's abstract namespace: nothing of it lies on any file system."""
+    """A new address in Linux's abstract socket namespace, which leaves nothing on a file system."""
     return f"ipc://@turbofno-{secrets.token_hex(16)}"
 
 
 class Channel:
-    """One end. `listen` talks to many peers, each by its identity; `connect` to one, whose identity is empty.
+    """One end of a connection. `listen` serves many peers, by identity; `connect` has one, with an empty identity.
 
-    A connection is never made again: who wants to talk to a peer's successor opens another channel.
+    It never reconnects: use another channel for the successor of a peer.
     """
 
     def __init__(
@@ -68,18 +58,18 @@ class Channel:
     ) -> None:
         self._socket = socket
         self.peer = b""
-        """Whose messages are being written or read."""
-        known = references or _Nothing()
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=known.refer)
-        self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=known.resolve)
-        self._many = socket.type == zmq.ROUTER
+        """The peer whose messages are being encoded or decoded."""
+        refer, resolve = (references.refer, references.resolve) if references else (None, None)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=refer)
+        self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=resolve)
+        self._is_router = socket.type == zmq.ROUTER
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outgoing: dict[bytes, list[Message]] = {}
         self._fd: int = socket.FD
-        self._loop.add_reader(self._fd, self._take_in)
-        # The descriptor tells of changes only; what came before is met here.
-        self._loop.call_soon(self._take_in)
+        self._loop.add_reader(self._fd, self._read)
+        # The descriptor is edge-triggered: read what arrived before.
+        self._loop.call_soon(self._read)
 
     @classmethod
     def listen(
@@ -88,9 +78,9 @@ class Channel:
         receive: Callable[[bytes, list[Message]], None],
         references: References | None = None,
     ) -> Channel:
-        """Take messages in at `endpoint`, from processes of the same user only.
+        """Listen at `endpoint`, for processes of the same user only.
 
-        `receive` is called with a peer's identity and all that it sent in one turn of its event loop.
+        `receive` is called with a peer's identity and all messages of one iteration of its event loop.
         """
         socket = _socket(zmq.ROUTER)
         socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
@@ -105,7 +95,7 @@ class Channel:
         receive: Callable[[bytes, list[Message]], None],
         references: References | None = None,
     ) -> Channel:
-        """Talk to the process that listens at `endpoint`."""
+        """Connect to the process that listens at `endpoint`."""
         socket = _socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -113,7 +103,7 @@ class Channel:
         return cls(socket, receive, references)
 
     def send(self, message: Message, to: bytes = b"") -> None:
-        """Send after this turn of the loop. What a peer that is gone would get is dropped."""
+        """Send at the end of this loop iteration. Messages to a lost peer are dropped."""
         if not self._outgoing:
             self._loop.call_soon(self.flush)
         self._outgoing.setdefault(to, []).append(message)
@@ -126,62 +116,60 @@ class Channel:
         for to, messages in outgoing.items():
             self.peer = to
             data = self._encoded(messages)
-            # It would block only for want of a peer: of one that closed its end.
+            # Sending would block only if the peer closed its end.
             with contextlib.suppress(zmq.Again):
                 if to:
                     self._socket.send(to, _MORE)
                 self._socket.send(data, _AT_ONCE)
         if outgoing:
-            # Sending may have used up the descriptor's news of something that came in.
-            self._take_in()
+            # Sending may have consumed the edge of the descriptor for an arrived message.
+            self._read()
 
     def close(self) -> None:
-        """Send nothing more, take nothing in."""
+        """Stop sending and receiving."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close(linger=0)
 
-    def _take_in(self) -> None:
-        for _ in range(_MESSAGES_A_TURN):
+    def _read(self) -> None:
+        for _ in range(_MAX_MESSAGES):
             if self._socket.closed:
                 return
             if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
                 return
-            sender = self._socket.recv() if self._many else b""
+            sender = self._socket.recv() if self._is_router else b""
             data = self._socket.recv()
-            # Of several parts, which nobody of ours sends, the last.
+            # We never send several parts; of foreign ones, read the last.
             while self._socket.get(zmq.RCVMORE):
                 data = self._socket.recv()
             self.peer = sender
             try:
                 self._receive(sender, self._decoder.decode(data))
             except ServiceError as error:
-                logger.warning("messages of %s are of no use: %s", sender, error)
+                logger.warning("messages of %s were dropped: %s", sender, error)
             except Exception:
-                # What else has come in must still be met: the descriptor will not tell of it again.
-                logger.exception("a message of %s could not be dealt with", sender)
-        self._loop.call_soon(self._take_in)
+                # Go on: the descriptor will not signal the remaining messages again.
+                logger.exception("messages of %s could not be handled", sender)
+        self._loop.call_soon(self._read)
 
     def _encoded(self, messages: list[Message]) -> bytes:
-        """All of them but what cannot be written, which must not take the others with it."""
+        """The encoded messages, without those that cannot be encoded."""
         try:
             return self._encoder.encode(messages)
         except Exception:
-            return self._encoder.encode(list(self._written(messages)))
+            return self._encoder.encode(list(self._encodable(messages)))
 
-    def _written(self, messages: list[Message]) -> Iterator[msgspec.Raw]:
+    def _encodable(self, messages: list[Message]) -> Iterator[msgspec.Raw]:
         for message in messages:
             try:
                 yield msgspec.Raw(self._encoder.encode(message))
             except Exception:
-                logger.exception(
-                    "a %s could not be written and is not sent", type(message).__name__
-                )
+                logger.exception("a %s could not be encoded; dropped", type(message).__name__)
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    # How much can be on the way is bounded by what admission lets in.
+    # No limit here: admission bounds the messages in flight.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     return socket

@@ -1,4 +1,4 @@
-"""One engine process, as a front end sees it: what it told of itself, and what waits for its answer."""
+"""A front end's connection to one engine process: its published state, and pending requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.messages import (
     Ack,
-    Ask,
-    Begin,
+    Call,
     Cancel,
+    EngineState,
     Failed,
     FrameReady,
     Message,
     Predict,
     Predicted,
-    Queue,
+    QueueState,
     Returned,
-    State,
+    StartRollout,
 )
 from turbofno.service.processes.rollout_ring import Reader
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from turbofno.service.processes.memory import SlotMemory
 
 
-class _Call(NamedTuple):
-    """A call that waits for an engine's answer."""
+class _Pending(NamedTuple):
+    """A request that waits for the engine's answer."""
 
     outcome: asyncio.Future[Any]
-    lent: tuple[Fields, Fields] | None
-    """The slots that the engine may read and write: kept until it answers, even if nobody waits any more."""
+    arrays: tuple[Fields, Fields] | None
+    """Input and output in shared memory, kept until the engine answers, even if the request was cancelled."""
 
 
 class EngineLink:
-    """Every prediction, rollout and call ends in exactly one way: the engine's answer, or `close` because it is dead."""
+    """Every request ends exactly once: by the engine's answer, or by `close` if the engine died."""
 
     def __init__(
         self,
@@ -64,29 +64,29 @@ class EngineLink:
         on_state: Callable[[], None],
         on_queue: Callable[[], None],
     ) -> None:
-        """`memory` is where all arrays lie that pass here; `digest_of` tells a configuration from all others."""
+        """`memory` holds all arrays that are sent; `digest_of` gives the digest of a configuration."""
         self._memory, self._digest_of = memory, digest_of
         self._on_state, self._on_queue = on_state, on_queue
         self._numbers = itertools.count()
-        self._calls: dict[int, _Call] = {}
+        self._pending: dict[int, _Pending] = {}
         self._readers: dict[int, Reader] = {}
-        self.state = State(ready=False, failure="", models=())
-        self.queue = Queue((), 0.0)
+        self.state = EngineState(ready=False, failure="", models=())
+        self.queue = QueueState((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
-        """(model, version) that can serve -> digest of its configuration."""
+        """READY (model, version) -> digest of its configuration."""
         self.fields_under_way = 0
         self._dead = ""
-        """The reason why nothing is answered any more, or empty."""
+        """Why the engine answers no more, or empty."""
         self._channel = Channel.connect(endpoint, identity, self._receive, self)
-        # In a message of its own: arrays in the same one could not be resolved yet. And last: it may be answered here.
+        # Sent alone, since arrays of the same batch could not be resolved yet; and last, since the answer may come now.
         self._channel.send(memory.attachment())
         self._channel.flush()
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        """Have the engine fill the request's `answer`. Cancelling drops work not yet started. Raises as Engine.predict."""
+        """Have the engine fill `request.answer`. Cancelling drops work not yet started. Raises as Engine.predict."""
         number = next(self._numbers)
         assert request.answer is not None
-        outcome = self._lend(number, request.fields, request.answer)
+        outcome = self._expect(number, (request.fields, request.answer))
         self._channel.send(Predict(number, request))
         try:
             result: PredictResult = await outcome
@@ -94,17 +94,17 @@ class EngineLink:
             self._channel.send(Cancel(number))
             raise
         finally:
-            # Else an error and this frame would refer to each other, and keep the slots until garbage is collected.
+            # Breaks a reference cycle between an error and this frame, which would keep the slots allocated.
             del outcome
         result.fields = request.answer
         return result
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
-        """Have the engine send frames through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
+        """Yield frames that the engine sends through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
         number = next(self._numbers)
-        end = self._lend(number, request.initial.fields, ring)
+        end = self._expect(number, (request.initial.fields, ring))
         reader = self._readers[number] = Reader()
-        self._channel.send(Begin(number, request, ring))
+        self._channel.send(StartRollout(number, request, ring))
         try:
             async with aclosing(reader.frames()) as frames:
                 async for frame in frames:
@@ -116,7 +116,7 @@ class EngineLink:
             if end.cancel():
                 self._channel.send(Cancel(number))
             else:
-                # Looked at, else asyncio complains of an error that nobody saw.
+                # Retrieved, else asyncio logs it as never retrieved.
                 end.exception()
             # As in predict.
             del end
@@ -125,14 +125,14 @@ class EngineLink:
         """Call `load`, `unload` or `counters` of the engine."""
         number = next(self._numbers)
         outcome = self._expect(number)
-        self._channel.send(Ask(number, method, arguments))
+        self._channel.send(Call(number, method, arguments))
         return await outcome
 
     def close(self, why: str) -> None:
-        """The engine will answer nothing more: refuse what waits for it."""
+        """Fail pending requests with Unavailable: the engine will not answer any more."""
         self._dead = why
         self._channel.close()
-        for number in list(self._calls):
+        for number in list(self._pending):
             self._settle(number, Unavailable(why, retry_after=1.0))
 
     def refer(self, value: Any) -> Any:
@@ -143,21 +143,18 @@ class EngineLink:
 
     def resolve(self, _: type, reference: Any) -> Fields:
         """See References."""
-        return NO_FIELDS if reference is None else self._memory.at(reference)
-
-    def _lend(self, number: int, fields: Fields, answer: Fields) -> asyncio.Future[Any]:
-        outcome = self._expect(number, (fields, answer))
-        self.fields_under_way += len(fields)
-        return outcome
+        return NO_FIELDS if reference is None else self._memory.view(reference)
 
     def _expect(
-        self, number: int, lent: tuple[Fields, Fields] | None = None
+        self, number: int, arrays: tuple[Fields, Fields] | None = None
     ) -> asyncio.Future[Any]:
         if self._dead:
-            # It died between the choice of this engine and now.
+            # It died after this engine was chosen.
             raise Unavailable(self._dead, retry_after=1.0)
         outcome = asyncio.get_running_loop().create_future()
-        self._calls[number] = _Call(outcome, lent)
+        self._pending[number] = _Pending(outcome, arrays)
+        if arrays is not None:
+            self.fields_under_way += len(arrays[0])
         return outcome
 
     def _receive(self, _: bytes, messages: list[Message]) -> None:
@@ -168,10 +165,10 @@ class EngineLink:
                 case Returned():
                     self._settle(message.id, message.value)
                 case FrameReady() if reader := self._readers.get(message.id):
-                    reader.arrived(message.frame)
+                    reader.push(message.frame)
                 case Failed():
                     self._settle(message.id, _error(message))
-                case State():
+                case EngineState():
                     self.state = message
                     self.digests = {
                         (model.status.name, model.status.version): model.digest
@@ -179,22 +176,22 @@ class EngineLink:
                         if model.digest
                     }
                     self._on_state()
-                case Queue():
+                case QueueState():
                     self.queue = message
                     self._on_queue()
 
     def _settle(self, number: int, outcome: Any) -> None:
-        call = self._calls.pop(number)
-        if call.lent is not None:
-            self.fields_under_way -= len(call.lent[0])
-        if call.outcome.done():
+        pending = self._pending.pop(number)
+        if pending.arrays is not None:
+            self.fields_under_way -= len(pending.arrays[0])
+        if pending.outcome.done():
             return
         if reader := self._readers.get(number):
-            reader.ended()
+            reader.end()
         if isinstance(outcome, ServiceError):
-            call.outcome.set_exception(outcome)
+            pending.outcome.set_exception(outcome)
         else:
-            call.outcome.set_result(outcome)
+            pending.outcome.set_result(outcome)
 
 
 def _error(refused: Failed) -> ServiceError:

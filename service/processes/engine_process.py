@@ -1,4 +1,4 @@
-"""An engine process: the local engine of one device, for front ends that reach it by messages and shared memory."""
+"""An engine process: serves the local engine of one device to front ends, by messages and shared memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import AttachedMemory
 from turbofno.service.processes.messages import (
     Ack,
-    Ask,
     Attach,
-    Begin,
+    Call,
     Cancel,
+    EngineState,
     Failed,
     FrameReady,
     Heartbeat,
@@ -33,9 +33,9 @@ from turbofno.service.processes.messages import (
     PeerLost,
     Predict,
     Predicted,
-    Queue,
+    QueueState,
     Returned,
-    State,
+    StartRollout,
 )
 from turbofno.service.processes.rollout_ring import Writer
 from turbofno.service.runtime.device import resolve_device
@@ -57,57 +57,55 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STATE_SECONDS = 0.05
-"""How often to look whether models changed their state."""
-_REMEMBERED = 256
-"""Configurations, of models that were reloaded since."""
+"""Interval between checks for changed model states."""
+_MAX_CONFIGS = 256
+"""Number of configurations kept, including those of models reloaded since."""
 _UNKNOWN = ModelConfig.__new__(ModelConfig)
-"""Stands for one that is not recovery, and is unlike all others."""
+"""Placeholder for a configuration that is no longer kept; it differs from all others."""
 
 
 class _FrontEnd:
-    """A front end that lives, and what it waits for."""
+    """A connected front end and its pending requests, by number."""
 
     def __init__(self, identity: bytes, memory: AttachedMemory, channel: Channel) -> None:
         self.identity = identity
         self.memory = memory
         self.tickets: dict[int, Ticket] = {}
-        """By number: predictions, which it may cancel."""
         self.rollouts: dict[int, asyncio.Task[Returned]] = {}
-        """The same of rollouts."""
         self.writers: dict[int, Writer] = {}
         self._channel = channel
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         self._channel.send(message, self.identity)
 
 
 class _Answer:
-    """The outcome of a prediction (pipeline/ticket.py): a message, beside those of all that ended with it."""
+    """The outcome of a prediction (pipeline/ticket.py), sent as a message."""
 
-    __slots__ = ("_front_end", "_number", "_told")
+    __slots__ = ("_front_end", "_number", "_sent")
 
     def __init__(self, front_end: _FrontEnd, number: int) -> None:
         self._front_end, self._number = front_end, number
-        self._told = False
+        self._sent = False
 
     def done(self) -> bool:
-        return self._told
+        return self._sent
 
     def set_result(self, result: PredictResult) -> None:
         result.fields = NO_FIELDS
-        self._tell(Predicted(self._number, result))
+        self._send(Predicted(self._number, result))
 
     def set_exception(self, error: ServiceError) -> None:
-        self._tell(_refused(self._number, error))
+        self._send(_refused(self._number, error))
 
-    def _tell(self, message: Message) -> None:
-        self._told = True
+    def _send(self, message: Message) -> None:
+        self._sent = True
         self._front_end.tickets.pop(self._number, None)
-        self._front_end.tell(message)
+        self._front_end.send(message)
 
 
 class EngineServer:
-    """Answers every Predict, Begin and Ask of every front end exactly once, as long as that front end lives."""
+    """Answers every Predict, StartRollout and Call of a live front end exactly once."""
 
     def __init__(
         self,
@@ -116,9 +114,9 @@ class EngineServer:
         on_call: Callable[[], None],
         on_memory: Callable[[NDArray[np.uint8]], object] = lambda _: None,
     ) -> None:
-        """`on_call` is called when a model was loaded or unloaded, before whoever asked for it is told.
+        """`on_call` is called after a model was loaded or unloaded, before the answer is sent.
 
-        `on_memory` is called with the memory of each front end, all of it, before anything there is used.
+        `on_memory` is called with the whole memory of each front end before it is used.
         """
         self._engine = engine
         self._on_call = on_call
@@ -126,17 +124,17 @@ class EngineServer:
         self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
         self._calls: set[asyncio.Task[Returned]] = set()
-        """Carried through whatever becomes of the front end that asked."""
+        """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
-        """(model, version) -> its configuration, the digest and JSON of that."""
-        self._state = State(ready=False, failure="", models=())
-        self._queue = Queue((), 0.0)
+        """(model, version) -> configuration, its digest, its JSON."""
+        self._state = EngineState(ready=False, failure="", models=())
+        self._queue = QueueState((), 0.0)
         self.endpoint = new_endpoint()
         self._channel = Channel.listen(self.endpoint, self._receive, self)
 
     async def run(self) -> None:
-        """Tell the front ends of every change, until the device fails or the task is cancelled."""
+        """Publish state changes to the front ends until the device fails or the task is cancelled."""
         warm = False
         while not self._engine.failure:
             if not warm and self._engine.ready:
@@ -146,8 +144,8 @@ class EngineServer:
             await asyncio.sleep(_STATE_SECONDS)
         self._publish()
 
-    def forget(self, identity: bytes) -> None:
-        """That front end is dead: stop what it asked for, let go of its memory."""
+    def remove(self, identity: bytes) -> None:
+        """Cancel the requests of a dead front end and release its memory."""
         front_end = self._front_ends.pop(identity, None)
         if front_end is not None:
             for ticket in list(front_end.tickets.values()):
@@ -167,11 +165,11 @@ class EngineServer:
             return self._configs.get(reference, _UNKNOWN)
         front_end = self._front_ends.get(self._channel.peer)
         if front_end is None:
-            raise Unavailable("the front end that asked is gone")
+            raise Unavailable("the front end is gone")
         return front_end.memory.array(reference)
 
     def close(self) -> None:
-        """Send what is ready to be sent, and listen no more."""
+        """Send pending messages and stop listening."""
         self._channel.flush()
         self._channel.close()
 
@@ -184,14 +182,14 @@ class EngineServer:
             if isinstance(message, Attach):
                 front_end = self._attach(sender, message)
             elif front_end is not None:
-                self._take(front_end, message)
+                self._handle(front_end, message)
 
-    def _take(self, front_end: _FrontEnd, message: Message) -> None:
+    def _handle(self, front_end: _FrontEnd, message: Message) -> None:
         match message:
-            case Begin() | Ask():
-                self._begin(front_end, message)
+            case StartRollout() | Call():
+                self._start_task(front_end, message)
             case Ack() if writer := front_end.writers.get(message.id):
-                writer.taken()
+                writer.ack()
             case Cancel() if ticket := front_end.tickets.get(message.id):
                 self._engine.cancel(ticket)
             case Cancel() if rollout := front_end.rollouts.get(message.id):
@@ -201,12 +199,12 @@ class EngineServer:
         try:
             memory = AttachedMemory(attachment)
         except OSError as error:
-            logger.warning("the memory of %s is gone: %s", identity.decode(), error)
+            logger.warning("the memory of %s cannot be opened: %s", identity.decode(), error)
             return None
         self._on_memory(memory.bytes)
         front_end = self._front_ends[identity] = _FrontEnd(identity, memory, self._channel)
-        front_end.tell(self._state)
-        front_end.tell(self._queue)
+        front_end.send(self._state)
+        front_end.send(self._queue)
         return front_end
 
     def _predict(self, front_end: _FrontEnd, block: list[Predict]) -> None:
@@ -224,9 +222,9 @@ class EngineServer:
             if ticket is not None and not ticket.ended:
                 front_end.tickets[message.id] = ticket
 
-    def _begin(self, front_end: _FrontEnd, message: Begin | Ask) -> None:
-        """Begin, and see to it that it is answered: also what is cancelled before its task ran at all."""
-        if isinstance(message, Ask):
+    def _start_task(self, front_end: _FrontEnd, message: StartRollout | Call) -> None:
+        """Start a task and answer when it is done, even if it is cancelled before its first step."""
+        if isinstance(message, Call):
             task = asyncio.create_task(self._call(message))
             self._calls.add(task)
         else:
@@ -239,48 +237,48 @@ class EngineServer:
         front_end.rollouts.pop(number, None)
         error = Unavailable("cancelled") if task.cancelled() else task.exception()
         if error is None:
-            front_end.tell(task.result())
+            front_end.send(task.result())
             return
         if not isinstance(error, ServiceError):
             error = _unexpected(number, front_end, error)
-        front_end.tell(_refused(number, error))
+        front_end.send(_refused(number, error))
 
-    async def _rollout(self, front_end: _FrontEnd, message: Begin) -> Returned:
+    async def _rollout(self, front_end: _FrontEnd, message: StartRollout) -> Returned:
         writer = front_end.writers[message.id] = Writer(message.ring)
         try:
             async with aclosing(self._engine.rollout(message.request)) as frames:
                 async for frame in frames:
-                    front_end.tell(FrameReady(message.id, await writer.put(frame)))
+                    front_end.send(FrameReady(message.id, await writer.put(frame)))
         finally:
             del front_end.writers[message.id]
         return Returned(message.id, None)
 
-    async def _call(self, message: Ask) -> Returned:
+    async def _call(self, message: Call) -> Returned:
         method = getattr(self._engine, message.method)
         try:
             value = await method(*message.arguments)
         finally:
             self._on_call()
-        # So that who asked for a change sees it when it has been told that it is done.
+        # Before the answer, so that the caller then sees the new state.
         self._publish()
         return Returned(message.id, value)
 
     def _publish(self) -> None:
         statuses = self._engine.statuses()
-        state = State(
+        state = EngineState(
             self._engine.ready,
             self._engine.failure,
             tuple(map(self._model_state, statuses)),
         )
-        queue = Queue(
+        queue = QueueState(
             tuple((s.name, s.version, self._capacity.waiting(s.name, s.version)) for s in statuses),
             self._capacity.drain_seconds,
         )
         for front_end in self._front_ends.values():
             if state != self._state:
-                front_end.tell(state)
+                front_end.send(state)
             if queue != self._queue:
-                front_end.tell(queue)
+                front_end.send(queue)
         self._state, self._queue = state, queue
 
     def _model_state(self, status: ModelStatus) -> ModelState:
@@ -293,7 +291,7 @@ class EngineServer:
             known = (config, hashlib.sha256(text.encode()).hexdigest(), text)
             self._published[status.name, status.version] = known
             self._configs[known[1]] = config
-            while len(self._configs) > _REMEMBERED:
+            while len(self._configs) > _MAX_CONFIGS:
                 del self._configs[next(iter(self._configs))]
         return ModelState(status, *known[1:])
 
@@ -328,19 +326,19 @@ async def run(launch: Launch) -> int:
     server = EngineServer(
         engine,
         capacity,
-        on_call=lambda: line.heartbeat(),
+        on_call=lambda: pipe.send_heartbeat(),
         on_memory=partial(lock, device=device) if device.type == "cuda" else lambda _: None,
     )
 
-    def tell(message: Message) -> None:
+    def receive(message: Message) -> None:
         if isinstance(message, PeerLost):
-            server.forget(message.identity)
+            server.remove(message.identity)
 
-    line = LivenessPipe(
+    pipe = LivenessPipe(
         launch,
         metrics.registry,
-        sign=lambda: Heartbeat(server.endpoint, engine.recovery()),
-        receive=tell,
+        make_heartbeat=lambda: Heartbeat(server.endpoint, engine.recovery_records()),
+        receive=receive,
     )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -348,11 +346,11 @@ async def run(launch: Launch) -> int:
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
-    # What it fails now is still answered.
+    # Errors that this sets are still sent.
     await engine.close(within=0.0)
     await asyncio.sleep(0)
     server.close()
-    line.close()
+    pipe.close()
     if launch.settings.tracing:
         from turbofno.service.tracing import setup
 

@@ -1,4 +1,4 @@
-"""A front-end process: the HTTP application over engines in other processes."""
+"""A front-end process: the HTTP application, with engines in other processes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ async def run(launch: Launch) -> int:
         launch.identity, memory, queue, engines=len(settings.devices or (settings.device,))
     )
 
-    def tell(message: Message) -> None:
+    def receive(message: Message) -> None:
         if isinstance(message, Engines):
             engine.set_engines(message.peers)
 
-    line = LivenessPipe(launch, metrics.registry, sign=Heartbeat, receive=tell)
-    app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=line.scrape)
+    pipe = LivenessPipe(launch, metrics.registry, make_heartbeat=Heartbeat, receive=receive)
+    app = create_app(settings, engine=engine, metrics=metrics, slots=queue, scrape=pipe.scrape)
     config = server_config(app, settings)
     server = DrainingServer(
-        config, app.state.context, greet if launch.greet else None, lambda: False
+        config, app.state.context, greet if launch.banner else None, lambda: False
     )
     try:
         await server.serve(sockets=[bind(settings, shared=True)])
     finally:
-        line.close()
+        pipe.close()
     return 1 if server.force_exit else 0

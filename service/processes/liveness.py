@@ -1,4 +1,4 @@
-"""What ties a process to its supervisor: how it was launched, its signs of life, its metrics, its end."""
+"""A child process's link to its supervisor: launch parameters, heartbeats, metrics, and death with its parent."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 0.25
 SCRAPE_SECONDS = 2.0
 EX_CONFIG = 78
-"""Exit status of a process that cannot start as things stand; the number is that of sysexits.h."""
+"""Exit status for a configuration error, as in sysexits.h: a restart would not help."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a supervisor tells a process that it starts, on its standard input."""
+    """Launch parameters that a child reads from its standard input."""
 
     role: Literal["frontend", "engine"]
     index: int
     generation: int
-    """How many processes had this role and index before, plus one."""
+    """Counts the processes with this role and index, from 1."""
     supervisor: int
-    """Its process id."""
+    """The supervisor's process id."""
     endpoint: str
-    """Where it listens."""
+    """The supervisor's address."""
     settings: Settings
     recovery: tuple[RecoveryRecord, ...] = ()
-    """The models of the engine that died in this place."""
-    greet: bool = False
-    """Whether to tell a person how to call the models, once they are ready."""
+    """Models of the dead engine that this one replaces."""
+    banner: bool = False
+    """Print usage examples once the models are ready."""
 
     @property
     def name(self) -> str:
@@ -53,11 +53,11 @@ class Launch:
 
     @property
     def identity(self) -> bytes:
-        """How this process signs its messages; no other ever does."""
+        """Sender of this process's messages; never used by another process."""
         return f"{self.name}.{self.generation}".encode()
 
     def dump(self) -> bytes:
-        """As `load` reads it."""
+        """Serialise for `load`."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         return json.dumps(values | {"settings": self.settings.model_dump(mode="json")}).encode()
 
@@ -70,33 +70,33 @@ class Launch:
 
 
 def die_with_parent(supervisor: int) -> None:
-    """From now on the kernel kills this process when its supervisor is gone, however that ended."""
+    """Have the kernel kill this process when its supervisor dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)
 
 
 class LivenessPipe:
-    """Beats as long as the event loop turns, and hands metrics over."""
+    """Sends heartbeats while the event loop runs, and metrics on request."""
 
     def __init__(
         self,
         launch: Launch,
         registry: CollectorRegistry,
         *,
-        sign: Callable[[], Heartbeat],
+        make_heartbeat: Callable[[], Heartbeat],
         receive: Callable[[Message], None],
     ) -> None:
         self._registry = registry
-        self._sign = sign
+        self._make_heartbeat = make_heartbeat
         self._receive = receive
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
         self._channel = Channel.connect(launch.endpoint, launch.identity, self._on_messages)
-        self._beating = asyncio.create_task(self._keep_beating())
+        self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
     async def scrape(self) -> bytes:
-        """The metrics of all processes together. Raises Unavailable if the supervisor does not give them."""
+        """The merged metrics of all processes. Raises Unavailable if the supervisor does not answer."""
         number = next(self._numbers)
         future = self._scrapes[number] = asyncio.get_running_loop().create_future()
         self._channel.send(Scrape(number))
@@ -108,18 +108,18 @@ class LivenessPipe:
         finally:
             del self._scrapes[number]
 
-    def heartbeat(self) -> None:
-        """Give a sign of life at once."""
-        self._channel.send(self._sign())
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat at once."""
+        self._channel.send(self._make_heartbeat())
         self._channel.flush()
 
     def close(self) -> None:
-        self._beating.cancel()
+        self._heartbeats.cancel()
         self._channel.close()
 
-    async def _keep_beating(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self.heartbeat()
+            self.send_heartbeat()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def _on_messages(self, _: bytes, messages: list[Message]) -> None:

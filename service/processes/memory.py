@@ -1,8 +1,7 @@
 """Shared memory: a front end's slots, and the engine's view of them.
 
-Each front end makes its own memory, without a name, and lends it to the engines as an open file. So it ends with the
-last process that has it open, whichever way that ends; and a front end that is started again starts with fresh
-memory, in which nothing that its predecessor left behind can be written.
+Each front end creates its own anonymous memory file, which engines open through /proc. It disappears with the last
+process that has it open, and a restarted front end gets new memory, to which no old request can write.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields
 
     Span: TypeAlias = tuple[int, Sequence[int]]
-    """A float32 array, C-contiguous, in a front end's memory: the byte where it begins, and its shape."""
+    """A C-contiguous float32 array in a front end's memory: byte offset and shape."""
 
 HEAVY_BYTES = 1 << 20
-"""Fields longer than this (about 0.2 ms) are copied off the event loop."""
+"""Larger arrays (copying takes over about 0.2 ms) are copied off the event loop."""
 
 _PAGE = 4096
 _ALIGNMENT = 64
@@ -41,7 +40,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class SlotMemory:
-    """Memory that a front end owns and hands out in slots. A slot is free again once nothing refers to it."""
+    """A front end's memory, allocated in slots. A slot is freed once no array refers to it."""
 
     def __init__(self, size: int) -> None:
         self._name = f"turbofno-{secrets.token_hex(8)}"
@@ -52,37 +51,37 @@ class SlotMemory:
         self._map = mmap.mmap(self._fd, size)
         self._start: int = np.frombuffer(self._map, np.uint8).ctypes.data
         self._free = [(0, size)]
-        """Start and stop, in bytes; in order, never adjoining."""
+        """(start, stop) in bytes; sorted, never adjacent."""
         self._slots: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
-        """By the identity of a reference to each: such an array has no hash."""
-        # Garbage is collected on any thread, at any time, even while the list above changes.
-        self._given_back: deque[weakref.ref[NDArray[np.uint8]]] = deque()
+        """id of the weak reference (arrays are not hashable) -> reference, start, stop."""
+        # A queue, since garbage may be collected on any thread, even while `_free` changes.
+        self._collected: deque[weakref.ref[NDArray[np.uint8]]] = deque()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in slots."""
-        self._take_back()
+        """Bytes allocated."""
+        self._reclaim()
         return self._size - sum(stop - start for start, stop in self._free)
 
     def attachment(self) -> Attach:
-        """What an engine needs to see this memory."""
+        """The message with which an engine opens this memory."""
         return Attach(os.getpid(), self._fd, self._name, self._size)
 
     def slot(self, size: int) -> NDArray[np.uint8]:
         """`size` uninitialised bytes, page-aligned.
 
         Raises:
-            PayloadTooLarge: there never is room for so many.
-            Unavailable: there is none now.
+            PayloadTooLarge: more than all of the memory.
+            Unavailable: no free block is large enough now.
         """
-        self._take_back()
+        self._reclaim()
         needed = max(1, -(-size // _PAGE)) * _PAGE
         if needed > self._size:
             raise PayloadTooLarge(
                 f"the request's fields, or its answer, take {size} bytes, the limit is {self._size} "
                 f"({env_name('shared_memory_bytes')}); send fewer fields in a request"
             )
-        # First fit: low pages are used again and again, and high ones never touched, so never committed.
+        # First fit reuses low pages, so that high ones are never touched and never committed.
         index = next((i for i, (a, b) in enumerate(self._free) if b - a >= needed), None)
         if index is None:
             raise Unavailable(
@@ -96,7 +95,7 @@ class SlotMemory:
         else:
             self._free[index] = (start + needed, stop)
         array = np.frombuffer(self._map, np.uint8, size, start)
-        given = weakref.ref(array, self._given_back.append)
+        given = weakref.ref(array, self._collected.append)
         self._slots[id(given)] = given, start, start + needed
         return array
 
@@ -109,22 +108,22 @@ class SlotMemory:
         """An uninitialised float32 array."""
         return np.ndarray(shape, _FLOAT, self.slot(4 * math.prod(shape)))
 
-    def holds(self, fields: Fields) -> bool:
-        """Whether an array lies in this memory."""
+    def contains(self, fields: Fields) -> bool:
+        """True if an array is in this memory."""
         return 0 <= _address(fields) - self._start < self._size
 
     def span(self, fields: Fields) -> Span:
-        """Place of an array of this memory."""
+        """The span of an array in this memory."""
         return _address(fields) - self._start, fields.shape
 
-    def at(self, span: Span) -> Fields:
-        """The float32 array there, for as long as somebody else holds its slot."""
+    def view(self, span: Span) -> Fields:
+        """The float32 array of a span; valid while another array holds the slot."""
         start, shape = span
         return np.ndarray(shape, _FLOAT, self._map, start)
 
-    def _take_back(self) -> None:
-        while self._given_back:
-            _, start, stop = self._slots.pop(id(self._given_back.popleft()))
+    def _reclaim(self) -> None:
+        while self._collected:
+            _, start, stop = self._slots.pop(id(self._collected.popleft()))
             index = bisect.bisect(self._free, (start, stop))
             if index < len(self._free) and self._free[index][0] == stop:
                 stop = self._free.pop(index)[1]
@@ -135,28 +134,28 @@ class SlotMemory:
 
 
 class AttachedMemory:
-    """A front end's memory, as an engine sees it; unmapped once no array refers to it."""
+    """An engine's mapping of a front end's memory; unmapped once no array refers to it."""
 
     def __init__(self, attachment: Attach) -> None:
         """Raises OSError if the front end is gone."""
         path = f"/proc/{attachment.pid}/fd/{attachment.fd}"
-        # Another process may have been given the number of one that is gone.
+        # The process id may have been reused.
         if attachment.name not in os.readlink(path):
             raise FileNotFoundError(f"{path} is not {attachment.name}")
         fd = os.open(path, os.O_RDWR)
         try:
-            # one array, of which all others are views: it ends before the memory does
+            # All other arrays are views of this one.
             self.bytes = np.frombuffer(mmap.mmap(fd, attachment.size), np.uint8)
             self._start = _address(self.bytes)
         finally:
             os.close(fd)
 
     def span(self, fields: Fields) -> Span:
-        """Place of an array of this memory."""
+        """The span of an array in this memory."""
         return _address(fields) - self._start, fields.shape
 
     def array(self, span: Span) -> Fields:
-        """The float32 array there."""
+        """The float32 array of a span."""
         start, shape = span
         return np.ndarray(shape, _FLOAT, self.bytes, start)
 

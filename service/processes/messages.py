@@ -1,7 +1,6 @@
 """Messages between the processes.
 
-Arrays travel as their places in the front end's shared memory, a model's configuration as its digest (`References` in
-channel.py); everything else as it is.
+Arrays are sent as spans of the front end's shared memory, configurations as digests (`References` in channel.py).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Attach(_Message, frozen=True):
-    """Front end to engine, first of all: my shared memory is `/proc/<pid>/fd/<fd>`."""
+    """Front end to engine, first message: its shared memory is `/proc/<pid>/fd/<fd>`."""
 
     pid: int
     fd: int
@@ -35,44 +34,44 @@ class Attach(_Message, frozen=True):
 
 
 class Predict(_Message, frozen=True):
-    """Front end to engine. Until its one answer has come, the request's arrays are the engine's."""
+    """Front end to engine. The engine owns the request's arrays until it answers."""
 
     id: int
     request: PredictRequest
 
 
-class Begin(_Message, frozen=True):
-    """Front end to engine: a rollout. It is answered with FrameReady any number of times, then with Returned or Failed.
+class StartRollout(_Message, frozen=True):
+    """Front end to engine. Answered by any number of FrameReady, then Returned or Failed.
 
-    Until that end has come, both arrays are the engine's.
+    The engine owns both arrays until then.
     """
 
     id: int
     request: RolloutRequest
     ring: Fields
-    """[places, *shape of the fields]: frames go into one place after the other, round and round."""
+    """[entries, *shape of the fields]: a ring buffer of frames."""
 
 
 class FrameReady(_Message, frozen=True):
-    """Engine to front end: how far the rollout is, in the next place of the ring; its fields stand there if they are wanted."""
+    """Engine to front end: the rollout's progress; occupies the next ring entry, with fields if they were wanted."""
 
     id: int
     frame: Frame
 
 
 class Ack(_Message, frozen=True):
-    """Front end to engine: the oldest frame that was not taken yet is; its place in the ring is free."""
+    """Front end to engine: the oldest unread frame was read; its ring entry is free."""
 
     id: int
 
 
 class Cancel(_Message, frozen=True):
-    """Front end to engine: nobody waits for this prediction or rollout any more. It is answered nevertheless."""
+    """Front end to engine: drop this prediction or rollout. It is still answered."""
 
     id: int
 
 
-class Ask(_Message, frozen=True):
+class Call(_Message, frozen=True):
     """Front end to engine: call `load`, `unload` or `counters`."""
 
     id: int
@@ -81,37 +80,37 @@ class Ask(_Message, frozen=True):
 
 
 class Predicted(_Message, frozen=True):
-    """Engine to front end. The result's fields do not travel: they stand where the request said."""
+    """Engine to front end. The result's fields are not sent: they are in the request's `answer`."""
 
     id: int
     result: PredictResult
 
 
 class Returned(_Message, frozen=True):
-    """Engine to front end: the call returned this; the rollout ended well."""
+    """Engine to front end: the call's return value, or the successful end of a rollout."""
 
     id: int
     value: Any
 
 
 class Failed(_Message, frozen=True):
-    """Engine to front end: the prediction, rollout or call raised this error of service/errors.py."""
+    """Engine to front end: the prediction, rollout or call raised an error of service/errors.py."""
 
     id: int
     error: str
     values: dict[str, Any]
-    """Its attributes, which are the arguments that it is made of."""
+    """Its attributes, which are its constructor's arguments."""
 
 
 class ModelState(msgspec.Struct, frozen=True, array_like=True):
-    """One (model, version) on one engine; digest and configuration (JSON) are empty unless it is READY."""
+    """One (model, version) on one engine; digest and JSON configuration are empty unless READY."""
 
     status: ModelStatus
     digest: str
     config: str
 
 
-class State(_Message, frozen=True):
+class EngineState(_Message, frozen=True):
     """Engine to front end, whenever it changes."""
 
     ready: bool
@@ -119,55 +118,55 @@ class State(_Message, frozen=True):
     models: tuple[ModelState, ...]
 
 
-class Queue(_Message, frozen=True):
-    """Engine to front end, whenever it changes: how many fields wait, by model and version, and how fast they go."""
+class QueueState(_Message, frozen=True):
+    """Engine to front end, whenever it changes: waiting fields by model and version, and expected seconds to drain."""
 
     waiting: tuple[tuple[str, str, int], ...]
     drain_seconds: float
 
 
 class Heartbeat(_Message, frozen=True):
-    """Any process to its supervisor, at regular intervals: I am alive, and can be used."""
+    """Child to supervisor, at regular intervals."""
 
     endpoint: str = ""
-    """Where an engine listens for front ends."""
+    """An engine's address for front ends."""
     models: tuple[RecoveryRecord, ...] = ()
-    """What the successor of an engine should know."""
+    """An engine's models, for its successor."""
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """An engine that is alive: `identity` is its own, never its predecessor's."""
+    """A live engine; its identity differs from its predecessor's."""
 
     identity: bytes
     endpoint: str
 
 
 class Engines(_Message, frozen=True):
-    """Supervisor to front ends, whenever it changes: the engines that are alive."""
+    """Supervisor to front ends, whenever it changes: the live engines."""
 
     peers: tuple[Peer, ...]
 
 
 class PeerLost(_Message, frozen=True):
-    """Supervisor to engines: this front end is dead."""
+    """Supervisor to engines: a front end died."""
 
     identity: bytes
 
 
 class Scrape(_Message, frozen=True):
-    """Supervisor to all, and front end to supervisor: give me your metrics (the supervisor's are those of all)."""
+    """Supervisor to child: send your metrics. Front end to supervisor: send the merged metrics of all."""
 
     id: int
 
 
 class Scraped(_Message, frozen=True):
-    """The answer, in the text format."""
+    """The answer to Scrape, in the text format."""
 
     id: int
     text: bytes
 
 
 Message: TypeAlias = (
-    Attach | Predict | Begin | FrameReady | Ack | Cancel | Ask | Predicted | Returned | Failed | State | Queue
+    Attach | Predict | StartRollout | FrameReady | Ack | Cancel | Call | Predicted | Returned | Failed | EngineState | QueueState
     | Heartbeat | Engines | PeerLost | Scrape | Scraped
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The metrics of all processes as those of one service."""
+"""The merged metrics of all processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Combine = Callable[[float, float], float]
 
 PER_PROCESS = ("process_", "python_", "turbofno_device_memory_bytes", "turbofno_staging_bytes")
-"""These get a label `process`: role and number, such as engine-0, whichever process stands there at the time."""
+"""Not merged, but labelled `process`: role and index, such as engine-0, which a restarted process keeps."""
 
 _GAUGES: dict[str, Combine] = {
     "turbofno_build_info": max,
@@ -23,24 +23,24 @@ _GAUGES: dict[str, Combine] = {
     "turbofno_model_load_seconds": max,
     "turbofno_lowered_batch_limit": min,
 }
-"""How to put a gauge of several processes together; all others are added up."""
+"""How to merge these gauges; all others are added."""
 
 
 class MetricsSum:
-    """Counters of processes that are gone still count, else sums would fall; they were last read at the last scrape."""
+    """Merges metrics. Counters of dead processes are kept as of their last scrape, so that sums never fall."""
 
     def __init__(self) -> None:
         self._latest: dict[bytes, list[Metric]] = {}
         self._retired: list[Metric] = []
 
-    def note(self, identity: bytes, text: bytes) -> None:
-        """What a process says of itself now."""
+    def update(self, identity: bytes, text: bytes) -> None:
+        """Replace the metrics of a process."""
         families = list(text_string_to_metric_families(text.decode()))
         process = identity.decode().rpartition(".")[0]
         self._latest[identity] = [_labelled(family, process) for family in families]
 
     def retire(self, identity: bytes) -> None:
-        """A process is gone."""
+        """Keep only the counters of a process that died."""
         lasting = [
             family
             for family in self._latest.pop(identity, ())
@@ -50,7 +50,7 @@ class MetricsSum:
         self._retired = _merge([self._retired, lasting])
 
     def text(self) -> bytes:
-        """All together, in the text format."""
+        """The merged metrics in the text format."""
         registry = CollectorRegistry()
         registry.register(_Given(_merge([self._retired, *self._latest.values()])))
         return generate_latest(registry)

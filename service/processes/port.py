@@ -1,4 +1,4 @@
-"""The one port that all front ends listen on."""
+"""The port shared by all front ends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ if TYPE_CHECKING:
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:
-    """A socket bound to the settings' address, not listening yet. Those that are `shared` may have the same.
+    """A socket bound to the settings' address, not listening yet; `shared` ones may have the same address.
 
-    The kernel deals new connections out among those that listen: no front end can take them all, and one that
-    is gone gets none.
+    The kernel distributes new connections among the listening sockets.
 
     Raises:
-        OSError: something else has the address.
+        OSError: the address is in use.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -32,10 +31,10 @@ def bind(settings: Settings, *, shared: bool) -> socket.socket:
 
 
 def reserve(settings: Settings) -> socket.socket:
-    """Hold the address for the front ends to share, whichever of them live.
+    """A shared socket that keeps the address while front ends restart.
 
     Raises:
-        OSError: something else has it. Another server like this one would otherwise share it unnoticed.
+        OSError: the address is in use, also by another instance of this service, which would allow sharing.
     """
     bind(settings, shared=False).close()
     return bind(settings, shared=True)

@@ -1,4 +1,4 @@
-"""The engines in other processes, as HTTP sees one: fields by shared memory, everything else by messages."""
+"""The Engine interface over engine processes: fields in shared memory, everything else by messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from turbofno.service.engine.interface import ModelCounters, ModelStatus
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_link import EngineLink
-from turbofno.service.processes.messages import Queue
-from turbofno.service.processes.rollout_ring import copy_whole, places
+from turbofno.service.processes.messages import QueueState
+from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -32,21 +32,18 @@ if TYPE_CHECKING:
     from turbofno.service.processes.memory import SlotMemory
     from turbofno.service.processes.messages import Peer
 
-_REMEMBERED = 256
-"""Configurations, of models that were reloaded since."""
+_MAX_CONFIGS = 256
+"""Number of configurations kept, including those of models reloaded since."""
 
 
 class EngineQueue(QueueCapacity):
-    """What waits in the engines, as they told last: a request that would find no room there is refused at once.
-
-    The engines count for themselves, and refuse what slips through.
-    """
+    """The queues of the engines as last published, to refuse requests early; the engines enforce the limits."""
 
     _drain_seconds = 1.0
 
-    def tell(self, queues: Sequence[Queue]) -> None:
-        """Take over what each of the engines told. A request goes to one of them: where there is most room counts."""
-        emptiest = min(queues, key=_total, default=Queue((), 1.0))
+    def update(self, queues: Sequence[QueueState]) -> None:
+        """Use the state of the shortest of these queues: a request goes to one engine."""
+        emptiest = min(queues, key=_total, default=QueueState((), 1.0))
         self.total = _total(emptiest)
         self._waiting = Counter({(model, v): fields for model, v, fields in emptiest.waiting})
         self._drain_seconds = emptiest.drain_seconds
@@ -56,38 +53,38 @@ class EngineQueue(QueueCapacity):
         return self._drain_seconds
 
 
-def _total(queue: Queue) -> int:
+def _total(queue: QueueState) -> int:
     return sum(fields for _, _, fields in queue.waiting)
 
 
 class RemoteEngine:
-    """Implements turbofno.service.engine.interface.Engine over any number of engine processes, each of which has every model.
+    """Implements turbofno.service.engine.interface.Engine over engine processes, each of which has every model.
 
-    All methods are for the event loop. `meet` tells it which engines live.
+    For the event loop only.
     """
 
     def __init__(
         self, identity: bytes, memory: SlotMemory, queue: EngineQueue, *, engines: int
     ) -> None:
-        """`engines` is how many there are when all live."""
+        """`engines` is their number when all are up."""
         self._identity = identity
         self._engines = engines
         self._memory = memory
         self._queue = queue
         self._links: dict[Peer, EngineLink] = {}
         self._configs: dict[str, ModelConfig] = {}
-        """By digest: one object for all engines, and for as long as any of them serves it."""
+        """By digest: one object for all engines, as long as any of them serves it."""
         self._digests: dict[int, str] = {}
-        """By the identity of a configuration."""
+        """By id of the configuration."""
         self._links_of: dict[int, list[EngineLink]] = {}
-        """The engines that serve it, or else its model."""
+        """By id of the configuration: the engines that serve it, or else its model."""
         self._serving: dict[tuple[str, str | None], ModelConfig] = {}
-        """By (model, version); without a version the newest that an engine serves."""
-        self._last: list[ModelStatus] = []
+        """By (model, version); version None is the newest that an engine serves."""
+        self._statuses: list[ModelStatus] = []
         self._draining = False
 
     def set_engines(self, peers: Sequence[Peer]) -> None:
-        """Talk to these engines from now on. What was at others is refused: they are dead."""
+        """Use these engines; fail requests pending at others, which are dead."""
         for peer in set(self._links) - set(peers):
             self._links.pop(peer).close(
                 "the engine that had this request ended and is started again; retry"
@@ -106,13 +103,13 @@ class RemoteEngine:
         self._on_queue()
 
     def start(self) -> None:
-        """Nothing: the engines start by themselves."""
+        """Do nothing: the supervisor starts the engines."""
 
     def start_draining(self) -> None:
         self._draining = True
 
     async def close(self, *, within: float) -> None:
-        # The engines go on until no front end is left; who waits for this has waited for what could still be finished.
+        # The caller has already waited for its requests, and the engines serve until no front end is left.
         del within
         for link in self._links.values():
             link.close(
@@ -131,13 +128,13 @@ class RemoteEngine:
         return config
 
     def statuses(self) -> list[ModelStatus]:
-        return self._last
+        return self._statuses
 
     async def counters(self, model: str, version: str) -> ModelCounters:
         self.config(model, version)
         serving = [link for link in self._links.values() if (model, version) in link.digests]
-        told = await _ask(serving, "counters", model, version)
-        return _sum(msgspec.convert(told, list[ModelCounters]))
+        told = await _call_all(serving, "counters", model, version)
+        return _sum_counters(msgspec.convert(told, list[ModelCounters]))
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config = request.config or self.config(request.model, request.version)
@@ -145,67 +142,67 @@ class RemoteEngine:
         if request.vjp is None:
             shape = (size, config.architecture.out_channels, *grid)
         request.answer = self._memory.array(shape)
-        if not self._memory.holds(request.fields):
-            request.fields = await self._placed(request.fields)
-        return await self._choose(config).predict(request)
+        if not self._memory.contains(request.fields):
+            request.fields = await self._to_shared_memory(request.fields)
+        return await self._least_busy(config).predict(request)
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
         config = initial.config = initial.config or self.config(initial.model, initial.version)
-        places_wanted = places(initial.fields.nbytes, request.last - request.start)
+        places_wanted = ring_size(initial.fields.nbytes, request.last - request.start)
         ring = self._memory.array((places_wanted, *initial.fields.shape))
-        if not self._memory.holds(initial.fields):
-            initial.fields = await self._placed(initial.fields)
-        async with aclosing(self._choose(config).rollout(request, ring)) as frames:
+        if not self._memory.contains(initial.fields):
+            initial.fields = await self._to_shared_memory(initial.fields)
+        async with aclosing(self._least_busy(config).rollout(request, ring)) as frames:
             async for frame in frames:
                 yield frame
 
     async def load(self, model: str) -> None:
-        await _ask(self._all_links(), "load", model)
+        await _call_all(self._all_links(), "load", model)
 
     async def unload(self, model: str) -> None:
-        await _ask(self._all_links(), "unload", model)
+        await _call_all(self._all_links(), "unload", model)
 
     @property
     def ready(self) -> bool:
-        """One engine is enough to answer."""
+        """True if any engine is ready and the service is not draining."""
         return not self._draining and any(link.state.ready for link in self._links.values())
 
     @property
     def failure(self) -> str:
-        """Never: an engine that fails is started again."""
+        """Always empty: the supervisor restarts a failed engine."""
         return ""
 
     def _all_links(self) -> list[EngineLink]:
-        """To change what they serve: an engine that is being started would miss it, and differ from the others."""
+        """All engines. Raises Unavailable if one is starting: it would miss a change of the models."""
         if len(self._links) < self._engines:
             raise _no_engine()
         return list(self._links.values())
 
-    async def _placed(self, fields: Fields) -> Fields:
-        """The same fields in shared memory, where those that were parsed or converted do not lie yet."""
-        placed = self._memory.array(fields.shape)
-        await copy_whole(placed, fields)
-        return placed
+    async def _to_shared_memory(self, fields: Fields) -> Fields:
+        """Copy fields that were parsed or converted elsewhere."""
+        copy = self._memory.array(fields.shape)
+        await copy_completely(copy, fields)
+        return copy
 
     def _digest_of(self, config: ModelConfig) -> str:
         return self._digests.get(id(config), "")
 
-    def _choose(self, config: ModelConfig) -> EngineLink:
-        """The least busy of the engines that serve the configuration, or else the model."""
+    def _least_busy(self, config: ModelConfig) -> EngineLink:
+        """The least busy engine that serves the configuration, or else its model."""
         links = self._links_of.get(id(config))
         if not links:
-            # Unloaded meanwhile, or its engine died.
+            # Unloaded, or its engine died.
             self.config(config.name, config.version)
             raise _no_engine()
         return links[0] if len(links) == 1 else min(links, key=attrgetter("fields_under_way"))
 
     def _not_serving(self, model: str, version: str | None) -> ServiceError:
-        versions = [status for status in self._last if status.name == model]
+        versions = [status for status in self._statuses if status.name == model]
         if not versions:
-            if not self._last:
+            if not self._statuses:
                 return _no_engine()
-            known = ", ".join(sorted({status.name for status in self._last})) or "none"
+            known = ", ".join(sorted({status.name for status in self._statuses})) or "none"
             return NotFound(f"there is no model {model!r}; there are {known}")
         if version is not None:
             have = ", ".join(status.version for status in versions)
@@ -227,8 +224,8 @@ class RemoteEngine:
             or ModelConfig.model_validate_json(model.config)
             for model in states
         }
-        # Requests that were checked against one that is no longer served may still be on their way.
-        self._configs = dict(list((self._configs | fresh).items())[-_REMEMBERED:]) | fresh
+        # Keep old ones: requests validated against them may still be pending.
+        self._configs = dict(list((self._configs | fresh).items())[-_MAX_CONFIGS:]) | fresh
         self._digests = {id(config): digest for digest, config in self._configs.items()}
         merged: dict[tuple[str, str], ModelStatus] = {}
         for link in links:
@@ -238,10 +235,10 @@ class RemoteEngine:
                 if key not in merged or status.state == "READY":
                     merged[key] = status
         if not merged:
-            merged = {(one.name, one.version): _awaited(one) for one in self._last}
-        self._last = sorted(merged.values(), key=lambda one: (one.name, int(one.version)))
+            merged = {(one.name, one.version): _restarting(one) for one in self._statuses}
+        self._statuses = sorted(merged.values(), key=lambda one: (one.name, int(one.version)))
         self._serving = {}
-        for name, version in ((one.name, one.version) for one in self._last):
+        for name, version in ((one.name, one.version) for one in self._statuses):
             digest = next((d for link in links if (d := link.digests.get((name, version)))), None)
             if digest is not None:
                 # The newest comes last.
@@ -254,17 +251,17 @@ class RemoteEngine:
         return [link for link in serving if link.digests[key] == digest] or serving
 
     def _on_queue(self) -> None:
-        self._queue.tell([link.queue for link in self._links.values()])
+        self._queue.update([link.queue for link in self._links.values()])
 
 
-def _awaited(status: ModelStatus) -> ModelStatus:
+def _restarting(status: ModelStatus) -> ModelStatus:
     if status.state == "UNAVAILABLE":
-        # It will be no other with the next engine.
+        # The next engine will report the same.
         return status
-    return ModelStatus(status.name, status.version, "LOADING", "the engine is being started again")
+    return ModelStatus(status.name, status.version, "LOADING", "the engine is restarting")
 
 
-def _sum(several: Sequence[ModelCounters]) -> ModelCounters:
+def _sum_counters(several: Sequence[ModelCounters]) -> ModelCounters:
     """Totals of one model over several engines."""
     batches: dict[int, tuple[int, int]] = {}
     for counters in several:
@@ -280,8 +277,8 @@ def _sum(several: Sequence[ModelCounters]) -> ModelCounters:
     return ModelCounters(**totals, last_inference_ms=latest, batches=batches)
 
 
-async def _ask(links: Sequence[EngineLink], method: str, *arguments: str) -> list[Any]:
-    """What each of them returns. All are waited for, then the first error is raised."""
+async def _call_all(links: Sequence[EngineLink], method: str, *arguments: str) -> list[Any]:
+    """The results of all engines; raises the first error once all are done."""
     if not links:
         raise _no_engine()
     calls = (link.ask(method, arguments) for link in links)

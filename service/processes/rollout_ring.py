@@ -1,7 +1,7 @@
-"""Frames of one rollout from an engine to a front end: through a ring of places in the front end's memory.
+"""A ring buffer in the front end's memory for the frames of one rollout.
 
-Every frame takes the next place, also one whose fields are not wanted; a place is free again when the front end says
-that it took what stands there. While none is free the engine does not ask its rollout for more, so that it waits.
+Every frame occupies the next entry, even without fields, until the front end acknowledges it. While no entry is free,
+the engine reads no more frames, so the rollout pauses.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields, Frame
 
 _RING_BYTES = 1024 * 1024
-_MOST_PLACES = 256
+_MAX_ENTRIES = 256
 
 
-def places(field_bytes: int, steps: int) -> int:
-    """How many places the ring of a rollout should have: few, as the engine keeps frames that nobody took too."""
-    return max(1, min(_RING_BYTES // field_bytes, _MOST_PLACES, steps))
+def ring_size(field_bytes: int, steps: int) -> int:
+    """Number of entries for a rollout: few, since the engine buffers unread frames too."""
+    return max(1, min(_RING_BYTES // field_bytes, _MAX_ENTRIES, steps))
 
 
-async def copy_whole(to: Fields, source: Fields) -> None:
-    """Copy, off the event loop if that takes long; once begun it is carried through, even if the caller is cancelled.
+async def copy_completely(to: Fields, source: Fields) -> None:
+    """Copy, off the event loop if large. A cancelled caller waits for the end of the copy.
 
-    So nothing is written any more once the caller has ended: the memory may be someone else's then.
+    Else the copy could write to memory that was freed and reused.
     """
     if to.nbytes <= HEAVY_BYTES:
         np.copyto(to, source)
@@ -52,17 +52,17 @@ class Writer:
         self._free = asyncio.Semaphore(len(ring))
 
     async def put(self, frame: Frame) -> Frame:
-        """Wait for a free place, and fill it. The frame as it stands there."""
+        """Wait for a free entry and copy the frame into it. Returns the frame with its fields there."""
         await self._free.acquire()
         if frame.fields is not None:
-            place = self._ring[self._next]
-            await copy_whole(place, frame.fields)
-            frame.fields = place
+            entry = self._ring[self._next]
+            await copy_completely(entry, frame.fields)
+            frame.fields = entry
         self._next = (self._next + 1) % len(self._ring)
         return frame
 
-    def taken(self) -> None:
-        """The oldest place that was filled is free."""
+    def ack(self) -> None:
+        """Free the oldest entry."""
         self._free.release()
 
 
@@ -70,24 +70,21 @@ class Reader:
     """The front end's end."""
 
     def __init__(self) -> None:
-        self._arrived: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
 
-    def arrived(self, frame: Frame) -> None:
-        """The engine filled the next place, if the frame's fields are wanted."""
-        self._arrived.put_nowait(frame)
+    def push(self, frame: Frame) -> None:
+        """Append a frame that arrived."""
+        self._frames.put_nowait(frame)
 
-    def ended(self) -> None:
-        """No more will arrive."""
-        self._arrived.put_nowait(None)
+    def end(self) -> None:
+        """Mark the end of the frames."""
+        self._frames.put_nowait(None)
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """What has arrived, in order, until the end. A frame's place may be filled again once the frame is given.
-
-        It is a copy: whoever puts an answer together holds all frames, and the ring has room for few.
-        """
-        while (frame := await self._arrived.get()) is not None:
+        """Yield copies of the frames, in order, until the end. Once yielded, a frame's entry may be overwritten."""
+        while (frame := await self._frames.get()) is not None:
             if frame.fields is not None:
                 fields = np.empty_like(frame.fields)
-                await copy_whole(fields, frame.fields)
+                await copy_completely(fields, frame.fields)
                 frame.fields = fields
             yield frame

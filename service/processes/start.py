@@ -1,4 +1,4 @@
-"""The service as several processes: from its settings to those of each process, and the supervisor's run."""
+"""Starts the service as several processes: the settings of each process, then the supervisor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_processes(settings: Settings, *, for_people: bool) -> int:
-    """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or the drain was aborted."""
+    """Serve until a signal. Returns 0 after a drain, 1 if the start failed or the drain was aborted."""
     logs.configure(settings, process="supervisor")
     for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
         logger.warning(problem)
@@ -51,13 +51,13 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
             settings,
             engines=engines,
             frontends=[frontend_settings(settings)] * settings.frontends,
-            greet=for_people,
+            banner=for_people,
         )
         return asyncio.run(supervisor.run())
 
 
 def engine_settings(settings: Settings) -> list[Settings]:
-    """Those of the engine of each device. CPU engines share the cores, but for one that is left to HTTP."""
+    """Settings of each device's engine. CPU engines share the cores, except one for HTTP."""
     devices = settings.devices or (settings.device,)
     cores = max(1, (len(os.sched_getaffinity(0)) - 1) // len(devices))
     return [
@@ -72,7 +72,7 @@ def engine_settings(settings: Settings) -> list[Settings]:
 
 
 def frontend_settings(settings: Settings) -> Settings:
-    """Those of each front end: its share of what the settings allow the service as a whole."""
+    """Settings of each front end: its share of the limits of the service."""
     share = settings.max_inflight_bytes // settings.frontends
     return settings.model_copy(
         update={
@@ -86,6 +86,6 @@ def frontend_settings(settings: Settings) -> Settings:
 
 
 def _share(limits: ModelLimits, settings: Settings) -> ModelLimits:
-    # A body that the whole would take must find room in one of them.
+    # Every front end must accept a body that the service as a whole would.
     least = min(limits.bytes, settings.max_body_bytes)
     return limits._replace(bytes=max(limits.bytes // settings.frontends, least))

@@ -1,4 +1,4 @@
-"""Starts front ends and engines, watches over them, starts again what dies or hangs, and ends them in order."""
+"""Starts front ends and engines, restarts those that die or hang, and stops them in order."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-"""How long a process may take until its first sign of life: importing PyTorch, opening a GPU."""
+"""Most time until the first heartbeat, which includes importing PyTorch and opening a GPU."""
 KILL_SECONDS = 5.0
-"""How long an end may take beyond the drain time."""
+"""Most time to stop after the drain time."""
 _QUICK_SECONDS = 10.0
-"""What dies younger than this is started again after a pause, twice as long each time."""
+"""A process that dies earlier is restarted after a pause, twice as long each time."""
 _PAUSES = tuple(0.1 * 2**n for n in range(8))
 
 
 @dataclass(slots=True)
 class _Running:
-    """A process that was started and has not been seen to end."""
+    """A running child process."""
 
     launch: Launch
     process: asyncio.subprocess.Process
-    last_sign: float
+    last_heartbeat: float
     heartbeat: Heartbeat | None = None
 
 
 @dataclass(slots=True)
 class _Child:
-    """A place for one process after another."""
+    """A child to keep running: its settings, and its current process."""
 
     role: Role
     index: int
     settings: Settings
     running: _Running | None = None
     generation: int = 0
-    ever_up: bool = False
+    was_up: bool = False
     models: tuple[RecoveryRecord, ...] = ()
-    """What the engine here told of its models last: its successor is to serve the same, and no other."""
+    """An engine's models as of its last heartbeat; its successor serves the same."""
 
     @property
     def name(self) -> str:
@@ -76,11 +76,16 @@ class Supervisor:
     """One run of the service as several processes."""
 
     def __init__(
-        self, settings: Settings, *, engines: list[Settings], frontends: list[Settings], greet: bool
+        self,
+        settings: Settings,
+        *,
+        engines: list[Settings],
+        frontends: list[Settings],
+        banner: bool,
     ) -> None:
-        """One engine and one front end for each of these settings; `settings` are those of the whole."""
+        """`engines` and `frontends` have settings for each child; `settings` are those of the service."""
         self._settings = settings
-        self._greet = greet
+        self._banner = banner
         self._children = [
             *(_Child("engine", index, one) for index, one in enumerate(engines)),
             *(_Child("frontend", index, one) for index, one in enumerate(frontends)),
@@ -96,91 +101,91 @@ class Supervisor:
         self._terminal_is_gone = on_hangup()
 
     async def run(self) -> int:
-        """Until a signal, or until a process cannot start. Returns the exit status."""
+        """Run until a signal or a configuration error of a child. Returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._channel = Channel.listen(self._endpoint, self._receive)
-        keepers = [asyncio.create_task(self._keep(seat)) for seat in self._children]
+        tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         await self._stop.wait()
-        await self._end("frontend", self._settings.drain_seconds + KILL_SECONDS)
-        await self._end("engine", KILL_SECONDS)
-        await asyncio.gather(*keepers)
+        await self._terminate("frontend", self._settings.drain_seconds + KILL_SECONDS)
+        await self._terminate("engine", KILL_SECONDS)
+        await asyncio.gather(*tasks)
         self._channel.close()
         return 1 if self._failed or self._signals > 1 else 0
 
-    async def _keep(self, seat: _Child) -> None:
-        """Have a process in this seat until the end."""
+    async def _supervise(self, child: _Child) -> None:
+        """Keep a child running until the service stops."""
         quick_deaths = 0
         while not self._stop.is_set():
             started = time.monotonic()
             try:
-                status = await self._live(seat)
+                status = await self._run_once(child)
             except OSError as error:
-                logger.error("%s cannot be started: %s", seat.name, error)
+                logger.error("%s cannot be started: %s", child.name, error)
                 status = -1
             if self._stop.is_set():
                 return
-            if status == EX_CONFIG and not seat.ever_up:
+            if status == EX_CONFIG and not child.was_up:
                 self._failed = True
                 self._stop.set()
                 return
-            logger.error("%s ended with status %d; starting it again", seat.name, status)
+            logger.error("%s ended with status %d; starting it again", child.name, status)
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_SECONDS else 0
             if quick_deaths:
                 pause = _PAUSES[min(quick_deaths, len(_PAUSES)) - 1]
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
 
-    async def _live(self, seat: _Child) -> int:
-        """One process from start to end; its exit status."""
-        seat.generation += 1
+    async def _run_once(self, child: _Child) -> int:
+        """Start a process and wait for its end. Returns its exit status."""
+        child.generation += 1
         launch = Launch(
-            seat.role,
-            seat.index,
-            seat.generation,
+            child.role,
+            child.index,
+            child.generation,
             os.getpid(),
             self._endpoint,
-            seat.settings,
-            seat.models,
-            greet=self._greet and (seat.name, seat.generation) == ("frontend-0", 1),
+            child.settings,
+            child.models,
+            banner=self._banner and (child.name, child.generation) == ("frontend-0", 1),
         )
-        # A process group of its own: Ctrl-C is for the supervisor, which ends the others in order.
+        # Its own process group: Ctrl-C must reach only the supervisor, which stops the others in order.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turbofno.service.processes", seat.name,
+            sys.executable, "-m", "turbofno.service.processes", child.name,
             stdin=asyncio.subprocess.PIPE, process_group=0,
         )  # fmt: skip
         if self._stop.is_set():
             process.kill()
-        running = seat.running = _Running(launch, process, time.monotonic())
-        watching = asyncio.create_task(self._watch(running))
+        running = child.running = _Running(launch, process, time.monotonic())
+        watching = asyncio.create_task(self._kill_if_silent(running))
         await process.communicate(launch.dump())
         watching.cancel()
-        seat.running = None
-        self._bury(seat.role, launch.identity)
+        child.running = None
+        self._on_exit(child.role, launch.identity)
         assert process.returncode is not None
         return process.returncode
 
-    async def _watch(self, running: _Running) -> None:
+    async def _kill_if_silent(self, running: _Running) -> None:
         while True:
             before = time.monotonic()
             await asyncio.sleep(HEARTBEAT_SECONDS)
             late = time.monotonic() - before - HEARTBEAT_SECONDS
             if late > HEARTBEAT_SECONDS:
-                # This process stood still itself, and so may all have done: a container that was paused.
-                running.last_sign += late
+                # The supervisor was stopped itself, perhaps with all others (a paused container).
+                running.last_heartbeat += late
             patience = self._settings.hang_seconds if running.heartbeat else START_SECONDS
-            silent = time.monotonic() - running.last_sign
+            silent = time.monotonic() - running.last_heartbeat
             if silent > patience:
                 logger.error(
-                    "%s gave no sign of life for %.1f s; killing it", running.launch.name, silent
+                    "%s sent no heartbeat for %.1f s; killing it", running.launch.name, silent
                 )
                 running.process.kill()
                 return
 
-    async def _end(self, role: Role, seconds: float) -> None:
-        """Ask all processes of a role to end; kill those that have not after that time."""
+    async def _terminate(self, role: Role, seconds: float) -> None:
+        """Terminate all processes of a role; kill those still running after that time."""
         all_running = self._running(role)
         for running in all_running:
             running.process.terminate()
@@ -211,23 +216,23 @@ class Supervisor:
             running.process.send_signal(signal.SIGHUP)
 
     def _running(self, role: Role | None = None, *, up: bool = False) -> list[_Running]:
-        """The processes of a role, or only those that gave a sign of life."""
-        seats = (seat for seat in self._children if role in (None, seat.role))
-        found = [seat.running for seat in seats if seat.running is not None]
+        """The running processes of a role; with `up` only those that sent a heartbeat."""
+        children = (child for child in self._children if role in (None, child.role))
+        found = [child.running for child in children if child.running is not None]
         return [running for running in found if running.heartbeat is not None or not up]
 
-    def _bury(self, role: Role, identity: bytes) -> None:
+    def _on_exit(self, role: Role, identity: bytes) -> None:
         self._metrics.retire(identity)
         for (asked, _), scrape in self._scrapes.items():
             if asked == identity and not scrape.done():
                 scrape.set_result(None)
         if role == "engine":
-            self._introduce_engines(self._running("frontend", up=True))
+            self._send_engines(self._running("frontend", up=True))
         else:
             for engine in self._running("engine", up=True):
                 self._channel.send(PeerLost(identity), engine.launch.identity)
 
-    def _introduce_engines(self, front_ends: list[_Running]) -> None:
+    def _send_engines(self, front_ends: list[_Running]) -> None:
         peers = tuple(
             Peer(engine.launch.identity, engine.heartbeat.endpoint)
             for engine in self._running("engine", up=True)
@@ -248,25 +253,25 @@ class Supervisor:
                 case Scraped():
                     scrape = self._scrapes.get((sender, message.id))
                     if scrape is not None and not scrape.done():
-                        self._metrics.note(sender, message.text)
+                        self._metrics.update(sender, message.text)
                         scrape.set_result(None)
 
     def _on_heartbeat(self, sender: bytes, heartbeat: Heartbeat) -> None:
-        for seat in self._children:
-            running = seat.running
+        for child in self._children:
+            running = child.running
             if running is None or running.launch.identity != sender:
                 continue
             first = running.heartbeat is None
-            running.heartbeat, running.last_sign = heartbeat, time.monotonic()
-            seat.ever_up = True
-            seat.models = heartbeat.models
-            if first and seat.role == "engine":
-                self._introduce_engines(self._running("frontend", up=True))
+            running.heartbeat, running.last_heartbeat = heartbeat, time.monotonic()
+            child.was_up = True
+            child.models = heartbeat.models
+            if first and child.role == "engine":
+                self._send_engines(self._running("frontend", up=True))
             elif first:
-                self._introduce_engines([running])
+                self._send_engines([running])
 
     async def _scrape(self, sender: bytes, asked: Scrape) -> None:
-        """Ask all processes; one that does not answer in time counts as it was."""
+        """Collect and send the metrics of all processes; the last ones of those that do not answer in time."""
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         identities = [running.launch.identity for running in self._running(up=True)]

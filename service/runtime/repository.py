@@ -110,7 +110,7 @@ class Repository:
         self._required = set(self._entries)
         return chosen
 
-    def recovery(self) -> tuple[RecoveryRecord, ...]:
+    def recovery_records(self) -> tuple[RecoveryRecord, ...]:
         """What a successor should know, should this process die now: what serves or must, and what does not and why."""
 
         def reason(key: tuple[str, str], entry: _Entry) -> str:

@@ -68,7 +68,7 @@ def test_a_message_that_cannot_be_written_takes_no_other_with_it(
             assert await b.until(1) == [(b"", Returned(3, "z"))]
 
     asyncio.run(main())
-    assert caplog.text.count("a Returned could not be written") == 2
+    assert caplog.text.count("a Returned could not be encoded") == 2
 
 
 def test_what_is_sent_to_a_peer_that_nobody_knows_is_dropped() -> None:

@@ -60,8 +60,8 @@ def test_slot_lives_as_long_as_any_view_of_it() -> None:
     fields = np.frombuffer(view[128:928], np.float32).reshape(2, 100)[1:]
     del view
     assert memory.used_bytes == 4096
-    assert memory.holds(fields)
-    assert not memory.holds(fields.copy())
+    assert memory.contains(fields)
+    assert not memory.contains(fields.copy())
     del fields
     assert memory.used_bytes == 0
 

@@ -46,7 +46,7 @@ def test_processes_add_up_and_the_dead_still_count() -> None:
         for _ in range(50):
             observe([truth, random.choice(list(living.values()))])
         for name, metrics in living.items():
-            together.note(name.encode(), generate_latest(metrics.registry))
+            together.update(name.encode(), generate_latest(metrics.registry))
         assert close(samples(together.text()), samples(generate_latest(truth.registry)))
         gone = f"frontend-1.{generation - 1}"
         dead = living.pop(gone)
@@ -62,7 +62,7 @@ def test_what_belongs_to_a_process_is_labelled_by_its_place() -> None:
         metrics = Metrics()
         metrics.model_loaded.labels("a", "1", "gemm", "fp32").set(1)
         metrics.lowered_batch_limit.labels("a", "1").set(len(name))
-        together.note(name.encode(), generate_latest(metrics.registry))
+        together.update(name.encode(), generate_latest(metrics.registry))
     text = together.text().decode()
     assert 'process_resident_memory_bytes{process="engine-0"}' in text
     assert 'process_resident_memory_bytes{process="frontend-0"}' in text

@@ -20,7 +20,7 @@ from turbofno.service.processes import rollout_ring
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.rollout_ring import Reader, Writer, copy_whole, places
+from turbofno.service.processes.rollout_ring import Reader, Writer, copy_completely, ring_size
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.timeout(20)
 
 
 def test_a_ring_has_few_places_and_at_least_one() -> None:
-    assert places(2**30, 100) == 1
-    assert places(64, 3) == 3
-    assert places(64, 10**9) == 256
-    assert places(2**18, 10**9) == 4
+    assert ring_size(2**30, 100) == 1
+    assert ring_size(64, 3) == 3
+    assert ring_size(64, 10**9) == 256
+    assert ring_size(2**18, 10**9) == 4
 
 
 def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> None:
@@ -45,9 +45,9 @@ def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> No
         async def write() -> None:
             for step in range(1, 41):
                 fields = np.full((2, 5), step, np.float32) if step % 4 else None
-                reader.arrived(await writer.put(Frame(step, fields)))
+                reader.push(await writer.put(Frame(step, fields)))
                 written.append(step)
-            reader.ended()
+            reader.end()
 
         writing = asyncio.create_task(write())
         for _ in range(10):
@@ -55,7 +55,7 @@ def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> No
         assert written == [1, 2, 3]
         found = []
         async for frame in reader.frames():
-            writer.taken()
+            writer.ack()
             found.append(frame)
             await asyncio.sleep(0)
         await writing
@@ -82,7 +82,7 @@ def test_a_copy_that_has_begun_is_over_when_its_cancelled_caller_is(
     async def main() -> None:
         array = np.zeros(2**19, np.float32)
         monkeypatch.setattr(rollout_ring.np, "copyto", slow_copy)
-        copying = asyncio.create_task(copy_whole(array, array))
+        copying = asyncio.create_task(copy_completely(array, array))
         await asyncio.sleep(0.05)
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -153,7 +153,7 @@ def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent(
         del caught, frames, leaving
         (front_end,) = server._front_ends.values()
         await until(
-            lambda: not (link._calls or front_end.rollouts or front_end.writers or engine.running)
+            lambda: not (link._pending or front_end.rollouts or front_end.writers or engine.running)
         )
         assert (memory.used_bytes, link.fields_under_way, link._readers) == (0, 0, {})
         link.close("over")

@@ -117,7 +117,7 @@ def test_a_graph_outlives_the_tables_of_other_grids() -> None:
     model = load_model(TRAINED / PROBLEMS["darcy"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-        # more grids than tables are recovery; then those graphs again, the tables' memory being others'
+        # more grids than tables are cached; then those graphs again, the tables' memory being others'
         fields = [torch.rand(1, 1, points, points) + 3 for points in range(43, 68)]
         for x in fields:
             judge(x.cuda(), x.cuda())

@@ -455,7 +455,7 @@ def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
             (tmp_path / "broken" / "model.safetensors").write_bytes(b"")
             with pytest.raises(Unavailable):
                 await first.load("broken")
-            told = first.recovery()
+            told = first.recovery_records()
         assert [one for one in told if not one.reason] == [("kept", "1", "")]
         save_tiny(tmp_path, "broken")
         metrics, settings = Metrics(), Settings(model_repository=tmp_path, device="cpu")
@@ -467,7 +467,7 @@ def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
         ]  # fmt: skip
         # A failed load is not tried again unasked, an asked one is.
         await second.load("broken")
-        assert {one.name: one.reason for one in second.recovery()} == {
+        assert {one.name: one.reason for one in second.recovery_records()} == {
             "kept": "", "dropped": "unloaded", "broken": "",
         }  # fmt: skip
         await second.close(within=5)
