@@ -1,1 +1,1 @@
-"""Models in memory: loaded, warm and replaceable."""
+"""Models in memory: loading, warm-up, execution and replacement."""

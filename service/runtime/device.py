@@ -1,4 +1,4 @@
-"""The device that models run on: which one, whether through our kernels, and how much of its memory."""
+"""The device that models run on: its selection, use of our kernels, and memory limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device for the `device` setting, a CUDA one with its number. Raises ValueError if it is not there."""
+    """The torch device for the `device` setting, CUDA with its index. Raises ValueError if it does not exist."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     device = torch.device("cuda" if name == "auto" else name)
@@ -33,10 +33,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_device(settings: Settings) -> torch.device:
-    """The device that the settings name, with this process's share of its memory bounded.
+    """The device that the settings name, with this process's memory on it limited.
 
     Raises:
-        ValueError: it is not there, or `require_native` is set and our kernels cannot run on it.
+        ValueError: it does not exist, or `require_native` is set and our kernels cannot run on it.
     """
     device = resolve_device(settings.device)
     on_cuda = device.type == "cuda"
@@ -52,7 +52,7 @@ def prepare_device(settings: Settings) -> torch.device:
 
 
 def log_backend(device: torch.device) -> None:
-    """Say what models run on, as a warning where a GPU does without our kernels."""
+    """Log the device and kernels; a warning if a GPU cannot use our kernels."""
     if device.type != "cuda":
         logger.info("models run on the CPU")
         return
@@ -66,5 +66,5 @@ def log_backend(device: torch.device) -> None:
 
 
 def memory_limit(device: torch.device, fraction: float) -> int:
-    """Bytes that this process may take of a CUDA device."""
+    """Most bytes of a CUDA device that this process may allocate."""
     return int(torch.cuda.get_device_properties(device).total_memory * fraction)

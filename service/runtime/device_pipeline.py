@@ -1,16 +1,14 @@
-"""A batch to the device and back: straight on a CPU; on a GPU through pinned memory, overlapped with other batches.
+"""Runs batches on a device: directly on a CPU; on a GPU through pinned memory, overlapped with other batches.
 
-On a GPU three streams work side by side: while the kernels of batch n run, batch n+1 is copied in and batch n-1
-copied out. Host memory follows in the same order: `start`, on the device thread, gathers the fields of n+1 into
-pinned memory; the wait that it returns, on another thread, lends the answer of n-1 where it came out, until it has
-been handed out. Fields that lie in page-locked slots are not gathered, and answers that go there not handed out: the
-GPU reads and writes them itself.
+On a GPU three streams overlap: while the kernels of batch n run, batch n+1 is copied in and batch n-1 is copied out.
+`start`, on the device thread, gathers the fields of n+1 into pinned memory. The wait that it returns, on another
+thread, gives the output of n-1 in pinned memory, until it is released. Arrays in page-locked shared memory are not
+staged: the GPU reads and writes them itself (zero-copy).
 
-What a batch costs in Python counts twice while an event loop is busy: every call that gives the interpreter lock
-away waits to get it back. So fields are gathered by one call, however many they are, and streams are switched and
-events recorded without asking which stream is the current one.
+Python overhead is costly while an event loop is busy: every call that releases the interpreter lock waits to get it
+back. So all fields are gathered by one call, and streams are switched without querying the current one.
 
-    copy_in   | in n+1 |            each arrow an event:
+    copy_in   | in n+1 |            each arrow is an event:
     kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n
     copy_out            | out n-1 |
 """
@@ -42,16 +40,16 @@ if TYPE_CHECKING:
 
     Forward = Callable[[torch.Tensor], tuple[torch.Tensor, Ran]]
     Judgement = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
-    """Numbers by name, one a field, float32 [n], of a batch's inputs and outputs."""
+    """Inputs and outputs of a batch -> name -> one value for each field, float32 [n]."""
 
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 3
-"""Batches on a GPU at once: one being gathered and copied in, one computed, one copied and handed out."""
+"""Batches on a GPU at once: one copied in, one computed, one copied out."""
 
 
 def unjudged(_x: torch.Tensor, _y: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A judge that says nothing."""
+    """No trust signals."""
     return {}
 
 
@@ -61,10 +59,10 @@ class Pipeline(Protocol):
     max_in_flight: int
 
     def in_turn(self) -> AbstractContextManager[object]:
-        """Tensors made and kernels started within it come after those of the batches before; on the device thread.
+        """A context whose kernels run after those of earlier batches; on the device thread.
 
         Raises:
-            DeviceLost: instead of what was raised within, if the device can run nothing more.
+            DeviceLost: in place of an error within, if the device can run nothing more.
         """
         ...
 
@@ -75,20 +73,17 @@ class Pipeline(Protocol):
         judge: Judgement = unjudged,
         answers: Sequence[Fields] = (),
     ) -> Callable[[], ModelOutput]:
-        """Begin `forward`, then `judge`, on the parts as one batch; what it returns waits for the answer.
-
-        See Runnable.start.
-        """
+        """Start `forward`, then `judge`, on the parts as one batch. Returns the wait; see Runnable.start."""
         ...
 
 
 def open_pipeline(device: torch.device) -> HostPipeline | DevicePipeline:
-    """The pipeline for that device."""
+    """The pipeline for a device."""
     return DevicePipeline(device) if device.type == "cuda" else HostPipeline()
 
 
 class HostPipeline:
-    """A CPU: everything happens in `start`."""
+    """Runs batches on a CPU, completely in `start`."""
 
     max_in_flight = 1
 
@@ -117,14 +112,14 @@ class HostPipeline:
 
 
 def gather(parts: Sequence[Fields]) -> Fields:
-    """One C-contiguous, aligned, writable float32 array of all parts; without a copy if there is one such part."""
+    """All parts as one C-contiguous, aligned, writable float32 array; no copy for a single such part."""
     if len(parts) == 1:
         return np.require(parts[0], np.float32, ["C", "A", "W"])
     return np.concatenate(parts, dtype=np.float32)
 
 
 class DevicePipeline:
-    """One CUDA device. `start` is for one thread; each wait may be called on another."""
+    """Runs batches on a CUDA device. `start` is for one thread; the waits may be called on another."""
 
     max_in_flight = IN_FLIGHT
 
@@ -151,7 +146,7 @@ class DevicePipeline:
 
     @property
     def staging_bytes(self) -> int:
-        """Pinned host memory held: at most twice the largest batch, in and out, for each batch in flight."""
+        """Bytes of pinned host memory: for each batch in flight at most twice the largest input and output."""
         return sum(staging.nbytes for staging in self._staging)
 
     def start(
@@ -166,13 +161,13 @@ class DevicePipeline:
             return self._enqueue(staging, parts, forward, judge, answers)
         except Exception as error:
             try:
-                # What was enqueued before the failure may still use the memory.
+                # Work enqueued before the failure may still use the memory.
                 for stream in self._streams:
                     stream.synchronize()
             except RuntimeError:
                 raise _lost(error) from error
             finally:
-                # Of a lost device too: the rest of a batch in pieces must fail as well, not wait for room.
+                # Even if the device is lost: further pieces of the batch must fail, not block here.
                 self._free.put(staging)
             raise
 
@@ -200,7 +195,7 @@ class DevicePipeline:
             staging.judged.record(self._kernels)
             host_numbers = staging.numbers(len(numbers))
             set_stream(self._copy_out)
-            # the answer leaves while it is judged
+            # The output is copied while `judge` runs.
             self._copy_out.wait_event(staging.ended)
             host_out = self._copy_from_device(staging, y, answers)
             self._copy_out.wait_event(staging.judged)
@@ -218,7 +213,7 @@ class DevicePipeline:
         )
 
     def _copy_to_device(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
-        """The parts as one batch on the device, for whoever waits for the current stream."""
+        """Enqueue the copy of the parts to one batch on the device, on the current stream."""
         sizes = [len(part) for part in parts]
         shape = (sum(sizes), *parts[0].shape[1:])
         if zero_copy(parts):
@@ -233,7 +228,7 @@ class DevicePipeline:
     def _copy_from_device(
         self, staging: _Staging, y: torch.Tensor, answers: Sequence[Fields]
     ) -> torch.Tensor | None:
-        """Copy the batch out on the current stream: into `answers` if the GPU reaches them, else into what it returns."""
+        """Enqueue the copy of the outputs: into `answers` if page-locked (returns None), else into pinned memory."""
         sizes = [len(answer) for answer in answers]
         fit = sum(sizes) == len(y) and {answer.shape[1:] for answer in answers} == {y.shape[1:]}
         if fit and zero_copy(answers):
@@ -246,13 +241,13 @@ class DevicePipeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Running:
-    """A batch on the device; calling it waits for the answer."""
+    """A batch on the device; calling it waits for the output."""
 
     on_device: tuple[torch.Tensor, ...]
-    """Held until the answer has arrived: the allocator does not know that the other streams use it."""
+    """Referenced until the output has arrived: the allocator does not know that other streams use it."""
     host_out: torch.Tensor | None
     numbers: torch.Tensor
-    """The total, then each field's judgements of one name after those of the other."""
+    """The total, then for each signal its values of all fields."""
     ran: Ran
     judged: tuple[str, ...]
     gather_seconds: float
@@ -282,18 +277,18 @@ class _Running:
 
 
 class _Staging:
-    """The pinned memory of one batch in flight, which grows to the largest batch, and its events; used again and again."""
+    """Reused pinned memory of one batch in flight, which grows to the largest batch, and its events."""
 
     def __init__(self) -> None:
         self._input = self._output = torch.empty(0)
         self._numbers = torch.empty(0)
         self.copied_in, self.judged = torch.cuda.Event(), torch.cuda.Event()
         self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # waited for asleep: spinning would take a core from the front ends
+        # Blocking: spinning would take a core from the front ends.
         self.arrived = torch.cuda.Event(blocking=True)
 
     def wait(self) -> float:
-        """Until the answer has arrived. Seconds that the device computed for it."""
+        """Wait for the output. Returns the seconds that the device computed."""
         self.arrived.synchronize()
         return self.began.elapsed_time(self.ended) / 1e3
 
@@ -315,13 +310,13 @@ class _Staging:
 
 
 def _tensor(part: Fields) -> torch.Tensor:
-    """The same numbers, without a copy where they are as torch takes them."""
+    """The part as a tensor; without a copy if torch can use its memory."""
     as_taken = part.flags.carray and part.dtype == np.float32
     return torch.from_numpy(part if as_taken else np.require(part, np.float32, ["C", "A", "W"]))
 
 
 def _at_least(memory: torch.Tensor, count: int) -> torch.Tensor:
-    """The same pinned float32 memory if it has `count` elements, else a new one, its size a power of two."""
+    """The memory if it has `count` elements, else new pinned float32 memory of the next power of two."""
     if memory.numel() >= count:
         return memory
     return torch.empty(1 << (count - 1).bit_length(), dtype=torch.float32, pin_memory=True)
@@ -330,6 +325,6 @@ def _at_least(memory: torch.Tensor, count: int) -> torch.Tensor:
 def _lost(error: Exception) -> DeviceLost:
     logger.critical("the GPU failed and can run nothing more in this process", exc_info=error)
     return DeviceLost(
-        "the GPU failed and the server shuts down to be started again; retry, another instance may answer",
+        "the GPU failed and the server shuts down to be restarted; retry, another instance may answer",
         retry_after=1.0,
     )

@@ -1,7 +1,7 @@
 """A model as a function of a tensor on its device.
 
-On a GPU one chain of our kernels where that serves, else the module as a CUDA graph, else the module layer by layer; on a
-CPU replayed where that pays, else the module.
+On a GPU it runs as a chain of our kernels if they support it, else as a CUDA graph of the module, else layer by layer.
+On a CPU it is replayed if that is faster, else run layer by layer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LAYER_BYTES = 2 << 20
-"""What a layer's fields may take of a core's caches: larger batches took up to twice as long (`python -m benchmarks.caches`)."""
+"""Most bytes of a layer's fields in a core's caches; larger batches are slower (`python -m benchmarks.caches`)."""
 
 
 EXECUTIONS: dict[Execution, str] = {
@@ -46,26 +46,26 @@ EXECUTIONS: dict[Execution, str] = {
 
 
 class Forward:
-    """Calls are for the device thread. Each says what ran, beside what it gives."""
+    """Runs a model, on the device thread; returns outputs and how they were computed."""
 
     def __init__(
         self, name: str, module: FNO, device: torch.device, *, precision: Precision, max_batch: int
     ) -> None:
-        """`module` lies on `device`; `max_batch` is the most fields that a call will bring."""
+        """`module` is on `device`; `max_batch` is the most fields in a call."""
         self._name = name
         self._module = module.compute_in(precision)
         self._precision = precision
         self._refusals: set[str] = set()
         self._no_chain = ""
         self._on_gpu = device.type == "cuda"
-        # Not a method of this: the two would refer to each other, and outlive the model until garbage is collected.
+        # A bound method would make a reference cycle, which keeps the model in memory until garbage collection.
         chunk_size = partial(_chunk_size, channels=module.arch.hidden_channels, max_batch=max_batch)
         self._replays = Replays(name, module, chunk_size=chunk_size)
         self._chain: CompiledFNO | None = None
         self._graphs: ModuleGraphs | None = None
-        # On a CPU the chain was measured to be no faster than the module (docs/decisions/0010).
+        # On a CPU the chain is no faster than the module.
         if self._on_gpu:
-            graphs = GraphCache()  # one bound for those of the chain and those of the module
+            graphs = GraphCache()  # one limit for the graphs of chain and module
             self._graphs = ModuleGraphs(module, device, max_batch=max_batch, graphs=graphs)
             try:
                 self._chain = compile_fno(
@@ -78,8 +78,8 @@ class Forward:
             except ChainRefused as refusal:
                 self._no_chain = str(refusal)
                 self._log("is no chain of kernels", self._no_chain)
-            # What was put there on this thread's stream is read on others. Not the whole device: the device
-            # thread may be capturing a graph, which that would break.
+            # Other streams read what this one wrote. Synchronising the whole device would break a graph capture on the
+            # device thread.
             torch.cuda.current_stream(device).synchronize()
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
@@ -104,37 +104,37 @@ class Forward:
             execution, reason = "module", f"{no_chain}; {refusal}"
             self._log("runs layer by layer", str(refusal))
         if execution == "module":
-            # not in the handler: what failed there holds memory
+            # Not in the handler, where the exception keeps memory.
             y = self._module(x)
         backend = last_backend()
-        # no other backend rounds
+        # Only the cuda backend computes in lower precision.
         precision = self._precision if backend == "cuda" else "fp32"
         return y, Ran(backend, precision, execution, reason)
 
     def prepare(self, field: torch.Size) -> None:
-        """Make batches of such fields, [in_channels, *grid], fast on a CPU; on the device thread."""
+        """On a CPU, record batches of such fields, [in_channels, *grid]; on the device thread."""
         if not self._on_gpu:
             self._replays.prepare(field)
 
     def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> tuple[torch.Tensor, Ran]:
-        """As `gradient.vjp`, through the module, whose layers know their gradients; in float32 whatever is asked."""
+        """See `gradient.vjp`; through the module, whose layers are differentiable, always in float32."""
         with self._in_fp32():
             answer = gradient.vjp(self._module, rows, shapes)
         return answer, Ran(last_backend(), "fp32", "module")
 
     def measure_gradient(self, field: torch.Tensor) -> GradientMemory:
-        """What the gradient of a field [1, in_channels, *grid] takes. Raises NotDifferentiable."""
+        """Memory for the gradient of a field [1, in_channels, *grid]. Raises NotDifferentiable."""
         with self._in_fp32():
             return gradient.measure(self._module, field)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that the compiled chain and all graphs hold on the device."""
+        """Device memory of the compiled chain and all graphs."""
         chain = 0 if self._chain is None else self._chain.device_bytes()
         return chain + (0 if self._graphs is None else self._graphs.nbytes)
 
     def clear(self) -> None:
-        """Give the memory of captured graphs and recordings back."""
+        """Free captured graphs and recordings."""
         self._replays.clear()
         if self._chain is not None:
             self._chain.clear()
@@ -156,6 +156,6 @@ class Forward:
 
 
 def _chunk_size(field: torch.Size, *, channels: int, max_batch: int) -> int:
-    """How many fields of this shape, [in_channels, *grid], a CPU takes through its layers together: what caches hold."""
+    """Number of fields of this shape, [in_channels, *grid], that a CPU runs together so that layers fit its caches."""
     layer = 4 * channels * math.prod(field[1:])
     return min(max_batch, max(1, _LAYER_BYTES // layer) * torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Vector-Jacobian products of a module, and the memory that they take."""
+"""Vector-Jacobian products of a module, and their memory."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 class GradientMemory(NamedTuple):
-    """What the gradient of one field takes: bytes for each grid point of the input."""
+    """Memory for the gradient of one field, in bytes for each grid point of the input."""
 
     saved: float
-    """By the layers, from the forward to the backward pass."""
+    """Tensors saved for the backward pass."""
     largest: float
-    """The largest of these tensors: both passes work with some of that size."""
+    """The largest of them: both passes need temporaries of that size."""
 
     def bytes(self, points: int) -> int:
-        """Of a field on a grid of so many points, about."""
+        """Estimated bytes for a field with that many grid points."""
         return round(points * (self.saved + 2 * self.largest))
 
 
 def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch.Tensor:
     """Rows of input and cotangent -> rows of gradient and output, float32 [n, length]; see service/engine/vjp.py.
 
-    Gradients are on within this call only, also where it is called in inference mode.
+    Gradients are enabled within this call only, even in inference mode.
     """
-    # Tensors made in inference mode cannot take part, so copies are.
+    # Autograd cannot use tensors made in inference mode, so copy them.
     with torch.inference_mode(mode=False), torch.enable_grad():
         field, cotangent = (
             part.clone(memory_format=torch.contiguous_format).view(-1, *shape)
@@ -42,10 +42,10 @@ def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch
 
 
 def measure(module: torch.nn.Module, field: torch.Tensor) -> GradientMemory:
-    """What a gradient keeps, by making that of one field [1, in_channels, *grid].
+    """Measure the memory of a gradient by computing that of one field [1, in_channels, *grid].
 
     Raises:
-        NotDifferentiable: it cannot be had.
+        NotDifferentiable: the module has no gradient.
     """
     weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
     sizes: dict[int, int] = {}
@@ -72,13 +72,12 @@ def measure(module: torch.nn.Module, field: torch.Tensor) -> GradientMemory:
 def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:
     output: torch.Tensor = module(field)
     if not output.requires_grad:
-        raise NotDifferentiable("PyTorch cannot follow how its output depends on its input")
+        raise NotDifferentiable("PyTorch cannot differentiate its output by its input")
     return output
 
 
 def _backward(output: torch.Tensor, field: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    # On this thread, which has a CUDA context: autograd's own thread for the GPU has none before its first kernel,
-    # and cuBLAS warns if that kernel is its.
+    # On this thread, which has a CUDA context: autograd's GPU thread has none yet, for which cuBLAS warns.
     with torch.autograd.set_multithreading_enabled(mode=False):
         (gradient,) = torch.autograd.grad(output, field, cotangent)
     return gradient

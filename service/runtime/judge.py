@@ -1,8 +1,8 @@
-"""The signals of trust of a batch, where the batch lies: on a GPU as one CUDA graph a bucket and grid.
+"""The trust signals of a batch, computed on its device; on a GPU as one CUDA graph for each batch size and grid.
 
-They are some sixty small operations, which on a GPU take longer to issue than to run. Larger batches are judged
-call by call: there the kernels are what takes the time, and a graph would hold copies of all fields. So are those that
-come when there are many graphs: a capture waits for the device, so none makes room for another.
+They are about sixty small operations, which take longer to launch than to run. Large batches run without a graph: their
+kernels dominate, and a graph would keep copies of all fields. So do new sizes and grids once there are many graphs:
+graphs are not evicted, since a capture waits for the device.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ logger = logging.getLogger(__name__)
 
 _MAX_GRAPHS = 32
 _MAX_GRAPH_BYTES = 16 << 20
-"""Of the inputs and outputs that a graph is made for."""
+"""Most bytes of inputs and outputs of a graph."""
 
 
 class Judge:
-    """Calls are for the device thread, on the current stream, and always the same one on a GPU."""
+    """Computes trust signals, on the device thread; on a GPU always on the same current stream."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._signals = Signals(config, device)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
-        # One for all: they run one after another, and need of it only what they gave last.
+        # One pool for all graphs: they run one after another, and only the last outputs are needed.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Signal -> float32 [n] of inputs and outputs [n, channels, *grid]; none if it fails: answers go out without.
+        """Signal -> float32 [n] for inputs and outputs [n, channels, *grid]; empty if it fails, never an error.
 
-        To be read before the next call.
+        The next call overwrites the values.
         """
         try:
             graph = None if self._pool is None else self._graph(x, y)
             return self._signals(x, y) if graph is None else graph.run(x, y)
         except RuntimeError as error:
-            # Mostly no memory, which cuFFT and the CPU's allocator say in words of their own.
+            # Mostly out of memory, which cuFFT and the CPU allocator report only in a message.
             logger.warning(
                 "a batch of %d was not judged, its answers carry no trust: %s", len(x), error
             )
             return {}
 
     def clear(self) -> None:
-        """Let the graphs go."""
+        """Free all graphs."""
         self._graphs.clear()
         if self._pool is not None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -63,7 +63,7 @@ class Judge:
             if size > _MAX_GRAPH_BYTES or len(self._graphs) == _MAX_GRAPHS:
                 return None
             if not self._signals(x[:1], y[:1]):
-                # none of this model on this grid: PyTorch warns of a graph with nothing in it
+                # No signals on this grid: PyTorch warns of an empty graph.
                 return None
             self._graphs[key] = _Graph(
                 self._signals,
@@ -75,15 +75,15 @@ class Judge:
 
 
 class _Graph:
-    """The signals of batches up to that of its own x and y."""
+    """A CUDA graph of the signals for batches up to the size of its `x` and `y`."""
 
     def __init__(self, signals: Signals, x: torch.Tensor, y: torch.Tensor, pool: Any) -> None:
         self._x, self._y = x, y
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(x.device)
-        # the first run makes tables and plans of transforms, which a capture must not
+        # The first run creates tables and FFT plans, which is not allowed in a capture.
         signals(x, y)
-        # thread_local: other threads may allocate meanwhile
+        # thread_local: other threads may allocate meanwhile.
         with (
             holding() as self._tables,
             torch.cuda.graph(

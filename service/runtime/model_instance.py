@@ -1,4 +1,4 @@
-"""One loaded model: its configuration, and how to run it on its device."""
+"""One loaded model: its configuration, totals and execution on its device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 10.0
-"""Of the device for one model, after which no larger batch is tried."""
+"""Device time for one model after which no larger batch is tried."""
 
 
 class ModelInstance:
@@ -52,14 +52,11 @@ class ModelInstance:
         trust: bool = False,
         others: Callable[[], list[ModelInstance]] = list,
     ) -> None:
-        """`asked` is the precision to run in where it can be had; `others` gives the models on the same device.
-
-        With `trust` every prediction is judged.
-        """
+        """`asked` is the preferred precision; `others` returns all models on the device; `trust` enables trust signals."""
         self.config = config
         self.totals = ModelTotals()
         self.ran = Ran("none")
-        """Backend and precision that ran on the training grid when it was warmed up."""
+        """Backend and precision used on the training grid in warm-up."""
         self.asked_precision = asked
         self._forward = forward
         self._pipeline = pipeline
@@ -67,7 +64,7 @@ class ModelInstance:
         self._device = device
         self._excess = Excess(config.statistics, device)
         self._judge = Judge(config, device) if trust else None
-        self._kept = GradientMemory(0.0, 0.0)
+        self._gradient_memory = GradientMemory(0.0, 0.0)
         self._no_gradient = ""
 
     @property
@@ -80,36 +77,36 @@ class ModelInstance:
 
     @property
     def field_bytes(self) -> int:
-        """Of a field on the training grid."""
+        """Bytes of a field on the training grid."""
         return 4 * self.config.architecture.in_channels * math.prod(self.config.grid.training)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that its compiled chain and its graphs hold on the device."""
+        """Device memory of its compiled chain and graphs."""
         return self._forward.device_bytes
 
     def start(
         self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
-        """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid], in physical units; see Runnable."""
+        """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid] in physical units; see Runnable."""
         return self._pipeline.start(parts, self._checked_forward, self._judge or unjudged, answers)
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
-        """Vector-Jacobian products: rows to rows of these shapes; see Runnable."""
+        """Vector-Jacobian products of rows of these shapes; see Runnable."""
         return self._pipeline.start(parts, partial(self._forward.vjp, shapes=shapes))
 
     def gradient_bytes(self, shapes: VjpShapes) -> int:
-        """Memory that the gradient of one field takes beside its row, about. Raises NotDifferentiable."""
+        """Estimated memory for the gradient of one field, in addition to its row. Raises NotDifferentiable."""
         if self._no_gradient:
             raise NotDifferentiable(
                 f"model {self.name!r} has no gradient: {self._no_gradient}; :predict works"
             )
-        return self._kept.bytes(math.prod(shapes.input[1:]))
+        return self._gradient_memory.bytes(math.prod(shapes.input[1:]))
 
     def advance(
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
-        """Run rollouts on by so many steps, in one batch; see `run_turn`. On the device thread."""
+        """Advance rollouts by that many steps in one batch; see `run_turn`. On the device thread."""
         with self._pipeline.in_turn(), torch.inference_mode():
             return run_turn(
                 lambda x: self._checked_forward(x)[0],
@@ -122,7 +119,7 @@ class ModelInstance:
             )
 
     def free_memory(self) -> None:
-        """Drop the captured graphs of all models, and what PyTorch keeps of freed device memory."""
+        """Free the graphs of all models on the device, and PyTorch's cached device memory."""
         for instance in {self, *self._others()}:
             instance._forward.clear()
             if instance._judge is not None:
@@ -130,11 +127,11 @@ class ModelInstance:
         torch.cuda.empty_cache()
 
     def warm_up(self, largest: int, *, max_gradient_bytes: int) -> Iterator[Callable[[], bool]]:
-        """The steps of warming up, for the device thread one after the other: a field of zeros on the training grid, its
-        gradient, then batches of each power of two and of `largest` fields. A step returns False if it was to be the last.
+        """Yield the steps of the warm-up, to be run in order on the device thread until one returns False.
 
-        They note what runs. No request then pays for first-time set-up. Batches too large for the memory are left out,
-        since the pipeline splits those; so are batches that are left after WARM_UP_SECONDS of the device.
+        They run zeros on the training grid: one field, its gradient, then batches of each power of two and of `largest`
+        fields, so that no request pays for set-up. Batches too large for the memory are skipped, since the pipeline
+        splits them; so are those left after WARM_UP_SECONDS.
         """
         shape = (self.config.architecture.in_channels, *self.config.grid.training)
         spent = 0.0
@@ -159,7 +156,7 @@ class ModelInstance:
         return True
 
     def _try_batch(self, shape: tuple[int, ...]) -> bool:
-        """True if it fits. Raises what the model raises, and that not even one field fits."""
+        """True if the batch fits into memory. Raises errors of the model, also if a single field does not fit."""
         try:
             output = self.start([np.zeros(shape, np.float32)])()
         except Exception as error:
@@ -177,17 +174,17 @@ class ModelInstance:
         return True
 
     def _try_gradient(self, shape: tuple[int, ...], most: int) -> bool:
-        """Note what a gradient takes, or why there is none: predictions do not depend on it."""
+        """Record the gradient's memory, or why there is no gradient; predictions work without it."""
         if activation_bytes(self.config.architecture, shape[1:]) > most:
             self._no_gradient = (
-                f"that of one field on its training grid takes more than {most} bytes "
+                f"the gradient of one field on its training grid takes more than {most} bytes "
                 f"({env_name('max_gradient_bytes')})"
             )
             return True
         try:
             with self._pipeline.in_turn():
                 field = torch.zeros(1, *shape, device=self._device)
-                self._kept = self._forward.measure_gradient(field)
+                self._gradient_memory = self._forward.measure_gradient(field)
         except NotDifferentiable as error:
             self._no_gradient = error.message
         except DeviceLost:

@@ -1,6 +1,6 @@
-"""Other processes' memory, page-locked: the GPU reads fields from it and writes answers to it without a detour.
+"""Page-locks the memory of front ends, so that the GPU reads fields and writes answers there directly (zero-copy).
 
-CUDA knows such memory by its addresses, for the whole process, and so does this module.
+CUDA registers such memory by address for the whole process, as does this module.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 128 << 20
-"""Of each memory, from its start: what is locked is taken from the machine even while it is empty."""
+"""Most bytes to lock of each memory, from its start: locked pages are committed even while unused."""
 _MIN_BYTES = 256 << 10
-"""Arrays smaller than this on average are gathered: a copy of its own costs each of them about 5 us and calls that
-give the interpreter lock away."""
+"""Least average size for zero-copy; smaller arrays are gathered: a copy for each costs about 5 us and releases the
+interpreter lock."""
 
 _regions: dict[int, int] = {}
-"""First address -> one past the last."""
+"""Start address -> end address (exclusive) of locked memory."""
 
 
 def lock(memory: NDArray[np.uint8], device: torch.device) -> threading.Thread:
-    """Page-lock the start of `memory` for a CUDA device, for as long as that array lives; its views keep it alive.
+    """Page-lock the start of `memory` for a CUDA device while that array or a view of it exists.
 
-    What it stands in, its `base`, is kept a moment longer, until the memory is unlocked. Until the thread that is
-    returned has ended, and if the system refuses, fields there are copied as all others.
+    Its `base` is kept until the memory is unlocked. Until the returned thread has ended, and if locking fails, arrays
+    there are staged like all others.
     """
-    # It takes a tenth of a second; and CUDA keeps an error for whatever the same thread calls next.
+    # A thread, since it takes a tenth of a second, and CUDA would report an error to the same thread's next call.
     thread = threading.Thread(target=_lock, args=(memory, device), daemon=True)
     thread.start()
     return thread
@@ -59,7 +59,7 @@ def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
 
 
 def zero_copy(arrays: Sequence[Fields]) -> bool:
-    """Whether the GPU should copy each of these by itself: all are locked, and large enough."""
+    """True if the GPU should access each of these arrays directly: all are locked and large enough."""
     return (
         bool(_regions)
         and sum(array.nbytes for array in arrays) >= _MIN_BYTES * len(arrays)
@@ -76,8 +76,8 @@ def _locked(array: Fields) -> bool:
 
 
 def _forget(start: int, ended: queue.SimpleQueue[None]) -> None:
-    """On whatever thread lets go last or collects garbage. Neither waits nor calls CUDA: that thread may be capturing a
-    graph, which such a call would break, or hold any lock."""
+    """Runs on any thread, in garbage collection. Must not wait or call CUDA: that thread may hold a lock or be capturing a
+    graph."""
     del _regions[start]
     ended.put(None)
 
@@ -86,9 +86,9 @@ def _unlock(
     ended: queue.SimpleQueue[None],
     start: int,
     device: torch.device,
-    base: object,  # noqa: ARG001 - held, so that the memory stays mapped and nothing else comes to lie there
+    base: object,  # noqa: ARG001 - referenced, so that the memory stays mapped until it is unlocked
 ) -> None:
-    """Wait for the end of the array, then unlock; on a thread of its own."""
+    """Wait until the array is freed, then unlock; on its own thread."""
     ended.get()
     with torch.cuda.device(device):
         torch.cuda.cudart().cudaHostUnregister(start)

@@ -1,4 +1,4 @@
-"""A network on a CPU, replayed where that pays, rather than run call by call (turbofno_ops/replay.py)."""
+"""Replays of a network on a CPU, which skip the overhead of Python (turbofno_ops/replay.py)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RUNS_BEFORE_RECORDING = 8
-"""Runs on a grid before it is recorded: that takes as long as some dozens of them."""
+"""Runs on a grid before it is recorded: a recording takes as long as some dozens of runs."""
 _RECORDING_COOLDOWN = 50
-"""Times as long as a recording took there is none again, of grids that callers choose: all else waits while one is made,
-and a caller who goes from grid to grid would have little else done."""
+"""After recording a caller-chosen grid, do not record another for this many times as long: recording blocks the device
+thread."""
 _MAX_SECONDS = 0.02
-"""Where one field takes longer, nearly all of it is arithmetic, and there is little to gain."""
+"""Do not record if one field takes longer: then arithmetic dominates and there is little to gain."""
 _MAX_GRIDS = 8
-"""Recorded at a time, those used last: callers choose their grids. A grid's recordings take some ten megabytes."""
+"""Most recorded grids, the last used: their recordings take about ten megabytes each."""
 _MAX_TRACKED_GRIDS = 64
-"""Recorded or counted at a time: grids that come once must not drive out those that come often."""
+"""Most recorded or counted grids: more than are recorded, so that rare grids do not evict frequent ones."""
 
 
 class Replays:
-    """For one thread, in inference mode.
+    """Runs a network, recorded if that is faster. For one thread, in inference mode.
 
-    Batches are recorded in sizes of powers of two, of which any other is put together: every size would be a recording
-    that somebody waits for.
+    Only batch sizes that are powers of two are recorded; other batches are composed of them.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Replays:
         *,
         chunk_size: Callable[[torch.Size], int],
     ) -> None:
-        """`network` takes [n, channels, *grid]; no more fields than `chunk_size` of a field's shape are run together.
+        """`network` takes [n, channels, *grid]; at most `chunk_size(shape of a field)` fields run together.
 
         `name` is for the log.
         """
@@ -54,7 +53,7 @@ class Replays:
         self._cooldown_until = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """What the network gives."""
+        """The network's output."""
         field = x.shape[1:]
         known = self._recordings(field)
         if not known.tried:
@@ -72,7 +71,7 @@ class Replays:
         return _concatenate([known.replays[len(part)](part)[0] for part in parts])
 
     def prepare(self, field: torch.Size) -> None:
-        """Record what is done to such fields, if that pays."""
+        """Record runs of such fields, if that is faster."""
         known = self._recordings(field)
         if not known.tried:
             self._record(known, field)
@@ -83,7 +82,7 @@ class Replays:
         return known is not None and bool(known.replays)
 
     def clear(self) -> None:
-        """Forget all recordings."""
+        """Drop all recordings."""
         self._known.clear()
 
     def _recordings(self, field: torch.Size) -> _Recordings:
@@ -108,7 +107,7 @@ class Replays:
                 size = 1 << exponent
                 replays[size] = Replay(self._run, [torch.zeros(size, *field)])
         except (Unrecordable, RuntimeError, AttributeError, TypeError) as error:
-            # PyTorch may do away with TorchScript; call by call everything is as right, and slower.
+            # Also if PyTorch removes TorchScript: unrecorded runs give the same result, slower.
             logger.info("%s runs call by call on %s: %s", self._name, list(field), error)
         else:
             known.replays = replays
@@ -121,17 +120,17 @@ class Replays:
 
 
 class _Recordings:
-    """Of one shape of field."""
+    """The recordings for one field shape."""
 
     def __init__(self) -> None:
         self.runs = 0
         self.tried = False
         self.replays: dict[int, Replay] = {}
-        """By size of batch; all or none."""
+        """By batch size; all or none."""
 
 
 def _powers_of_two(count: int, most: int) -> Iterator[int]:
-    """The fewest that are `count` in all, none larger than `most`."""
+    """The fewest powers of two with the sum `count`, none larger than `most`."""
     size = 1 << (most.bit_length() - 1)
     while count:
         if size <= count:

@@ -1,4 +1,4 @@
-"""Which models there are and in what state: find, load, warm up, swap, unload."""
+"""The model repository and the states of its models: find, load, warm up, replace, unload."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNLOADED = "unloaded"
-_VANISHED = "the model repository holds it no more"
+_VANISHED = "the model repository no longer holds it"
 _INTERRUPTED = (
-    "the engine ended while it loaded this model, and was started again without it; load it again"
+    "the engine ended while it loaded this model, and was restarted without it; load it again"
 )
-"""What may have ended the engine is not tried again unasked."""
+"""Not retried automatically, since loading it may have killed the engine."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One (name, version). `instance` is set exactly while it can serve."""
+    """One (name, version). `instance` is set while it can serve."""
 
     state: str = "LOADING"
     reason: str = ""
@@ -50,7 +50,7 @@ class _Entry:
 
 
 class Repository:
-    """State changes on the event loop only; reading checkpoints on a thread of its own; warm-up on the device's."""
+    """States change on the event loop only; checkpoints are read on a loader thread; warm-up runs on the device thread."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Repository:
         run_on_device: Callable[[Callable[[], bool]], Awaitable[bool]],
         max_fields: Callable[[str, int], int],
     ) -> None:
-        """`max_fields` are those of a batch of a model, by its name and the bytes of a field."""
+        """`max_fields` gives the largest batch for a model's name and the bytes of a field."""
         self._settings = settings
         self._metrics = metrics
         self._run_on_device = run_on_device
@@ -71,18 +71,18 @@ class Repository:
         self._pipeline = pipeline
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._users: Counter[ModelInstance] = Counter()
-        """Number of requests that hold a model."""
+        """Number of requests that use a model."""
         self._unused = asyncio.Event()
         self._lock = asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="turbofno-loader")
         self._required: set[tuple[str, str]] = set()
 
     def find(self, recovery: Sequence[RecoveryRecord] = ()) -> list[ModelLocation]:
-        """The models to load at start, all LOADING from now on: those that the settings name, or a predecessor had.
+        """The models to load at start, now LOADING: those in the recovery records, else those in the settings.
 
         Raises:
-            ValueError: the repository is no folder; without a predecessor also if it holds no model, or lacks one
-                that the settings name.
+            ValueError: the repository is not a folder; without recovery records also if it holds no model, or lacks
+                one that the settings name.
         """
         locations = self._discover()
         if recovery:
@@ -111,7 +111,7 @@ class Repository:
         return chosen
 
     def recovery_records(self) -> tuple[RecoveryRecord, ...]:
-        """What a successor should know, should this process die now: what serves or must, and what does not and why."""
+        """A record of every model for an engine that replaces this one: to load again, or not and why."""
 
         def reason(key: tuple[str, str], entry: _Entry) -> str:
             if entry.instance is not None or key in self._required:
@@ -123,20 +123,20 @@ class Repository:
         )
 
     async def load_all(self, locations: list[ModelLocation]) -> None:
-        """Load one after another; a broken one becomes UNAVAILABLE with its reason."""
+        """Load models in order; one that cannot be loaded becomes UNAVAILABLE with the reason."""
         async with self._lock:
             for location in locations:
                 try:
                     await self._load(location)
                 except Unavailable:
-                    logger.warning("the service goes on without model %s", location.name)
+                    logger.warning("the service continues without model %s", location.name)
 
     async def load(self, name: str) -> None:
-        """(Re)load every version of a model; one that serves already goes on serving until the new is warm.
+        """(Re)load every version of a model; the old instance serves until the new one is warm.
 
         Raises:
             NotFound: the repository holds no such model.
-            Unavailable: a version cannot be loaded; its predecessor, if any, still serves.
+            Unavailable: a version cannot be loaded; its old instance, if any, still serves.
         """
         async with self._lock:
             locations = [location for location in self._discover() if location.name == name]
@@ -149,7 +149,7 @@ class Repository:
                 await self._load(location)
 
     async def unload(self, name: str) -> None:
-        """Let requests under way finish, then drop every version of the model. Raises NotFound."""
+        """Finish pending requests, then drop every version of the model. Raises NotFound."""
         async with self._lock:
             found = [entry for key, entry in self._entries.items() if key[0] == name]
             if not found:
@@ -170,9 +170,9 @@ class Repository:
                 entry.state, entry.reason = "UNAVAILABLE", _UNLOADED
 
     def get(self, name: str, version: str | None) -> ModelInstance:
-        """The model that serves (newest version that is ready if None). Raises NotFound, Unavailable."""
+        """A ready model (the newest ready version if None). Raises NotFound, Unavailable."""
         if version is not None:
-            # Most calls: a request asks again for the version that it has found.
+            # The common case: a request names the version that it was validated against.
             entry = self._entries.get((name, version))
             if entry is not None and entry.instance is not None:
                 return entry.instance
@@ -188,11 +188,11 @@ class Repository:
         )
 
     def acquire(self, instance: ModelInstance, requests: int) -> None:
-        """Keep a model from being unloaded until so many requests let it go."""
+        """Count requests that use a model, which delays its unloading until they release it."""
         self._users[instance] += requests
 
     def release(self, instance: ModelInstance, requests: int) -> None:
-        """The other end of `hold`."""
+        """Undo `acquire`."""
         self._users[instance] -= requests
         if not self._users[instance]:
             del self._users[instance]
@@ -209,17 +209,17 @@ class Repository:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that the compiled chains of all models that serve hold on the device."""
+        """Device memory of the compiled chains and graphs of all ready models."""
         return sum(instance.device_bytes for instance in self._serving())
 
     @property
     def ready(self) -> bool:
-        """Every start-up model that was not unloaded on purpose can serve, and at least one model can."""
+        """True if at least one model can serve, and every start-up model that was not unloaded."""
         serving = {key for key, entry in self._entries.items() if entry.instance is not None}
         return bool(serving) and self._required <= serving
 
     def close(self) -> None:
-        """End the loader thread once it is done."""
+        """End the loader thread after its current model."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _find_recovered(
@@ -271,7 +271,7 @@ class Repository:
                 self._loader, self._read, location
             )
             largest = self._most_fields(location.name, instance.field_bytes)
-            # One by one, so that batches of models that serve run between them.
+            # Step by step, so that batches of other models run in between.
             for step in instance.warm_up(
                 largest, max_gradient_bytes=self._settings.max_gradient_bytes
             ):
@@ -283,7 +283,7 @@ class Repository:
                 "model %s version %s cannot be loaded: %s", *key, reason,
                 exc_info=None if isinstance(error, ValueError | OSError) else error,
             )  # fmt: skip
-            # Clients see the reason: where the repository lies on this machine is not their business.
+            # Clients see the reason, but not the repository's path on this machine.
             reason = reason.replace(f"{self._settings.model_repository}/", "")
             if old is None:
                 entry.state, entry.reason = "UNAVAILABLE", reason
@@ -316,9 +316,9 @@ class Repository:
         found = (loaded.config.name, loaded.config.version)
         if found != (location.name, location.version):
             raise ValueError(
-                f"{location.path}: config.json says model {found[0]!r} version {found[1]}, but the folder "
+                f"{location.path}: config.json names model {found[0]!r} version {found[1]}, but the folder "
                 f"means {location.name!r} version {location.version}; rename one of them "
-                "(version V lies in NAME/V/, version 1 may lie in NAME/)"
+                "(version V belongs in NAME/V/, version 1 also in NAME/)"
             )
         wanted = self._settings.precision
         precision = loaded.config.precision if wanted == "model" else wanted
@@ -345,13 +345,13 @@ class Repository:
         if needed > most:
             raise ValueError(
                 f"its layers write {needed:.3g} bytes for one field on the training grid {list(grid)}, the limit is "
-                f"{most} ({env_name('max_activation_bytes')}); raise it if the model is to be trusted so far"
+                f"{most} ({env_name('max_activation_bytes')}); raise it if you trust the model"
             )
 
     def _serving(self) -> list[ModelInstance]:
-        """The models that can serve. On any thread: the copy is made in one step."""
-        slots = (entry.instance for entry in tuple(self._entries.values()))
-        return [instance for instance in slots if instance is not None]
+        """The ready models. On any thread: the copy is atomic."""
+        instances = (entry.instance for entry in tuple(self._entries.values()))
+        return [instance for instance in instances if instance is not None]
 
     async def _wait_until_unused(self, instance: ModelInstance) -> None:
         while instance in self._users:

@@ -1,4 +1,4 @@
-"""Some steps of several rollouts as one batch: everything stays on the device until the last of them."""
+"""A turn: a few steps of several rollouts as one batch, with one copy to the host at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Excess:
-    """How far the energy of a field lies above any that the model was trained on: over 1, or NaN, is too far.
+    """The energy of a field relative to the largest in the training range; over 1, or NaN, is a blow-up.
 
-    Energy is the mean square over the grid of the deviation from the channel's training mean. No field whose values
-    stay within the range stated by the model's statistics can have more than the square of the range's larger half.
-    The worst channel counts; one that was constant has no range. A model without statistics has no range; NaN and infinity are found all the same.
+    Energy is the grid mean of the squared deviation from the channel's training mean. A field within the value range of
+    the model's statistics has at most the square of the range's larger half. The worst channel counts; constant channels
+    are ignored. Without statistics only NaN and infinity are detected.
     """
 
     def __init__(self, statistics: Statistics | None, device: torch.device) -> None:
@@ -37,10 +37,10 @@ class Excess:
         """float32 [n, channels, *grid] -> [n]."""
         values = fields.flatten(2)
         if not len(self._most):
-            # 0 for finite values, NaN else
+            # 0 for finite values, else NaN
             return (values * 0.0).sum((1, 2))
         energy = (values - self._mean[:, None]).square().mean(2)
-        # amax, unlike a comparison, lets NaN through
+        # amax propagates NaN, a comparison would not.
         return (energy / self._most).amax(1)
 
 
@@ -58,8 +58,8 @@ def run_turn(
 
     Args:
         states: fields of each rollout, on one grid; left unchanged.
-        wanted: for each rollout the steps, counted from 1, whose fields are to come to the host.
-        judge: gives the signals of trust of each step.
+        wanted: for each rollout the steps, counted from 1, whose fields to copy to the host.
+        judge: computes the trust signals of each step.
     """
     sizes = [len(state) for state in states]
     x = torch.cat([_on_device(state, device) for state in states])
@@ -69,7 +69,7 @@ def run_turn(
     kept: list[torch.Tensor] = []
     for step in range(1, steps + 1):
         y = forward(x)
-        # copied, since the judge overwrites them at its next call
+        # Copied, since the next call of the judge overwrites them.
         judged.append({name: values.clone() for name, values in judge(x, y).items()})
         x = y
         checks.append(excess(x))
@@ -77,12 +77,12 @@ def run_turn(
             if step in wanted[index]:
                 keys.append((index, step))
                 kept.append(part)
-    # The one trip to the host. What several rollouts share is copied: a view would hold the fields of all of them.
+    # The only copies to the host. Fields of several rollouts are copied again: a view would keep all of them.
     alone = len(sizes) == 1
-    # A batch that could not be judged has no signals.
+    # A step whose evaluation failed has no signals.
     signals = [name for name in judged[0] if all(name in one for one in judged)]
-    told = [checks, *([one[name] for one in judged] for name in signals)]
-    checked, *trust = torch.stack([torch.stack(one) for one in told]).cpu().numpy()
+    per_step = [checks, *([one[name] for one in judged] for name in signals)]
+    checked, *trust = torch.stack([torch.stack(one) for one in per_step]).cpu().numpy()
     frames: list[dict[int, Fields]] = [{} for _ in states]
     if kept:
         host = torch.cat(kept).cpu().numpy()

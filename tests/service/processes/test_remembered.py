@@ -63,7 +63,7 @@ def test_an_engine_has_the_models_that_its_killed_predecessor_had(tmp_path: Path
         service.until_ready()
         expected = {"kept": 200, "later": 503, "removed": 503, "unloaded": 200}
         assert statuses(service) == expected
-        assert "holds it no more" in service.get("/v2/models/removed").text
+        assert "no longer holds it" in service.get("/v2/models/removed").text
 
         # Nothing loaded is a state like any other.
         control(service, "unload", "kept")

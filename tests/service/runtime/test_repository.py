@@ -404,7 +404,7 @@ def test_folder_that_disagrees_with_its_config_is_unavailable(tmp_path: Path) ->
         async with running(tmp_path) as (engine, _):
             (status,) = engine.statuses()
             assert status.state == "UNAVAILABLE"
-            assert "config.json says model 'a' version 1" in status.reason
+            assert "config.json names model 'a' version 1" in status.reason
 
     asyncio.run(main())
 
