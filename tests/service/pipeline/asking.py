@@ -1,4 +1,4 @@
-"""One request to a scheduler, alone in its block."""
+"""Helpers to submit single requests to a scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def queued(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> Ticket:
-    """Its ticket, submitted; the outcome is a future."""
+    """Submit a request; returns its ticket, whose outcome is a future."""
     outcome: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
     kind = Kind.of(model, request)
     ticket = Ticket(kind, request, time.monotonic(), outcome, len(request.fields))
@@ -24,7 +24,7 @@ def queued(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> Ti
 
 
 async def ask(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> PredictResult:
-    """Its outcome; cancelling this cancels it."""
+    """Submit a request and return its outcome; cancelling this cancels the request."""
     ticket = queued(scheduler, model, request)
     try:
         return await ticket.outcome

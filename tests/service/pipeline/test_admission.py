@@ -1,4 +1,4 @@
-"""Admission: what is held, what is refused, and that everything is given back."""
+"""Admission and queue capacity: limits, refusals, and release."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def admit(
 def ticket(
     fields: int, model: str = "m", *, priority: int = 0, deadline: float | None = None
 ) -> Ticket:
-    """Fields of 100 bytes, come at time 0."""
+    """A ticket of fields of 100 bytes that arrived at time 0."""
     runnable = Mock(version="1")
     runnable.name = model
     array = np.zeros((fields, 1, 25), np.float32)
@@ -48,7 +48,7 @@ def inflight(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("turbofno_inflight_bytes")
 
 
-def test_bytes_are_held_while_inside_and_given_back_on_error() -> None:
+def test_bytes_are_held_during_a_request_and_released_on_error() -> None:
     admission, _, metrics = make()
     with admit(admission, 60) as budget:
         assert inflight(metrics) == 0, "nothing has come yet"
@@ -76,7 +76,7 @@ def test_inflight_limit_refuses_and_names_its_setting() -> None:
             third.hold(50)
 
 
-def test_senders_who_only_promise_bytes_do_not_keep_others_out() -> None:
+def test_announced_bytes_that_do_not_arrive_do_not_block_others() -> None:
     admission, _, _ = make()
     with ExitStack() as promised:
         for length in [100, None] * 50:
@@ -85,7 +85,7 @@ def test_senders_who_only_promise_bytes_do_not_keep_others_out() -> None:
             budget.hold(100)
 
 
-def test_body_that_arrives_when_there_is_no_room_is_refused_and_holds_nothing_more() -> None:
+def test_body_over_the_inflight_limit_is_refused_and_holds_nothing_more() -> None:
     admission, _, metrics = make()
     with (
         admit(admission, 100) as first,
@@ -128,7 +128,7 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
         pass
 
 
-def test_full_queue_of_one_model_leaves_the_others_their_room() -> None:
+def test_full_queue_of_one_model_does_not_block_others() -> None:
     admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
     capacity.reserve(ticket(4))
     with pytest.raises(QueueFull, match="QUEUED_FIELDS_PER_MODEL"), admit(admission, 1):
@@ -162,7 +162,7 @@ def test_retry_after_follows_the_drain_rate() -> None:
     assert capacity.drain_seconds == 60.0
 
 
-def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -> None:
+def test_request_that_cannot_start_in_time_is_refused_with_retry_after() -> None:
     _, capacity, metrics = make()
     capacity.note_batch("m", limit=1000, seconds=1.0)
     for _ in range(4):
@@ -177,7 +177,7 @@ def test_what_cannot_start_in_time_is_refused_at_once_with_when_to_come_back() -
     assert read("turbofno_rejections_total", {"reason": "too_late", "model": "m"}) == 1
 
 
-def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority() -> None:
+def test_expected_wait_counts_other_models_but_no_lower_priority() -> None:
     _, capacity, _ = make()
     for model, fields, priority in (
         ("a", 10, 5), ("a", 10, 6), ("a", 10, 6), ("b", 40, 5), ("b", 40, 5), ("b", 40, 5), ("c", 5, 5),
@@ -189,7 +189,7 @@ def test_expected_wait_counts_the_turns_of_other_models_and_of_no_lower_priority
     assert capacity.wait_seconds("new", 10, 0.0) == 0.0
 
 
-def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
+def test_expected_wait_counts_only_one_batch_of_a_large_request() -> None:
     _, capacity, _ = make(max_batch_size=10)
     capacity.note_batch("m", limit=1000, seconds=1.0)
     large = ticket(400)
@@ -206,7 +206,7 @@ def test_expected_wait_counts_one_batch_of_a_request_that_has_many() -> None:
     assert capacity.drain_seconds == 1.0
 
 
-def test_expected_wait_counts_what_is_left_of_the_batches_that_run() -> None:
+def test_expected_wait_counts_the_remaining_time_of_running_batches() -> None:
     _, capacity, _ = make()
     capacity.note_batch("m", limit=1000, seconds=1.0)
     for start in (10.0, 10.2):
@@ -224,7 +224,7 @@ def request(fields: int, *, most: int) -> PredictRequest:
     return PredictRequest("m", None, array, "id", client="alice", client_max_fields=most)
 
 
-def test_callers_fields_in_work_are_bounded_and_given_back() -> None:
+def test_fields_in_progress_are_limited_by_caller_and_released() -> None:
     _, capacity, _ = make()
     with capacity.quota(request(6, most=8)):
         with pytest.raises(QueueFull, match="alice"), capacity.quota(request(3, most=8)):
@@ -237,7 +237,7 @@ def test_callers_fields_in_work_are_bounded_and_given_back() -> None:
         pass
 
 
-def test_callers_bytes_are_bounded_and_leave_others_their_room() -> None:
+def test_bytes_are_limited_by_caller_without_blocking_others() -> None:
     admission, _, metrics = make()
     alice, bob = Caller("alice", max_bytes=100), Caller("bob", max_bytes=100)
     with admit(admission, 80, caller=alice) as first:
@@ -258,7 +258,7 @@ def work_for(model: str, fields: int, *, caller_most: int = 0) -> PredictRequest
     return PredictRequest(model, None, array, "id", client="bob", client_max_fields=caller_most)
 
 
-def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> None:
+def test_fields_in_progress_are_limited_by_model_without_blocking_others() -> None:
     _, capacity, metrics = make(model_limits="m fields=8")
     with capacity.quota(work_for("m", 6)):
         refusal = pytest.raises(QueueFull, match=r"model 'm' has 6 .* 3 more: .* 8 .*MODEL_LIMITS")
@@ -267,7 +267,7 @@ def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> No
         assert caught.value.retry_after
         with capacity.quota(work_for("m", 2)), capacity.quota(work_for("other", 50)):
             pass
-        # What the caller may not have is not counted to the model.
+        # A refusal by the caller's limit does not count against the model.
         with (
             capacity.quota(work_for("other", 2, caller_most=2)),
             pytest.raises(QueueFull, match="bob"),
@@ -285,7 +285,7 @@ def test_a_models_fields_in_work_are_bounded_and_leave_others_their_room() -> No
     assert metrics.registry.get_sample_value("turbofno_rejections_total", reasons) == 2
 
 
-def test_a_models_bytes_are_bounded_and_leave_others_their_room() -> None:
+def test_bytes_are_limited_by_model_without_blocking_others() -> None:
     admission, _, _ = make(model_limits="m bytes=60")
     with admit(admission, 40) as first:
         first.hold(40)
@@ -301,7 +301,7 @@ def test_a_models_bytes_are_bounded_and_leave_others_their_room() -> None:
         again.hold(60)
 
 
-def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
+def test_draining_refuses_new_requests_and_waits_for_admitted_ones() -> None:
     async def main() -> None:
         admission, _, _ = make()
         with admit(admission, 1):
@@ -315,7 +315,7 @@ def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     asyncio.run(main())
 
 
-def test_answer_is_never_refused_but_keeps_others_out_until_it_is_sent() -> None:
+def test_answer_is_never_refused_but_blocks_others_until_it_is_sent() -> None:
     admission, _, metrics = make()
     with admit(admission, 10) as budget:
         budget.hold(10)

@@ -1,4 +1,4 @@
-"""A batch that does not fit: split, its mates answered, the size learnt for a while."""
+"""Batches that run out of memory or fail: splitting, isolation of the failing request, and temporary limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOO_LARGE, POISON = -7.0, -8.0
 
 
 class Memory:
-    """Stands for a tensor on the device."""
+    """A fake tensor on the device."""
 
 
 class SmallDevice:
@@ -48,7 +48,7 @@ class SmallDevice:
         self.tried.append(len(batch))
         assert not self.held, "what the failed batch took is still taken"
         if (batch[:, 0, 0] == POISON).any():
-            raise ZeroDivisionError  # before anything is held: pytest keeps what is logged with its frames
+            raise ZeroDivisionError  # before memory is allocated: pytest keeps the frames of logged errors
         memory = Memory()
         self.held.add(memory)
         if len(batch) > self.room or (batch[:, 0, 0] == TOO_LARGE).any():
@@ -62,7 +62,7 @@ class SmallDevice:
 
 
 class Bench:
-    """Requests to a small device, and the metrics."""
+    """A scheduler with a small fake device, and its metrics."""
 
     def __init__(self, room: int, **settings: Any) -> None:
         chosen = Settings(**settings)
@@ -103,7 +103,7 @@ def check(result: Any, *values: float) -> None:
 
 
 @on_bench(room=3)
-async def test_batch_that_does_not_fit_is_run_in_halves(bench: Bench) -> None:
+async def test_batch_that_does_not_fit_runs_in_halves(bench: Bench) -> None:
     requests = [(1.0, 2.0), (3.0,), (4.0, 5.0, 6.0, 7.0), (8.0,)]
     results = await asyncio.gather(*(bench.submit(*values) for values in requests))
     for values, result in zip(requests, results, strict=True):
@@ -114,7 +114,7 @@ async def test_batch_that_does_not_fit_is_run_in_halves(bench: Bench) -> None:
 
 
 @on_bench(room=4)
-async def test_batches_stay_as_small_as_did_fit_for_this_grid_only(bench: Bench) -> None:
+async def test_lowered_limit_holds_for_that_grid_only(bench: Bench) -> None:
     await bench.submit(*range(16))
     assert bench.device.tried == [16, 8, 4, 4, 8, 4, 4]
     assert bench.read("turbofno_lowered_batch_limit") == 4
@@ -163,7 +163,7 @@ async def test_only_the_request_with_a_field_that_never_fits_is_refused(bench: B
 
 
 @on_bench(room=0)
-async def test_no_field_fits_and_the_next_may(bench: Bench) -> None:
+async def test_a_field_that_does_not_fit_is_refused_and_the_next_may_fit(bench: Bench) -> None:
     with pytest.raises(Unavailable, match="memory"):
         await bench.submit(1.0, 2.0)
     assert bench.read("turbofno_lowered_batch_limit") == 1

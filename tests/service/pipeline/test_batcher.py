@@ -1,4 +1,4 @@
-"""The batching policy, as properties of any sequence of tickets."""
+"""Properties of the batching policy for arbitrary sequences of tickets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ticket(
 
 
 def serial(one: Ticket) -> int:
-    """Its place among all tickets that were ever made."""
+    """The ticket's serial number."""
     return int(one.request.request_id)
 
 
@@ -122,7 +122,7 @@ def test_every_batch_keeps_the_limits_and_every_ticket_is_accounted_for(
             assert one.size > limit or len(parts) == 1, "only what exceeds a batch is split"
 
 
-def test_oversized_ticket_takes_turns_with_others_and_fills_the_room_beside_them() -> None:
+def test_oversized_ticket_alternates_with_others_and_fills_their_batches() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
     small, large, last = ticket(3), ticket(20), ticket(2)
     for one in (small, large, last):
@@ -175,7 +175,7 @@ def test_older_bucket_goes_first_at_equal_shares() -> None:
     assert batcher.next_batch(0.2).batch[0].ticket is old
 
 
-def test_room_in_a_batch_goes_to_the_other_priorities_of_its_bucket() -> None:
+def test_batch_is_filled_up_from_other_priorities_of_its_bucket() -> None:
     batcher = Batcher(Policy(max_fields=6, max_bytes=10**9))
     low, high, default, other = (
         ticket(2, priority=9), ticket(2, priority=1), ticket(3), ticket(priority=1, grid=8),
@@ -198,7 +198,7 @@ def run_some(batcher: Batcher, some: list[Ticket], seconds: float = 1.0) -> None
 
 
 def served(batcher: Batcher, waiting: dict[str, Callable[[], Ticket]], rounds: int) -> Counter[str]:
-    """Device seconds that each kind of work got, while all of them wait all the time."""
+    """Device seconds of each kind of work when all of them always have work waiting."""
     seconds = {"m0": 1.0, "m1": 4.0, "m2": 0.25}
     kinds = {}
     for kind, make in waiting.items():
@@ -219,7 +219,7 @@ def test_models_share_device_time_however_slow_their_batches_are() -> None:
     assert max(got.values()) - min(got.values()) <= 2 * 4.0, got
 
 
-def test_a_model_that_was_idle_is_served_next_however_long_the_queue_of_another() -> None:
+def test_an_idle_model_runs_next_despite_a_long_queue_of_another() -> None:
     batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
     run_some(batcher, [ticket() for _ in range(50)])
     for _ in range(1000):
@@ -230,7 +230,7 @@ def test_a_model_that_was_idle_is_served_next_however_long_the_queue_of_another(
     assert batcher.next_batch(0.0).batch[0].ticket is late
 
 
-def test_idle_time_is_not_saved_up() -> None:
+def test_idle_flows_accumulate_no_credit() -> None:
     batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
     run_some(batcher, [ticket() for _ in range(500)])
     got = served(batcher, {"m0": ticket, "m1": partial(ticket, model=1)}, 100)
@@ -253,7 +253,7 @@ def test_default_priority_is_in_the_middle() -> None:
     assert ticket(priority=10**6).kind.flow == ticket(priority=10).kind.flow
 
 
-def test_work_that_fails_at_once_does_not_keep_its_turn() -> None:
+def test_work_that_fails_at_once_does_not_starve_others() -> None:
     batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
     for _ in range(10):
         batcher.add(ticket())
@@ -287,7 +287,7 @@ def test_partly_run_ticket_does_not_expire() -> None:
     assert decision.batch[0].start == 2
 
 
-def test_queue_delay_holds_a_batch_until_it_is_full_or_old_enough() -> None:
+def test_queue_delay_defers_a_batch_until_it_is_full_or_old_enough() -> None:
     batcher = Batcher(Policy(max_fields=2, max_bytes=10**9, max_delay=1.0))
     batcher.add(ticket(arrival=0.0))
     decision = batcher.next_batch(0.5)
@@ -299,7 +299,7 @@ def test_queue_delay_holds_a_batch_until_it_is_full_or_old_enough() -> None:
     assert len(batcher.next_batch(1.1).batch) == 2
 
 
-def test_queue_delay_does_not_hold_a_ticket_past_its_deadline() -> None:
+def test_queue_delay_does_not_defer_a_ticket_past_its_deadline() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9, max_delay=10.0))
     batcher.add(ticket(arrival=0.0))
     batcher.add(ticket(arrival=1.0, deadline=2.0))
@@ -307,7 +307,7 @@ def test_queue_delay_does_not_hold_a_ticket_past_its_deadline() -> None:
     assert len(batcher.next_batch(1.5).batch) == 2
 
 
-def test_full_only_lets_a_part_batch_wait_and_nobody_pass_it() -> None:
+def test_full_only_defers_a_partial_batch_and_all_behind_it() -> None:
     batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
     batcher.add(ticket(4, arrival=0.0))
     first, second = ticket(3, model=1, arrival=1.0), ticket(1, model=1, arrival=3.0)
@@ -320,7 +320,7 @@ def test_full_only_lets_a_part_batch_wait_and_nobody_pass_it() -> None:
     assert batcher.next_batch(3.0, full_only=True).batch[0].ticket.arrival == 2.0
 
 
-def test_lowered_limit_holds_for_its_bucket_until_lifted() -> None:
+def test_lowered_limit_holds_for_its_bucket_until_restored() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
     waiting, other = ticket(5), ticket(5, grid=8)
     bucket = waiting.kind.bucket

@@ -1,4 +1,4 @@
-"""Two batches on the device at once: when the second may start, in which order answers come, whose they are."""
+"""Several batches on the device at once: start, order of answers, and no mix-up."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from turbofno.service.settings import Settings
 pytestmark = pytest.mark.timeout(20)
 
 LOST = -1.0
-"""First value that makes the device fail when its answer is waited for."""
+"""First value that makes the device fail in the wait."""
 
 
 class FakeDevice:
-    """A model on a device with a memory for each batch in flight, used in turn.
+    """A fake model whose device has a buffer for each batch in flight, used in rotation.
 
-    One batch too many overwrites an answer that is still to come, and what is handed out is lent: it is no number any
-    more once it is given back. While `held`, a wait returns for each item in `ends`.
+    One batch too many overwrites a pending output, and a released buffer is filled with NaN. While `held`, a wait
+    returns for each item in `ends`.
     """
 
     name, version = "negate", "1"
@@ -127,7 +127,7 @@ def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
     asyncio.run(main())
 
 
-def test_a_part_batch_follows_one_and_waits_for_company_behind_two() -> None:
+def test_a_partial_batch_starts_behind_one_batch_but_waits_behind_two() -> None:
     async def main() -> None:
         async with running(3, max_batch_size=4) as (scheduler, device):
             device.held = True
@@ -148,7 +148,7 @@ def test_a_part_batch_follows_one_and_waits_for_company_behind_two() -> None:
     asyncio.run(main())
 
 
-def test_answers_are_written_where_they_are_to_stand() -> None:
+def test_outputs_are_written_to_the_answer_of_the_request() -> None:
     async def main() -> None:
         async with running(2, max_batch_size=4) as (scheduler, device):
             rooms = [np.zeros((size, 1, 4), np.float32) for size in (1, 2, 11)]
@@ -218,7 +218,7 @@ def test_every_request_gets_its_own_numbers_under_concurrency() -> None:
     asyncio.run(main())
 
 
-def test_a_lost_device_fails_what_is_there_and_all_that_comes() -> None:
+def test_a_lost_device_fails_pending_and_new_requests() -> None:
     async def main() -> None:
         async with running(2, max_batch_size=1) as (scheduler, device):
             device.held = True

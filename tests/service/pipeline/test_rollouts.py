@@ -1,4 +1,4 @@
-"""Rollouts side by side: who shares a batch with whom, who waits, and how each ends."""
+"""Continuous batching of rollouts: shared batches, back-pressure, and endings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class Counter:
-    """Each step adds 1. Fails with POISON, runs out of memory above `most` fields; `turns` are (fields, steps)."""
+    """Adds 1 in each step. Fails on POISON and above `most` fields (memory); `turns` records (fields, steps)."""
 
     name, version = "counter", "1"
 
@@ -156,7 +156,7 @@ def test_more_than_a_batch_take_turns() -> None:
     asyncio.run(main())
 
 
-def test_a_rollout_of_more_than_a_batch_keeps_its_fields_apart() -> None:
+def test_a_rollout_larger_than_a_batch_keeps_its_fields_in_order() -> None:
     async def main() -> None:
         some, model = rollouts(limit=4), Counter()
         request = job(0, 6, n=9, every=2)
@@ -166,7 +166,7 @@ def test_a_rollout_of_more_than_a_batch_keeps_its_fields_apart() -> None:
         for one in frames:
             assert one.fields is not None
             assert (one.fields == request.initial.fields + one.step).all()
-        # The ninth field is in the last of its pieces.
+        # The ninth field is in the last piece.
         request = job(0, 6, n=9)
         request.initial.fields[8] = 998
         with pytest.raises(BlowUp, match=r"field 8 .* step 3"):
@@ -175,7 +175,7 @@ def test_a_rollout_of_more_than_a_batch_keeps_its_fields_apart() -> None:
     asyncio.run(main())
 
 
-def test_a_rollout_that_is_left_runs_no_more_pieces() -> None:
+def test_a_rollout_whose_client_left_runs_no_more_pieces() -> None:
     async def main() -> None:
         some, model = rollouts(limit=1), Counter()
         frames = some.run(model, job(0, 6, n=4000))
@@ -212,7 +212,9 @@ def test_a_blow_up_names_its_step_after_all_frames_before_and_spares_its_mates()
     asyncio.run(main())
 
 
-def test_who_leaves_stops_and_who_does_not_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_stops_when_its_client_leaves_and_pauses_when_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(interface, "UNREAD_BYTES", 3 * 16)
 
     async def main() -> None:
@@ -234,7 +236,7 @@ def test_who_leaves_stops_and_who_does_not_read_waits(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
-def test_progress_is_told_where_no_frame_is_due() -> None:
+def test_progress_is_reported_between_frames() -> None:
     async def main() -> None:
         some = rollouts()
         frames = [one async for one in some.run(Counter(), job(0, 300, every=0))]
@@ -246,7 +248,7 @@ def test_progress_is_told_where_no_frame_is_due() -> None:
     asyncio.run(main())
 
 
-def test_a_model_that_fails_on_one_goes_on_with_the_others() -> None:
+def test_a_failing_rollout_does_not_stop_the_others() -> None:
     async def main() -> None:
         some, model = rollouts(), Counter()
         good = asyncio.create_task(collect(some.run(model, job(0, 9))))
@@ -270,7 +272,7 @@ def test_out_of_memory_makes_smaller_batches_and_ends_only_what_never_fits() -> 
     asyncio.run(main())
 
 
-def test_what_did_not_begin_in_time_is_dropped() -> None:
+def test_a_rollout_past_its_deadline_is_dropped() -> None:
     async def main() -> None:
         with pytest.raises(DeadlineExceeded):
             await collect(rollouts().run(Counter(), job(0, 5, deadline=time.monotonic() - 1)))
@@ -278,7 +280,7 @@ def test_what_did_not_begin_in_time_is_dropped() -> None:
     asyncio.run(main())
 
 
-def test_a_closed_engine_ends_them() -> None:
+def test_closing_the_engine_ends_rollouts() -> None:
     async def main() -> None:
         async def closed(work: Callable[[], Any]) -> Any:
             raise Unavailable("the service stopped")

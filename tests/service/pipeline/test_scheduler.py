@@ -1,4 +1,4 @@
-"""The scheduler and its device thread, run on small real arrays."""
+"""The scheduler and its device thread, on small arrays."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LARGE = tuple(float(value % 500) for value in range(4000))
 
 
 class Doubler:
-    """output = 2 * input. A gate lets a test hold the device; `sizes` are the batches that ran."""
+    """output = 2 * input. A gate lets a test block the device; `sizes` records the batches."""
 
     name, version = "doubler", "1"
 
@@ -92,7 +92,7 @@ def request(*values: float, **options: Any) -> PredictRequest:
 
 
 class Bench:
-    """A running scheduler with its parts in reach."""
+    """A running scheduler and its parts."""
 
     def __init__(self, **settings: Any) -> None:
         self.metrics = Metrics()
@@ -105,7 +105,7 @@ class Bench:
         return asyncio.create_task(ask(self.scheduler, self.model, request(*values, **options)))
 
     async def hold(self) -> asyncio.Task[Any]:
-        """Occupy the device with one request until `model.gate` is set."""
+        """Block the device with one request until `model.gate` is set."""
         self.model.gate.clear()
         self.model.entered.clear()
         task = self.submit(0.0)
@@ -123,7 +123,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is one: there a batch that is held would hold the event loop."""
+    """Pretend two cores: on one, a blocked batch would block the event loop."""
     monkeypatch.setattr(scheduler_module, "cores", lambda: 2)
 
 
@@ -170,7 +170,7 @@ async def test_lone_request_runs_at_once(bench: Bench) -> None:
 
 
 @on_bench(max_batch_size=8)
-async def test_requests_gather_while_the_device_is_busy(bench: Bench) -> None:
+async def test_requests_accumulate_while_the_device_is_busy(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.submit(float(i)) for i in range(1, 6)]
     await asyncio.sleep(0.02)
@@ -182,7 +182,7 @@ async def test_requests_gather_while_the_device_is_busy(bench: Bench) -> None:
 
 
 @on_bench(max_batch_size=8)
-async def test_requests_of_one_loop_turn_share_a_batch(bench: Bench) -> None:
+async def test_requests_of_one_loop_iteration_share_a_batch(bench: Bench) -> None:
     await asyncio.gather(*(bench.submit(float(i)) for i in range(8)))
     assert bench.model.sizes == [8]
 
@@ -202,7 +202,7 @@ async def test_single_fields_take_turns_with_a_request_of_thousands(bench: Bench
     large = bench.submit(*LARGE)
     await asyncio.sleep(0)
     for number in range(3):
-        # The device is held: what it has ran before this request came.
+        # The device is blocked by an earlier request.
         before = len(bench.model.sizes)
         single = bench.submit(float(number), deadline=time.monotonic() + 30)
         await asyncio.sleep(0)
@@ -215,9 +215,11 @@ async def test_single_fields_take_turns_with_a_request_of_thousands(bench: Bench
 
 
 @on_bench()
-async def test_a_request_of_thousands_is_no_reason_to_refuse_a_short_deadline(bench: Bench) -> None:
+async def test_a_request_of_thousands_does_not_cause_refusal_of_a_short_deadline(
+    bench: Bench,
+) -> None:
     held = await bench.hold()
-    # A second a batch: the large one has four minutes of them.
+    # At a second for each batch, the large request takes four minutes.
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
     bench.capacity.note_batch("doubler", limit=batch, seconds=1.0)
     large = bench.submit(*LARGE)
@@ -238,7 +240,7 @@ async def test_rollouts_that_go_on_and_on_take_turns_with_predictions(bench: Ben
         while len(jobs) < 2000:
             await bench.scheduler.run_on_device(lambda: jobs.append(1))
 
-    # Of two, one always waits already when the other's turn ends.
+    # With two, one is always waiting when the other's turn ends.
     busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
     await asyncio.sleep(0)
     for number in range(3):
@@ -277,7 +279,7 @@ async def test_nan_output_fails_only_its_request_and_names_the_field(bench: Benc
 
 
 @on_bench()
-async def test_failure_is_logged_with_the_request_that_it_is_about(bench: Bench) -> None:
+async def test_failure_is_logged_with_its_request_id(bench: Bench) -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
@@ -292,7 +294,7 @@ async def test_failure_is_logged_with_the_request_that_it_is_about(bench: Bench)
 
 
 @on_bench()
-async def test_memory_that_runs_out_is_unavailable_for_now(bench: Bench) -> None:
+async def test_out_of_memory_is_unavailable(bench: Bench) -> None:
     for value in (HUGE, HUGE_TENSOR):
         with pytest.raises(Unavailable, match="memory") as caught:
             await bench.submit(value)
@@ -313,7 +315,7 @@ async def test_deadline_passes_while_the_device_is_busy(bench: Bench) -> None:
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="TURBOFNO_REQUEST_DEADLINE_SECONDS"):
         await late
-    # At once, not when the device is free.
+    # It expires at once, not when the device becomes free.
     within(time.monotonic() - started, 1.0)
     bench.model.gate.set()
     await first
@@ -368,7 +370,7 @@ async def test_a_block_shares_a_batch_and_its_tickets_end_one_by_one(bench: Benc
 
 
 @on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)
-async def test_of_a_block_without_room_for_all_the_first_find_some(bench: Bench) -> None:
+async def test_the_first_of_a_block_are_queued_if_not_all_fit(bench: Bench) -> None:
     first = await bench.hold()
     tickets = block(bench, *map(float, range(1, 6)))
     refused = [one for one in tickets if one.outcome.done()]
@@ -381,11 +383,11 @@ async def test_of_a_block_without_room_for_all_the_first_find_some(bench: Bench)
 
 
 @on_bench()
-async def test_of_a_block_those_who_could_not_start_in_time_are_refused(bench: Bench) -> None:
+async def test_those_of_a_block_that_cannot_start_in_time_are_refused(bench: Bench) -> None:
     first = await bench.hold()
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
     bench.capacity.note_batch("doubler", limit=batch, seconds=16.0)
-    # Each field takes a second of the device, and its share of a margin.
+    # Each field takes a second of device time, plus its share of the margin.
     tickets = block(bench, *map(float, range(1, 6)), deadline=time.monotonic() + 3.0)
     assert [one.outcome.done() for one in tickets] == [False] * 3 + [True] * 2
     bench.model.gate.set()
@@ -493,7 +495,7 @@ async def test_storm_of_mixed_requests_gives_each_one_outcome(bench: Bench) -> N
 
 def test_on_one_core_short_batches_run_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "cores", lambda: 1)
-    monkeypatch.setattr(scheduler_module, "SHORT_SECONDS", 60.0)  # on a busy machine too
+    monkeypatch.setattr(scheduler_module, "SHORT_SECONDS", 60.0)  # even on a busy machine
 
     async def main() -> None:
         async with running(max_batch_size=4) as bench:
@@ -526,7 +528,7 @@ def test_on_one_core_short_batches_run_on_the_event_loop(monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
-def test_on_one_core_what_comes_meanwhile_is_looked_at_between_batches(
+def test_on_one_core_new_requests_are_read_between_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler_module, "cores", lambda: 1)

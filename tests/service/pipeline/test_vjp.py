@@ -1,4 +1,4 @@
-"""Requests for gradients in the one batcher: batched, split, refused and counted as predictions are."""
+"""Gradient requests are batched, split, refused and counted like predictions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def drawn(n: int, grid: int = 16) -> tuple[Array, Array]:
 
 
 def truth(module: FNO, x: Array, v: Array) -> tuple[Array, Array]:
-    """In float64, of a copy: the module itself is being served."""
+    """The gradient in float64, of a copy, since the module itself is in use."""
     twin = FNO(module.arch)
     twin.load_state_dict(module.state_dict())
     twin.double()
@@ -64,7 +64,7 @@ def is_right(result: PredictResult, module: FNO, x: Array, v: Array) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_concurrent_gradients_share_batches_and_predictions_theirs(tmp_path: Path) -> None:
+def test_gradients_and_predictions_each_share_batches(tmp_path: Path) -> None:
     module = save_tiny(tmp_path)
 
     async def main() -> None:
@@ -97,7 +97,7 @@ def test_concurrent_gradients_share_batches_and_predictions_theirs(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_mixed_load_of_many_grids_is_all_right(tmp_path: Path) -> None:
+def test_mixed_load_of_many_grids_is_answered_right(tmp_path: Path) -> None:
     module = save_tiny(tmp_path)
     rng = generator()
 
@@ -139,7 +139,7 @@ def test_memory_bounds_a_batch_and_a_field(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_policy_counts_what_gradients_keep() -> None:
+def test_policy_counts_the_memory_of_gradients() -> None:
     policy = Policy(max_fields=16, max_bytes=1000, max_gradient_bytes=100)
     assert policy.limit(10) == 16
     assert policy.limit(100) == 10
@@ -171,7 +171,7 @@ def test_a_batch_that_runs_out_of_memory_is_halved(
             labels = {"model": "tiny-1d", "version": "1"}
             read = metrics.registry.get_sample_value
             assert read("turbofno_out_of_memory_splits_total", labels) > 0
-            # Predictions of the same grid keep their batch.
+            # Predictions on the same grid keep their batch size.
             assert (await engine.predict(request(random_fields(7)))).batch_sizes == (7,)
 
             monkeypatch.setattr(Forward, "vjp", lambda *_, **__: torch.empty(2**60))
@@ -221,7 +221,7 @@ def test_a_gradient_that_fails_at_load_is_refused_and_predictions_go_on(
     asyncio.run(main())
 
 
-def test_no_memory_at_load_is_no_reason_to_refuse_later(
+def test_out_of_memory_at_load_does_not_refuse_gradients_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = save_tiny(tmp_path)

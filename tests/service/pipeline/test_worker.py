@@ -1,4 +1,4 @@
-"""What the device thread decides by itself: how many threads it uses."""
+"""The number of torch threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real service as several processes, and what a test wants to know of them."""
+"""Runs the service as several processes, and observes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Service:
     url: str = ""
 
     def pids(self) -> dict[str, int]:
-        """Name, such as engine-0, -> process id; of those that live."""
+        """Name, such as engine-0, -> process id of each live process."""
         found = {}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         for pid in map(int, children.split()):
@@ -47,7 +47,7 @@ class Service:
         return found
 
     def get(self, path: str) -> httpx.Response:
-        # Without certificates, whose loading takes longer than the request; on a connection of its own.
+        # On a new connection; without certificates, whose loading takes longer than the request.
         return httpx.get(self.url + path, timeout=10, verify=False)
 
     def post(self, path: str, body: bytes = b"") -> httpx.Response:
@@ -62,7 +62,7 @@ class Service:
         return socket.create_connection((host, int(port)), timeout=10)
 
     def until_ready(self, seconds: float = 40, *, processes: int = 3) -> None:
-        """All so many processes are there, and each front end says that it is ready."""
+        """True if all processes are running and every front end is ready."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -88,7 +88,7 @@ class Service:
         return found
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over the samples that have these labels."""
+        """The sum of the samples with these labels."""
         return sum(
             value
             for sample, have, value in self.metrics()

@@ -1,4 +1,4 @@
-"""Messages over real sockets: each to whom it is for, whatever else is sent beside it."""
+"""Messages over real sockets: delivery to the right peer, whatever else is sent with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNWRITABLE = Returned(0, 1 << 70)
 
 
 class Inbox:
-    """What came, with its sender."""
+    """Received messages, with their senders."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[bytes, Message]] = []
@@ -28,7 +28,7 @@ class Inbox:
         self.messages.extend((sender, message) for message in messages)
 
     async def until(self, count: int) -> list[tuple[bytes, Message]]:
-        """The first so many, and what came soon after them."""
+        """Wait for that many messages, and a moment for more."""
         await until(lambda: len(self.messages) >= count)
         await asyncio.sleep(0.05)
         return self.messages
@@ -36,7 +36,7 @@ class Inbox:
 
 @asynccontextmanager
 async def connected(*names: bytes) -> AsyncIterator[tuple[Channel, str, Inbox, list[Inbox]]]:
-    """A listening channel that has heard of each peer, its address and inbox, the peers' inboxes."""
+    """A listening channel that knows all peers, its address and inbox, and the peers' inboxes."""
     endpoint, inbox, others = new_endpoint(), Inbox(), [Inbox() for _ in names]
     listening = Channel.listen(endpoint, inbox.receive)
     peers = [
@@ -54,7 +54,7 @@ async def connected(*names: bytes) -> AsyncIterator[tuple[Channel, str, Inbox, l
             channel.close()
 
 
-def test_a_message_that_cannot_be_written_takes_no_other_with_it(
+def test_a_message_that_cannot_be_encoded_does_not_drop_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -71,7 +71,7 @@ def test_a_message_that_cannot_be_written_takes_no_other_with_it(
     assert caplog.text.count("a Returned could not be encoded") == 2
 
 
-def test_what_is_sent_to_a_peer_that_nobody_knows_is_dropped() -> None:
+def test_messages_to_an_unknown_peer_are_dropped() -> None:
     async def main() -> None:
         async with connected(b"a") as (listening, _, _, (a,)):
             listening.send(Returned(1, None), b"nobody")
@@ -81,7 +81,7 @@ def test_what_is_sent_to_a_peer_that_nobody_knows_is_dropped() -> None:
     asyncio.run(main())
 
 
-def test_what_is_no_message_of_ours_stops_nothing() -> None:
+def test_foreign_messages_are_ignored() -> None:
     async def main() -> None:
         async with connected() as (_, endpoint, inbox, _):
             stranger = zmq.Context.instance().socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""Engines on GPUs: the zoo's models answer right from each of them, and one that is killed costs a retry."""
+"""Engines on GPUs answer right for the zoo's models; a killed one costs only retries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEVICES = [
 
 
 class Asked:
-    """Inputs of the zoo's models, one to twelve fields each, and their answers; some so large that a GPU fetches them."""
+    """Inputs of the zoo's models, one to twelve fields each, and their answers; some large enough for zero-copy."""
 
     def __init__(self) -> None:
         rng = generator()
@@ -59,7 +59,7 @@ class Asked:
                 self.requests.append((problem.name, as_npy(fields.numpy()), truth))
 
     def outcome(self, service: Service, number: int) -> str:
-        """Of one request: "right", "wrong" or its status."""
+        """The result of one request: "right", "wrong" or its status."""
         model, body, truth = self.requests[number % len(self.requests)]
         with service.client() as client:
             answer = client.post(

@@ -1,4 +1,4 @@
-"""Between a front end and an engine: what one raises the other raises, and what one is asked all are asked."""
+"""Between front end and engine: errors arrive unchanged, and models change on all engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 class Engine:
-    """Raises what it is given."""
+    """Raises the given error."""
 
     ready, failure = True, ""
 
@@ -72,7 +72,7 @@ def test_every_error_arrives_as_it_was_raised() -> None:
             try:
                 await link.predict(request)
             except ServiceError as error:
-                # Without the frames that hold the slots.
+                # Without the frames, which keep the slots.
                 return error.with_traceback(None)
             raise AssertionError("nothing was raised")
 
@@ -85,7 +85,7 @@ def test_every_error_arrives_as_it_was_raised() -> None:
         error = await raised()
         assert isinstance(error, BlowUp)
         assert (error.step, error.reason) == (7, "energy")
-        # What nobody foresaw is not told to clients.
+        # Unexpected errors are not shown to clients.
         engine.error = ZeroDivisionError("a secret")
         error = await raised()
         assert type(error) is InferenceFailed
@@ -98,7 +98,7 @@ def test_every_error_arrives_as_it_was_raised() -> None:
     asyncio.run(main())
 
 
-def test_what_an_engine_that_closed_its_end_would_get_is_dropped_and_refused() -> None:
+def test_requests_to_a_closed_engine_are_refused() -> None:
     async def main() -> None:
         failures: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
@@ -116,14 +116,14 @@ def test_what_an_engine_that_closed_its_end_would_get_is_dropped_and_refused() -
         for one in asked:
             with pytest.raises(Unavailable, match="dead"):
                 await one
-        # Chosen in the turn of the loop in which it died.
+        # Chosen in the loop iteration in which it died.
         with pytest.raises(Unavailable, match="dead"):
             await asyncio.wait_for(link.ask("load", ("m",)), 5)
 
     asyncio.run(main())
 
 
-def test_requests_of_one_turn_come_as_a_block_and_answers_of_one_turn_in_one_message(
+def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     received: list[list[str]] = []
@@ -136,7 +136,7 @@ def test_requests_of_one_turn_come_as_a_block_and_answers_of_one_turn_in_one_mes
     monkeypatch.setattr(EngineLink, "_receive", note)
 
     class Doubler(Engine):
-        """Doubles blocks, and keeps their sizes."""
+        """Doubles fields and records the sizes of blocks."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -171,11 +171,11 @@ def test_requests_of_one_turn_come_as_a_block_and_answers_of_one_turn_in_one_mes
         await asyncio.gather(*(one(value) for value in range(5)))
         (block,) = engine.blocks
         assert [request.request_id for request in block] == [f"id-{value}" for value in range(5)]
-        # The engine also tells its state, at times of its own.
+        # The engine also publishes its state in between.
         (answers,) = (message for message in received if "Predicted" in message)
         assert answers.count("Predicted") == 5
         for request in block:
-            # The configuration that the digest stands for, not another like it.
+            # The same configuration object, not an equal one.
             assert request.config is server._configs["digest"]
         link.close("over")
         server.close()
@@ -183,7 +183,7 @@ def test_requests_of_one_turn_come_as_a_block_and_answers_of_one_turn_in_one_mes
     asyncio.run(main())
 
 
-def test_models_change_on_all_engines_or_are_not_changed() -> None:
+def test_models_change_on_all_engines_or_on_none() -> None:
     async def main() -> None:
         server = server_of(Engine())
         settings, metrics = Settings(), Metrics()

@@ -1,4 +1,4 @@
-"""Starting and ending several processes: drain, failures at start, and nothing left behind, whoever is killed."""
+"""Start and end of several processes: drain, failures at start, and no leftovers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def alive(pids: dict[str, int]) -> list[str]:
 
 
 def shared_memory() -> set[str]:
-    """Names of what has one, but for the browser's of tests that may run beside."""
+    """Names of shared memory, except that of browsers of other tests."""
     return {name for name in os.listdir("/dev/shm") if "chromium" not in name.lower()}
 
 
@@ -61,7 +61,7 @@ def test_drain_answers_what_was_accepted_and_leaves_nothing_behind(repository: P
             connection.sendall(HEAD + BODY[:5])
         time.sleep(0.3)
         service.process.terminate()
-        # Each front end refuses new work, says that it is not ready, and goes on answering.
+        # Each front end refuses new work, reports not ready, and still answers.
         until(lambda: service.get("/readyz").status_code == 503, 5)
         refused = [service.post("/v1/models/tiny-1d:predict", BODY) for _ in range(8)]
         assert {answer.status_code for answer in refused} == {503}
@@ -110,7 +110,7 @@ def test_wrong_repository_fails_the_start_with_its_reason(tmp_path: Path) -> Non
     assert any("engine-0" in line and "no model in" in line for line in service.log)
 
 
-def test_taken_port_fails_the_start(repository: Path) -> None:
+def test_port_in_use_fails_the_start(repository: Path) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))

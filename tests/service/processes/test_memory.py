@@ -1,4 +1,4 @@
-"""Slots of shared memory: never overlapping, always given back, seen by another process."""
+"""Slots of shared memory never overlap, are always freed, and are visible to another process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 MIB = 2**20
 
 
-def test_slots_of_any_size_never_overlap_and_all_come_back() -> None:
+def test_slots_of_any_size_never_overlap_and_are_all_freed() -> None:
     memory = SlotMemory(2 * MIB)
     held: list[tuple[memoryview, int]] = []
     full = 0
@@ -67,7 +67,7 @@ def test_slot_lives_as_long_as_any_view_of_it() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 7), (1, 2, 5, 6), (0, 1, 4)])
-def test_arrays_are_seen_where_they_are_lent_to(
+def test_arrays_are_visible_in_another_process(
     shape: tuple[int, ...],
 ) -> None:
     memory = SlotMemory(MIB)
@@ -81,7 +81,7 @@ def test_arrays_are_seen_where_they_are_lent_to(
     assert (placed == 7).all()
 
 
-def test_memory_of_a_process_that_is_gone_cannot_be_attached() -> None:
+def test_memory_of_a_dead_process_cannot_be_attached() -> None:
     code = (
         "from turbofno.service.processes.memory import SlotMemory; a = SlotMemory(4096).attachment();"
         "print(a.pid, a.fd, a.name, a.size)"
@@ -98,7 +98,7 @@ def test_memory_of_a_process_that_is_gone_cannot_be_attached() -> None:
         AttachedMemory(reused)
 
 
-def test_descriptor_ends_with_the_memory() -> None:
+def test_descriptor_is_closed_with_the_memory() -> None:
     for _ in range(5):
         memory = SlotMemory(MIB)
         lent = AttachedMemory(memory.attachment())

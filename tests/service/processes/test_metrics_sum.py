@@ -1,4 +1,4 @@
-"""Metrics of several processes, against one registry in which everything was observed."""
+"""Merged metrics of several processes equal those of one registry that observed everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def samples(text: bytes) -> Samples:
-    """All but what belongs to one process, and when it began."""
+    """All metrics except per-process ones and creation times."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text.decode())
@@ -38,7 +38,7 @@ def close(a: Samples, b: Samples) -> bool:
     return a.keys() == b.keys() and all(abs(a[key] - b[key]) <= 1e-9 * abs(b[key]) for key in a)
 
 
-def test_processes_add_up_and_the_dead_still_count() -> None:
+def test_counters_add_up_and_those_of_dead_processes_remain() -> None:
     truth = Metrics()
     living = {name: Metrics() for name in ("engine-0.1", "frontend-0.1", "frontend-1.1")}
     together = MetricsSum()
@@ -56,7 +56,7 @@ def test_processes_add_up_and_the_dead_still_count() -> None:
         living[f"frontend-1.{generation}"] = Metrics()
 
 
-def test_what_belongs_to_a_process_is_labelled_by_its_place() -> None:
+def test_per_process_metrics_are_labelled_by_role_and_index() -> None:
     together = MetricsSum()
     for name in ("engine-0.3", "frontend-0.1"):
         metrics = Metrics()

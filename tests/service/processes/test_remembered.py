@@ -1,4 +1,4 @@
-"""What was loaded and unloaded survives the engine that was told so."""
+"""Loaded and unloaded models survive a restart of the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kill_engine(service: Service) -> None:
 
 
 def statuses(service: Service) -> dict[str, int]:
-    """Of a prediction with each model that is known."""
+    """Status of a prediction with each known model."""
     names = [model["name"] for model in service.get("/v1/models").json()["models"]]
     return {name: service.post(f"/v1/models/{name}:predict", BODY).status_code for name in names}
 
@@ -45,7 +45,7 @@ def test_an_engine_has_the_models_that_its_killed_predecessor_had(tmp_path: Path
         service.until_ready()
         control(service, "load", "later")
         control(service, "unload", "unloaded")
-        # At once: nothing else may have been needed for it to be known.
+        # At once, before another heartbeat.
         kill_engine(service)
         refused = service.post("/v1/models/unloaded:predict", BODY)
         assert (refused.status_code, "unloaded" in refused.text) == (503, True)
@@ -55,7 +55,7 @@ def test_an_engine_has_the_models_that_its_killed_predecessor_had(tmp_path: Path
         assert statuses(service) == expected
         assert service.post("/v1/models/never:predict", BODY).status_code == 404
 
-        # What cannot be loaded any more keeps neither the rest from coming back nor the service from being ready.
+        # A model that can no longer be loaded blocks neither the others nor readiness.
         shutil.rmtree(tmp_path / "removed")
         control(service, "unload", "later")
         control(service, "load", "unloaded")
@@ -65,7 +65,7 @@ def test_an_engine_has_the_models_that_its_killed_predecessor_had(tmp_path: Path
         assert statuses(service) == expected
         assert "no longer holds it" in service.get("/v2/models/removed").text
 
-        # Nothing loaded is a state like any other.
+        # A state without loaded models is restored, too.
         control(service, "unload", "kept")
         control(service, "unload", "unloaded")
         kill_engine(service)
@@ -76,5 +76,5 @@ def test_an_engine_has_the_models_that_its_killed_predecessor_had(tmp_path: Path
 
 
 def answers_itself(service: Service) -> bool:
-    """Whether an engine is there to be asked: a load of nothing is refused by it, not for want of it."""
+    """True if an engine answers: it refuses to load an unknown model with 404, not 503."""
     return service.post("/v2/repository/models/nothing/load").status_code == 404

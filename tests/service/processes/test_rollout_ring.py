@@ -1,4 +1,4 @@
-"""The ring between an engine and a front end: order, back-pressure, and who may write when."""
+"""The ring between an engine and a front end: order, back-pressure, and safe memory reuse."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(20)
 
 
-def test_a_ring_has_few_places_and_at_least_one() -> None:
+def test_a_ring_has_few_entries_and_at_least_one() -> None:
     assert ring_size(2**30, 100) == 1
     assert ring_size(64, 3) == 3
     assert ring_size(64, 10**9) == 256
     assert ring_size(2**18, 10**9) == 4
 
 
-def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> None:
+def test_frames_arrive_in_order_and_are_not_overwritten_before_they_are_read() -> None:
     async def main() -> None:
         ring = np.zeros((3, 2, 5), np.float32)
         writer, reader = Writer(ring), Reader()
@@ -70,7 +70,7 @@ def test_frames_come_in_order_and_none_is_overwritten_before_it_is_taken() -> No
     asyncio.run(main())
 
 
-def test_a_copy_that_has_begun_is_over_when_its_cancelled_caller_is(
+def test_a_cancelled_caller_waits_for_the_end_of_its_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = []
@@ -93,7 +93,7 @@ def test_a_copy_that_has_begun_is_over_when_its_cancelled_caller_is(
 
 
 class Engine:
-    """What an engine process has of a LocalEngine, as far as it is looked at: endless rollouts that blow up at 50."""
+    """A fake LocalEngine with endless rollouts that blow up at step 50."""
 
     ready, failure = True, ""
 
@@ -117,7 +117,7 @@ class Engine:
             self.running -= 1
 
 
-def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent() -> None:
+def test_over_real_messages_a_rollout_ends_once_and_frees_its_memory() -> None:
     async def main() -> None:
         settings, engine = Settings(), Engine()
         server = EngineServer(engine, QueueCapacity(settings, Metrics()), lambda: None)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_over_real_messages_a_rollout_ends_in_one_way_and_returns_what_was_lent(
         assert (caught.value.step, caught.value.reason, str(caught.value)) == (
             50, "energy", "it blew up",
         )  # fmt: skip
-        # Left at once: begin and cancel reach the engine in one message.
+        # Left at once: start and cancel reach the engine together.
         leaving = asyncio.create_task(anext(rollout()))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         leaving.cancel()

@@ -1,4 +1,4 @@
-"""Rollouts over several real processes: a plain loop's frames, to whoever still listens, whichever process is killed."""
+"""Rollouts over several processes: the frames of a plain loop, even if processes are killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(120),
-    # The tiny models were evaluated on one grid alone, of which clients are told.
+    # The tiny models were evaluated on one grid only, so answers on others carry a warning.
     pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
 ]
 
@@ -50,12 +50,12 @@ def module() -> FNO:
 
 
 class Burst(NamedTuple):
-    """A rollout that leaves what its model was trained on."""
+    """A rollout that leaves its model's training range."""
 
     module: FNO
     fields: np.ndarray[Any, Any]
     reach: float
-    """Of the values that the model was trained on, so its configuration says."""
+    """The model's training range, as its configuration says."""
     step: int
 
 
@@ -106,7 +106,7 @@ def noise(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def close(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -> bool:
-    # a step rounds by 1e-7 or so, and what it rounds is carried on
+    # Each step rounds by about 1e-7, and the errors accumulate.
     return bool(np.linalg.norm(found - truth) <= 1e-4 * np.linalg.norm(truth))
 
 
@@ -117,13 +117,13 @@ def ended(service: Service, outcome: str) -> float:
 def test_rollouts_of_both_front_ends_are_loops_over_the_module(
     service: Service, module: FNO
 ) -> None:
-    # Also one whose frames are over 1 MiB, and one with more frames than its ring has places.
+    # Includes frames over 1 MiB, and more frames than the ring has entries.
     jobs = [(1, 24, 40, 1), (3, 64, 7, 3), (2, 16, 600, 1), (6000, 64, 3, 1), (1, 8, 50, 0)]
     jobs += [(int(n), 16, 30, 4) for n in generator().integers(1, 20, 6)]
 
     async def run(n: int, grid: int, steps: int, every: int) -> None:
         fields = noise(n, 1, grid)
-        # A client of its own has a connection of its own, so either front end has some of them.
+        # Every client has its own connection, so both front ends get some of them.
         async with AsyncClient(service.url) as client:
             wanted: Any = every or "last"
             found = [
@@ -141,9 +141,7 @@ def test_rollouts_of_both_front_ends_are_loops_over_the_module(
     everything_is_given_back(service)
 
 
-def test_whole_answers_hold_all_frames_though_the_ring_has_room_for_few(
-    service: Service, module: FNO
-) -> None:
+def test_whole_answers_hold_more_frames_than_the_ring(service: Service, module: FNO) -> None:
     fields = noise(2000, 1, 64)
     with service.client() as client:
         answer = client.post(PATH + "?steps=12", content=as_npy(fields), headers=NPY)
@@ -155,7 +153,7 @@ def test_whole_answers_hold_all_frames_though_the_ring_has_room_for_few(
     everything_is_given_back(service)
 
 
-def test_who_leaves_ends_the_rollout_and_gives_its_slots_back(service: Service) -> None:
+def test_a_client_that_leaves_ends_its_rollout_and_frees_its_slots(service: Service) -> None:
     before = ended(service, "left")
     with Client(service.url) as client:
         for frames in (1, 100):
@@ -163,7 +161,7 @@ def test_who_leaves_ends_the_rollout_and_gives_its_slots_back(service: Service) 
             next(stream)
             stream.close()
     body = as_npy(noise(1, 1, 24))
-    # The first has been told nothing but progress, the second waits for its whole answer.
+    # The first got only progress, the second waits for its whole answer.
     for accept in ("application/vnd.turbofno.frames", "application/x-npy"):
         with service.connect() as connection:
             head = (
@@ -190,7 +188,7 @@ def test_who_does_not_read_makes_the_engine_wait(service: Service) -> None:
             return steps() == before
 
         until(stands_still, 20)
-        # The others go on meanwhile.
+        # Others continue meanwhile.
         other = list(client.rollout("tiny-flow", noise(1, 1, 24), 20))
         assert len(other) == 20
         stopped = steps()

@@ -1,4 +1,4 @@
-"""Several real processes: right answers, and exactly one for each request, whichever process is killed or hangs."""
+"""Several processes: exactly one right answer for each request, even if processes die or hang."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHARED = 4 * 2**20
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, FNO]:
-    """The same models in this process, once `repository` has made them."""
+    """The modules of `repository`'s models, in this process."""
     return {}
 
 
@@ -164,7 +164,7 @@ def is_right(answer: Array, truth: Array) -> bool:
 
 
 class Load:
-    """Clients that ask without end. Each outcome is counted; a wrong answer, or an odd refusal, is kept."""
+    """Clients that send requests continuously, count outcomes, and keep wrong answers and unexpected refusals."""
 
     def __init__(self, service: Service, modules: dict[str, FNO], clients: int = 6) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -218,7 +218,7 @@ def descriptors(service: Service) -> dict[str, int]:
 
 
 def attached(pid: int) -> int:
-    """How many front ends' memories a process has mapped."""
+    """Number of front ends' memories that a process has mapped."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return sum("memfd:turbofno" in line for line in maps)
 
@@ -303,7 +303,7 @@ def test_every_front_end_refuses_foreign_hosts_and_pages(service: Service) -> No
         ({"Content-Type": "text/plain"}, 415),
     )
     for _ in range(20):
-        # On a connection of its own each, so that the kernel spreads them over the front ends.
+        # Each on its own connection, so that the kernel distributes them over the front ends.
         for sent, status in headers:
             answer = httpx.post(service.url + unload, headers=sent, content=b"{}", verify=False)
             assert answer.status_code == status
@@ -377,7 +377,7 @@ def npy_request(body: bytes) -> bytes:
 
 
 def test_full_shared_memory_is_refused_at_once_and_the_rest_is_answered(service: Service) -> None:
-    # 240 KiB, and an answer of 480 KiB
+    # 240 KiB, with an answer of 480 KiB.
     request = npy_request(as_npy(np.zeros((15, 1, 64, 64), np.float32)))
     engine = service.pids()["engine-0"]
     with ExitStack() as closing:
@@ -414,7 +414,7 @@ def test_clients_that_leave_give_their_slots_back(service: Service) -> None:
 def test_announced_bodies_that_do_not_come_take_no_shared_memory(service: Service) -> None:
     request = npy_request(as_npy(np.zeros((60, 1, 64, 64), np.float32)))
     with ExitStack() as connections:
-        for _ in range(40):  # 37 MiB announced, of 8 MiB
+        for _ in range(40):  # 37 MiB announced; there are 8 MiB
             connection = connections.enter_context(service.connect())
             connection.sendall(request[:2000])
         assert service.total("turbofno_shared_memory_bytes") == 0
@@ -459,7 +459,7 @@ def test_a_pause_of_everything_kills_nothing(service: Service) -> None:
     assert service.pids() == pids
 
 
-def test_metrics_label_what_belongs_to_one_process(service: Service) -> None:
+def test_per_process_metrics_are_labelled(service: Service) -> None:
     samples = service.metrics()
     memory = [labels for name, labels, _ in samples if name == "process_resident_memory_bytes"]
     assert sorted(one["process"] for one in memory) == ["engine-0", "frontend-0", "frontend-1"]

@@ -1,4 +1,4 @@
-"""Any function of a tensor as a model's forward, which also says what ran."""
+"""Adapts a function of a tensor to a model's forward."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 def as_model(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, Ran]]:
-    """It runs on the backend 'fake'."""
+    """A forward that reports the backend 'fake'."""
     return lambda x: (function(x), Ran("fake"))

@@ -1,4 +1,4 @@
-"""Device and memory settings: what is refused, what is said."""
+"""Device and memory settings, and their errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, devices: int, current: int = 0) -> 
         ("cuda:0", 2, "cuda:0"),
     ],
 )  # fmt: skip
-def test_device_has_its_number(
+def test_cuda_device_has_its_index(
     monkeypatch: pytest.MonkeyPatch, name: str, devices: int, found: str
 ) -> None:
     pretend(monkeypatch, devices, current=1)
@@ -34,7 +34,7 @@ def test_device_has_its_number(
     ("name", "devices", "message"),
     [("cuda", 0, "no CUDA device"), ("cuda:2", 2, "CUDA devices 0 to 1 only")],
 )
-def test_device_that_is_not_there_is_refused(
+def test_missing_device_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, devices: int, message: str
 ) -> None:
     pretend(monkeypatch, devices)

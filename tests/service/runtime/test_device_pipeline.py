@@ -1,4 +1,4 @@
-"""Batches to the device and back, whole and in order: on a CPU, and on a GPU where there is one."""
+"""Batches to the device and back, complete and in order: on a CPU, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SLEEP_CYCLES = 2_000_000
 
 
 def taken(answer: ModelOutput) -> np.ndarray:
-    """The numbers, when their memory has been given back."""
+    """A copy of the values, whose memory is then released."""
     fields = answer.fields.copy()
     if answer.release is not None:
         answer.release()
@@ -51,7 +51,7 @@ def taken(answer: ModelOutput) -> np.ndarray:
 
 
 @pytest.mark.parametrize("device", PIPELINES)
-def test_a_value_that_is_no_number_shows_in_the_total(device: str) -> None:
+def test_nan_shows_in_the_total(device: str) -> None:
     pipeline = open_pipeline(torch.device(device))
     for value in (np.nan, np.inf):
         field = np.ones((3, 1, 8), np.float32)
@@ -79,7 +79,7 @@ def test_parts_of_any_layout_arrive_in_order(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", PIPELINES)
-def test_failure_is_raised_where_it_happens_and_leaves_room_for_the_next(device: str) -> None:
+def test_failure_is_raised_and_frees_the_staging_memory(device: str) -> None:
     pipeline = open_pipeline(torch.device(device))
 
     def fail(x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def test_a_cpu_takes_one_batch_at_a_time() -> None:
 def run_overlapped(
     pipeline: Pipeline, batches: int, check: bool, *, shape: tuple[int, ...]
 ) -> float:
-    """Seconds for so many batches of random numbers, started on this thread, waited for on another."""
+    """Seconds for that many batches of random numbers, started on this thread, waited for on another."""
     rng = generator()
     running: queue.Queue[tuple[np.ndarray, object]] = queue.Queue(IN_FLIGHT)
     wrong: list[int] = []
@@ -155,7 +155,7 @@ def run_overlapped(
 
 
 @gpu
-def test_no_batch_meets_the_numbers_of_another() -> None:
+def test_no_batch_gets_the_values_of_another() -> None:
     run_overlapped(DevicePipeline(torch.device("cuda", 0)), 200, True, shape=(8, 3, 50, 70))
 
 
@@ -183,7 +183,7 @@ def test_copies_and_kernels_overlap() -> None:
 
 
 def wide_config() -> ModelConfig:
-    """32 channels on grids up to 512x512: half a gigabyte for a hidden field of a batch of 16."""
+    """32 channels on grids up to 512x512: half a gigabyte for one layer of a batch of 16."""
     config = tiny_config("tiny-2d", n_dim=2)
     architecture = config.architecture.model_copy(
         update={"hidden_channels": 32, "projection_channels": (32,), "n_layers": 2}

@@ -1,4 +1,4 @@
-"""Which of compiled chain and module runs a model, and what is said of it."""
+"""The choice between chain, graph, replay and module, and its report."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs
 
 CUDA = torch.device("cuda", 0)
-"""Named only: on a machine without a GPU nothing is put there."""
+"""Only a name: without a GPU nothing is allocated there."""
 
 
 class FakeChain:
-    """Stands for a compiled network that serves grids of 16 points alone."""
+    """A fake compiled network that supports only grids of 16 points."""
 
     precision, backend = "bf16", "cuda"
 
@@ -47,7 +47,7 @@ class FakeChain:
 
 
 class FakeGraphs:
-    """Stands for a module's graphs; runs the module, or refuses where a capture would fail."""
+    """Fake graphs of a module: run it, or refuse where a capture would fail."""
 
     refused = ""
     nbytes = 5
@@ -66,7 +66,7 @@ class FakeGraphs:
 
 
 def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of its own to wait for; waiting for the whole device would break another thread's capture."""
+    """A fake stream to wait for; waiting for the whole device would break another thread's capture."""
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
 
@@ -90,7 +90,7 @@ def tiny_forward() -> tuple[Forward, FNO]:
     return Forward("tiny-1d", module, CUDA, precision="bf16", max_batch=4), module
 
 
-def test_chain_and_graphs_of_the_module_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chain_and_graphs_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
 
     def compiled(*_: object, graphs: object, **__: object) -> FakeChain:
@@ -104,7 +104,7 @@ def test_chain_and_graphs_of_the_module_share_one_bound(monkeypatch: pytest.Monk
     assert isinstance(given[0], GraphCache)
 
 
-def test_chain_runs_where_it_serves_and_the_module_elsewhere(chain: FakeChain) -> None:
+def test_chain_runs_on_supported_grids_and_the_module_on_others(chain: FakeChain) -> None:
     forward, module = tiny_forward()
     with torch.inference_mode():
         y, ran = forward(torch.zeros(3, 1, 16))
@@ -132,7 +132,7 @@ def no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_three_times(caplog: pytest.LogCaptureFixture) -> tuple[Forward, Ran, list[str]]:
-    """The refused network, what ran at last, and what was logged of it."""
+    """A network that the compiler refuses: how it ran, and its log."""
     with caplog.at_level(logging.DEBUG, "turbofno.service.runtime.forward"):
         forward, module = tiny_forward()
         x = torch.randn(2, 1, 16)
@@ -144,7 +144,7 @@ def run_three_times(caplog: pytest.LogCaptureFixture) -> tuple[Forward, Ran, lis
 
 
 @pytest.mark.usefixtures("no_chain")
-def test_what_is_no_chain_runs_as_a_graph_and_says_so_once(
+def test_model_without_a_chain_runs_as_a_graph_and_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     forward, ran, said = run_three_times(caplog)
@@ -156,7 +156,7 @@ def test_what_is_no_chain_runs_as_a_graph_and_says_so_once(
 
 
 @pytest.mark.usefixtures("no_chain")
-def test_what_cannot_be_captured_runs_layer_by_layer_and_says_so_once(
+def test_model_without_a_graph_runs_layer_by_layer_and_logs_it_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(FakeGraphs, "refused", "it asks for a value")
@@ -166,7 +166,7 @@ def test_what_cannot_be_captured_runs_layer_by_layer_and_says_so_once(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_on_a_gpu_run_as_graphs_and_gradients_beside_them(
+def test_batches_run_as_graphs_with_gradients_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -194,7 +194,7 @@ def test_batches_on_a_gpu_run_as_graphs_and_gradients_beside_them(
     assert held > forward.device_bytes == 0
 
 
-def test_a_cpu_says_whether_it_replays() -> None:
+def test_a_cpu_reports_replays() -> None:
     module = FNO(tiny_config().architecture).eval()
     forward = Forward("tiny", module, torch.device("cpu"), precision="fp32", max_batch=4)
     x = torch.randn(2, 1, 16)
@@ -208,7 +208,7 @@ def test_a_cpu_says_whether_it_replays() -> None:
     ("config", "setting", "asked"),
     [("fp32", "model", "fp32"), ("bf16", "model", "bf16"), ("bf16", "tf32", "tf32")],
 )
-def test_precision_is_the_models_or_the_servers_and_what_ran_is_told(
+def test_precision_is_the_models_or_the_servers_and_is_reported(
     tmp_path: Path, config: str, setting: str, asked: str
 ) -> None:
     module = save_tiny(tmp_path)
@@ -245,7 +245,7 @@ def slot_of(forward: Forward, *others: ModelInstance) -> ModelInstance:
     return instance
 
 
-def test_slot_tells_what_each_batch_really_ran_in(chain: FakeChain) -> None:
+def test_instance_reports_how_each_batch_ran(chain: FakeChain) -> None:
     instance = slot_of(tiny_forward()[0])
     assert instance.ran == Ran("cuda", "bf16", "chain")
     assert instance.asked_precision == "bf16"
@@ -266,7 +266,7 @@ def test_memory_is_freed_by_all_models(chain: FakeChain) -> None:
     assert chain.cleared == 2, "both run on this chain"
 
 
-def test_slot_is_ready_though_the_largest_batch_does_not_fit(
+def test_instance_is_ready_even_if_the_largest_batch_does_not_fit(
     chain: FakeChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []

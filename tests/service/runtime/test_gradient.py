@@ -1,4 +1,4 @@
-"""Gradients of the module: right against float64, in physical units, leaving nothing on and nothing behind."""
+"""Gradients of the module: accuracy against float64, physical units, no leaked state or memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rng() -> random.Random:
 
 
 def draw_smooth(rng: random.Random, n_dim: int) -> FNOArchitecture:
-    """Without relu, whose kinks rounding can meet on either side."""
+    """A network without relu: rounding could take either side of its kinks."""
     arch = draw_architecture(rng, n_dim)
     while "relu" in arch.model_dump_json():
         arch = draw_architecture(rng, n_dim)
@@ -65,14 +65,14 @@ def in_float64(module: FNO, x: Array, v: Array) -> tuple[NDArray[np.float64], ND
 
 
 def relative(found: Array, truth: NDArray[np.float64]) -> float:
-    """The error in L2; of a truth of zeros (a gradient behind units that are off) as it is."""
+    """The relative L2 error; absolute if the truth is zero (inactive units)."""
     return float(np.linalg.norm(found - truth) / (np.linalg.norm(truth) or 1.0))
 
 
 def served(
     module: FNO, x: Array, v: Array, device: str, precision: str = "fp32"
 ) -> tuple[Array, Array]:
-    """Gradient and output as the device thread makes them."""
+    """Gradient and output as computed on the device thread."""
     place = torch.device(device)
     forward = Forward("m", module.to(place), place, precision=precision, max_batch=len(x))  # type: ignore[arg-type]
     rows, shapes = join(x, v)
@@ -91,7 +91,7 @@ def test_gradients_equal_autograd_in_float64(rng: random.Random, n_dim: int, dev
         x, v = inputs(module, 3, size)
         truth = in_float64(module, x, v)
         gradient, output = served(module, x, v, device, rng.choice(["fp32", "bf16"]))
-        # Means far from zero cost digits of the input itself, before the first product.
+        # Means far from zero cost digits of the input itself.
         assert relative(gradient, truth[0]) < 2e-3, arch
         assert relative(output, truth[1]) < 2e-3, arch
         assert {block.precision for block in module.blocks} <= {"fp32", "bf16"}
@@ -99,7 +99,7 @@ def test_gradients_equal_autograd_in_float64(rng: random.Random, n_dim: int, dev
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_shipped_network_has_float32_errors_only(device: str) -> None:
-    """TF32 in any product would show."""
+    """Detects TF32 in any product."""
     module = load_model(Path(__file__).parents[3] / "models/zoo/trained/darcy-2d").module
     x, v = inputs(module, 2, (47, 51))
     truth = in_float64(module, x, v)
@@ -123,14 +123,14 @@ def test_networks_of_other_libraries_have_gradients_or_say_why_not(rng: random.R
         truth = in_float64(module, x, v)
         assert relative(output[:1], truth[1]) < 1e-3, arch
         assert np.isfinite(gradient).all()
-        # A kink may be met on its other side.
+        # Rounding may take the other side of a kink.
         if "relu" not in arch.model_dump_json() and arch.norm == "none":
-            # It is nothing but rounding where no mode that the network keeps is one that the input has.
+            # It is only rounding if the input has none of the modes that the network keeps.
             missed = np.linalg.norm(gradient[:1] - truth[0])
             assert missed < 1e-3 * np.linalg.norm(truth[0]) + 1e-8 * np.linalg.norm(v), arch
 
 
-def test_a_batch_gives_each_field_what_it_gets_alone(rng: random.Random) -> None:
+def test_a_batch_gives_each_field_the_gradient_that_it_gets_alone(rng: random.Random) -> None:
     module = network(draw_smooth(rng, 2))
     size = tuple(max(8, least) for least in module.arch.smallest_grid)
     x, v = inputs(module, 4, size)
@@ -191,8 +191,8 @@ def test_grad_mode_is_left_as_it_was_and_predictions_keep_none() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_what_is_kept_is_measured(rng: random.Random) -> None:
-    """The sum over the layers of a known network: each saves its input, an activation what it is given."""
+def test_gradient_memory_is_measured(rng: random.Random) -> None:
+    """Compares with the sum over the layers of a known network, each of which saves its input."""
     arch = draw_architecture(rng, 2).model_copy(
         update={
             "hidden_channels": 8, "n_layers": 3, "lifting_channels": (), "projection_channels": (20,),
@@ -214,7 +214,7 @@ def test_a_network_that_forgets_its_input_has_no_gradient() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(x)
 
-    with pytest.raises(NotDifferentiable, match="depends on its input"):
+    with pytest.raises(NotDifferentiable, match="cannot differentiate its output"):
         measure(Forgetful(), torch.randn(1, 1, 8))
 
 
@@ -244,12 +244,12 @@ def test_memory_is_flat_over_a_hundred_gradients(device: str) -> None:
         return torch.cuda.memory_allocated(place)
 
     before = run(20)
-    # One that stayed behind each time would make it a hundred.
+    # A leak in each iteration would make it a hundred.
     assert run(100) - before < 40 * kept
 
 
 def test_finite_differences_agree(rng: random.Random) -> None:
-    """In float64, so that this is about the formula: a directional derivative, by central differences."""
+    """Compares with a directional derivative by central differences, in float64 to exclude rounding."""
     arch = draw_architecture(rng, 1).model_copy(
         update={"activation": "tanh", "lifting_activation": None, "projection_activation": None}
     )

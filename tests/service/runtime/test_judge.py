@@ -1,4 +1,4 @@
-"""Signals of trust where the batch lies, as the pipeline hands them out: each field its own, whatever its company."""
+"""Trust signals computed by the pipeline: each field gets its own, whatever its batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICES = ["cpu", pytest.param("cuda:0", marks=gpu)]
 
 
 def batches(model: LoadedModel, count: int) -> list[np.ndarray]:
-    """Of random sizes and amplitudes, on the training grid and a smaller one, in turn."""
+    """Batches of random sizes and amplitudes, on the training grid and a smaller one."""
     rng = generator()
     found = []
     for index in range(count):
@@ -96,11 +96,11 @@ def test_a_model_without_signals_is_judged_on_a_gpu() -> None:
 
 
 @gpu
-def test_graphs_are_bounded_and_can_be_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_limited_and_can_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turbofno.service.runtime.judge._MAX_GRAPHS", 2)
     model = load_model(TRAINED / PROBLEMS["burgers"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
-    # not the default stream, on which nothing can be captured
+    # The default stream cannot be captured.
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
         for points in (64, 128, 256, 64, 96):
             x = torch.randn(3, 1, points)
@@ -117,7 +117,7 @@ def test_a_graph_outlives_the_tables_of_other_grids() -> None:
     model = load_model(TRAINED / PROBLEMS["darcy"].name)
     judge, signals = Judge(model.config, torch.device("cuda", 0)), Signals(model.config)
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-        # more grids than tables are cached; then those graphs again, the tables' memory being others'
+        # More grids than tables are cached; then the first graphs again, whose tables were evicted.
         fields = [torch.rand(1, 1, points, points) + 3 for points in range(43, 68)]
         for x in fields:
             judge(x.cuda(), x.cuda())

@@ -1,4 +1,4 @@
-"""Fields in page-locked memory: read and written there by the GPU, by nobody once the memory is gone."""
+"""Zero-copy access to page-locked memory, and its lifetime."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Four MiB, the first three of which count as locked."""
+    """Four MiB, of which the first three are registered as locked."""
     memory = np.zeros(4 * MIB, np.uint8)
     start = memory.ctypes.data
     monkeypatch.setattr(page_locked, "_regions", {start: start + 3 * MIB})
@@ -47,7 +47,7 @@ def fields(memory: np.ndarray, start: int, stop: int) -> Fields:
     return memory[start:stop].view(np.float32).reshape(-1, 1, 16)
 
 
-def test_only_large_arrays_that_are_locked_to_their_end_go_straight(memory: np.ndarray) -> None:
+def test_zero_copy_needs_large_and_completely_locked_arrays(memory: np.ndarray) -> None:
     large = fields(memory, 0, MIB)
     assert zero_copy([large])
     assert zero_copy([large, fields(memory, 2 * MIB, 3 * MIB)])
@@ -58,7 +58,7 @@ def test_only_large_arrays_that_are_locked_to_their_end_go_straight(memory: np.n
 
 
 class Placing:
-    """Doubles its input, into the answers if it is given any; then the batch fails on what is not finite."""
+    """Doubles its input, into the answers if given; the batch then fails on values that are not finite."""
 
     name, version = "double", "1"
 
@@ -84,7 +84,7 @@ def ticket(x: Fields, answer: Fields | None) -> Ticket:
     return Ticket(kind, request, 0.0, Mock(), len(x), result=result)
 
 
-def test_answers_that_stand_where_they_should_are_handed_out_as_they_are(
+def test_outputs_already_in_the_answers_are_not_copied(
     memory: np.ndarray,
 ) -> None:
     rng = generator()
@@ -106,7 +106,7 @@ def test_answers_that_stand_where_they_should_are_handed_out_as_they_are(
     assert "field 7 of 9000" in report.errors[1].message
 
 
-def test_a_batch_with_an_answer_elsewhere_is_handed_out_by_copies(memory: np.ndarray) -> None:
+def test_outputs_are_copied_if_an_answer_is_not_locked(memory: np.ndarray) -> None:
     x = np.ones((9000, 1, 16), np.float32)
     placed, owned = ticket(x, fields(memory, 0, x.nbytes)), ticket(x, None)
     report = start_batch([Slice(placed, 0, 9000), Slice(owned, 0, 9000)])()
@@ -116,7 +116,7 @@ def test_a_batch_with_an_answer_elsewhere_is_handed_out_by_copies(memory: np.nda
 
 
 def mapped(start: int) -> bool:
-    """Whether a mapping of this process starts there."""
+    """True if a mapping of this process starts there."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return any(line.startswith(f"{start:x}-") for line in lines)
 
@@ -129,7 +129,7 @@ def wait_until_unmapped(start: int) -> None:
 
 
 class Cudart:
-    """Locks anything; lets it go once it `may`, and notes on which thread, and whether it was mapped still."""
+    """Fake cudart: locks anything; unlocks once it `may`, recording the thread and whether memory was mapped."""
 
     def __init__(self) -> None:
         self.may = threading.Event()
@@ -144,7 +144,7 @@ class Cudart:
         return 0
 
 
-def test_memory_is_unlocked_on_no_thread_of_others_and_mapped_until_then(
+def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cudart, device = Cudart(), torch.device("cuda", 0)
@@ -188,7 +188,7 @@ def slots() -> tuple[SlotMemory, AttachedMemory]:
 
 
 @gpu
-def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, AttachedMemory]) -> None:
+def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMemory]) -> None:
     memory, lent = slots
     pipeline, rng = DevicePipeline(torch.device("cuda", 0)), generator()
     running: list[tuple[list[Fields], list[Fields], Any]] = []
@@ -230,7 +230,7 @@ def test_no_batch_meets_the_numbers_of_another(slots: tuple[SlotMemory, Attached
 
 
 @gpu
-def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, AttachedMemory]) -> None:
+def test_answers_of_another_shape_are_not_written(slots: tuple[SlotMemory, AttachedMemory]) -> None:
     memory, lent = slots
     x = np.ones((8, 1, 128, 128), np.float32)
     placed = memory.array((8, 2, 128, 128))
@@ -243,7 +243,7 @@ def test_answers_of_another_shape_are_left_alone(slots: tuple[SlotMemory, Attach
 
 
 @gpu
-def test_a_refusal_costs_a_warning_and_no_batch(
+def test_failed_locking_logs_a_warning_and_fails_no_batch(
     slots: tuple[SlotMemory, AttachedMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     locked = dict(page_locked._regions)
@@ -254,7 +254,7 @@ def test_a_refusal_costs_a_warning_and_no_batch(
 
 
 @gpu
-def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> None:
+def test_memory_is_locked_while_referenced_and_then_unlocked() -> None:
     for _ in range(5):
         memory = SlotMemory(200 * MIB)
         lent = AttachedMemory(memory.attachment())
@@ -275,7 +275,7 @@ def test_memory_is_locked_as_long_as_anything_refers_to_it_and_then_let_go() -> 
 
 
 @gpu
-def test_memory_that_ends_on_a_thread_that_captures_leaves_the_capture_whole() -> None:
+def test_memory_freed_on_a_capturing_thread_does_not_break_the_capture() -> None:
     slots = SlotMemory(64 * MIB)
     lent = AttachedMemory(slots.attachment())
     start = lent.bytes.ctypes.data

@@ -1,4 +1,4 @@
-"""What is replayed, and when; the answers are those of the network."""
+"""When networks are replayed, with the same outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARCHITECTURE = FNOArchitecture(
 
 
 class Counted:
-    """A network that counts how often it is called."""
+    """A network that counts its calls."""
 
     def __init__(self) -> None:
         self.network = FNO(ARCHITECTURE).eval()
@@ -33,12 +33,12 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def _any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy records too: only `test_long_runs_are_not_recorded` is about time."""
+    """Record even on a busy machine: only `test_long_runs_are_not_recorded` is about time."""
     monkeypatch.setattr(replays, "_MAX_SECONDS", math.inf)
 
 
 def check(found: Replays, network: Counted, batch: int, grid: tuple[int, int]) -> int:
-    """How often the network itself was called for a batch, whose answer is looked at."""
+    """Number of calls of the network for a batch, whose output is checked."""
     x = torch.randn(batch, 2, *grid)
     network.batches.clear()
     with torch.inference_mode():
@@ -58,7 +58,7 @@ def test_a_prepared_grid_is_replayed_in_every_size() -> None:
     assert check(found, network, 3, (13, 14)) == 1
 
 
-def test_another_grid_is_once_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_grid_is_replayed_once_it_is_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replays, "_RUNS_BEFORE_RECORDING", 3)
     network = Counted()
     found = Replays("net", network, chunk_size=lambda _: 2)
@@ -69,7 +69,7 @@ def test_another_grid_is_once_it_comes_often(monkeypatch: pytest.MonkeyPatch) ->
     assert check(found, network, 5, (12, 12)) == 3
 
 
-def test_callers_cannot_have_grids_without_number_recorded() -> None:
+def test_number_of_recorded_grids_is_limited() -> None:
     network = Counted()
     found = Replays("net", network, chunk_size=lambda _: 1)
     with torch.inference_mode():
@@ -80,7 +80,7 @@ def test_callers_cannot_have_grids_without_number_recorded() -> None:
     assert check(found, network, 1, (10 + replays._MAX_GRIDS + 2, 10)) == 0
 
 
-def test_who_goes_from_grid_to_grid_does_not_keep_others_waiting_for_recordings(
+def test_a_caller_of_many_grids_does_not_block_others_by_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replays, "_RUNS_BEFORE_RECORDING", 2)
@@ -96,7 +96,7 @@ def test_who_goes_from_grid_to_grid_does_not_keep_others_waiting_for_recordings(
     assert check(found, network, 2, (13, 12)) == 0
 
 
-def test_grids_that_come_once_do_not_drive_out_one_that_is_recorded() -> None:
+def test_rare_grids_do_not_evict_a_recorded_one() -> None:
     network = Counted()
     found = Replays("net", network, chunk_size=lambda _: 1)
     with torch.inference_mode():
@@ -118,7 +118,7 @@ def test_long_runs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check(found, network, 6, (12, 12)) == 2
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_network_that_cannot_be_recorded_runs_unrecorded(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     def decides(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The repository and the engine in this process, on tiny real checkpoints."""
+"""The repository and the local engine, on tiny real checkpoints."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_answer_equals_a_direct_forward(tmp_path: Path) -> None:
 
 
 def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fields in each batch that runs from now on."""
+    """The sizes of all batches from now on."""
     sizes: list[int] = []
     start = ModelInstance.start
 
@@ -149,7 +149,7 @@ def test_warm_up_of_a_model_lets_batches_of_another_run_between_its_steps(
                     await engine.predict(request(random_fields(5)))
 
             await asyncio.gather(loading, predict(), predict())
-            # One of ours between any two of the other's.
+            # One of ours between any two steps of the other's warm-up.
             warming = [index for index, size in enumerate(sizes) if size & (size - 1) == 0]
             assert [sizes[index] for index in warming] == [1, 2, 4, 8, 16, 32, 64]
             assert all(later - earlier > 1 for earlier, later in pairwise(warming))
@@ -199,7 +199,7 @@ def test_answer_does_not_depend_on_batch_mates(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_read_only_unaligned_fields_are_taken(tmp_path: Path) -> None:
+def test_read_only_unaligned_fields_are_accepted(tmp_path: Path) -> None:
     module = save_tiny(tmp_path)
     fields = random_fields(2)
     unaligned = np.frombuffer(b"x" + fields.tobytes(), np.float32, offset=1).reshape(2, 1, 16)
@@ -225,7 +225,7 @@ def test_no_fields_give_no_fields(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_broken_checkpoint_does_not_stop_the_others_and_can_be_mended(tmp_path: Path) -> None:
+def test_broken_checkpoint_does_not_stop_the_others_and_can_be_repaired(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     save_tiny(tmp_path, "other")
     weights = tmp_path / "other" / "model.safetensors"
@@ -268,7 +268,7 @@ def test_newest_version_answers_unless_another_is_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_reload_swaps_the_weights_without_a_gap(tmp_path: Path) -> None:
+def test_reload_replaces_the_weights_without_a_gap(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     fields = random_fields(1)
 
@@ -291,7 +291,7 @@ def test_reload_swaps_the_weights_without_a_gap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["architecture", "outputs"])
-def test_reload_as_another_kind_of_model_refuses_what_was_checked_before(
+def test_reload_with_another_shape_refuses_requests_validated_before(
     tmp_path: Path, change: str
 ) -> None:
     save_tiny(tmp_path)
@@ -340,7 +340,7 @@ def test_failed_reload_leaves_the_old_model_serving(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_unload_finishes_what_is_queued_and_can_be_undone(tmp_path: Path) -> None:
+def test_unload_finishes_queued_requests_and_can_be_undone(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     save_tiny(tmp_path, "stays")
 
@@ -367,10 +367,10 @@ def test_unload_finishes_what_is_queued_and_can_be_undone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["unload", "load"])
-def test_a_model_that_serves_no_more_is_freed_without_garbage_collection(
+def test_an_unloaded_model_is_freed_without_garbage_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """What was there when the server became ready is out of garbage collection for good (service/server.py)."""
+    """Objects from before the server was ready are excluded from garbage collection (service/server.py)."""
     save_tiny(tmp_path)
     modules: list[weakref.ref[FNO]] = []
     init = Forward.__init__
@@ -388,7 +388,7 @@ def test_a_model_that_serves_no_more_is_freed_without_garbage_collection(
             gc.disable()
             try:
                 await getattr(engine, how)("tiny-1d")
-                # The device thread lets go of its last batch a moment after it has told of its end.
+                # The device thread drops its last batch a moment after reporting its end.
                 await until(lambda: modules[0]() is None)
             finally:
                 gc.enable()
@@ -444,7 +444,7 @@ def test_empty_repository_fails_the_start(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
+def test_a_successor_loads_the_models_of_its_predecessor_and_reports_the_rest(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -465,7 +465,7 @@ def test_a_successor_loads_what_its_predecessor_served_and_remembers_the_rest(
         assert states(second) == [
             ("broken", "1", "UNAVAILABLE"), ("dropped", "1", "UNAVAILABLE"), ("kept", "1", "READY"),
         ]  # fmt: skip
-        # A failed load is not tried again unasked, an asked one is.
+        # A failed load is not retried automatically, but on request.
         await second.load("broken")
         assert {one.name: one.reason for one in second.recovery_records()} == {
             "kept": "", "dropped": "unloaded", "broken": "",

@@ -1,4 +1,4 @@
-"""Steps of a batch of rollouts, against a plain loop over the module; and how blow-ups are measured."""
+"""Turns of rollouts against a plain loop over the module, and detection of blow-ups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def turn(forward: Any, states: list[State], wanted: list[list[int]], **options: 
         return run_turn(forward, states, wanted, **options)
 
 
-def test_a_turn_of_several_rollouts_is_each_ones_loop() -> None:
+def test_a_turn_of_several_rollouts_equals_a_loop_for_each() -> None:
     model = module()
     fields = [torch.randn(n, 1, 17).numpy() for n in (1, 3, 2)]
     before = [one.copy() for one in fields]
@@ -57,14 +57,14 @@ def test_a_turn_of_several_rollouts_is_each_ones_loop() -> None:
     assert [one.shape for one in result.excess] == [(4, 1), (4, 3), (4, 2)]
 
 
-def test_two_turns_are_one_of_as_many_steps() -> None:
+def test_two_turns_equal_one_with_as_many_steps() -> None:
     model, fields = module(), torch.randn(2, 1, 16).numpy()
     whole = turn(model, [fields], [[]], steps=5).states
     first = turn(model, [fields], [[]], steps=2).states
     np.testing.assert_array_equal(turn(model, first, [[]], steps=3).states[0], whole[0])
 
 
-def test_frames_and_states_hold_nobody_elses_memory() -> None:
+def test_frames_and_states_keep_no_other_memory() -> None:
     result = turn(lambda x: x + 1, [np.zeros((1, 1, 8), "f4")] * 2, [[1], [1]], steps=1)
     memory = [one.untyped_storage().data_ptr() for one in result.states]
     assert memory[0] != memory[1]
@@ -77,7 +77,7 @@ def statistics(*ranges: tuple[float, float, float]) -> Statistics:
     return Statistics(n_samples=1, inputs=channels, outputs=channels)
 
 
-def test_excess_is_the_worst_channels_energy_over_the_most_of_its_range() -> None:
+def test_excess_is_the_largest_relative_energy_of_the_channels() -> None:
     stated = statistics((-1.0, 0.5, 4.0), (10.0, 11.0, 12.0))
     fields = torch.randn(5, 2, 6, 7) + torch.tensor([0.5, 11.0])[:, None, None]
     away = fields.double() - torch.tensor([0.5, 11.0])[:, None, None]
@@ -86,7 +86,7 @@ def test_excess_is_the_worst_channels_energy_over_the_most_of_its_range() -> Non
     torch.testing.assert_close(Excess(stated, CPU)(fields).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_no_field_within_the_range_is_in_excess() -> None:
+def test_no_field_within_the_range_exceeds_it() -> None:
     stated = statistics((-1.0, 0.5, 4.0))
     fields = torch.rand(50, 1, 9) * 5 - 1
     fields[0], fields[1] = 4.0, -1.0
@@ -95,7 +95,7 @@ def test_no_field_within_the_range_is_in_excess() -> None:
 
 @pytest.mark.parametrize("stated", [None, statistics((-1, 0, 1)), statistics((2, 2, 2))])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_in_excess_and_no_mate_is(
+def test_fields_that_are_not_finite_exceed_the_range_and_others_do_not(
     stated: Statistics | None, value: float
 ) -> None:
     fields = torch.full((3, 1, 8), 2.0 if stated and stated.inputs[0].mean else 0.5)
@@ -103,12 +103,12 @@ def test_what_is_not_finite_is_in_excess_and_no_mate_is(
     assert (Excess(stated, CPU)(fields) <= 1).tolist() == [True, False, True]
 
 
-def test_signals_are_those_of_each_step_and_left_out_where_one_was_not_judged() -> None:
+def test_signals_of_each_step_are_dropped_if_one_step_failed() -> None:
     held = torch.zeros(3)
     calls: list[int] = []
 
     def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        # as a captured graph does: the same memory at every call
+        # The same memory in every call, like a captured graph.
         held.copy_((y - x).amax((1, 2)) * y.amax((1, 2)))
         calls.append(len(x))
         return {"residual": held} if len(calls) != 5 else {}
