@@ -135,49 +135,39 @@ class QueueCapacity:
             PayloadTooLarge: the request alone is over a limit.
             QueueFull: it is over a limit together with the fields now in progress.
         """
-        fields, model, client = len(request.fields), request.model, request.client
-        if most := self._model_quotas.get(model, 0):
-            self._check_quota(
-                model, f"model {model!r}", ("model", model), fields, most,
-                f" ({env_name('model_limits')})",
-            )  # fmt: skip
-        if most := request.client_max_fields:
-            self._check_quota(model, f"API key {client!r}", ("caller", client), fields, most, "")
-        self._add_quota_used(request, fields)
+        fields, quotas = len(request.fields), self._quotas(request)
+        for (scope, name), limit in quotas:
+            used = self._quota_used[scope, name]
+            if used + fields <= limit:
+                continue
+            whose, setting = f"API key {name!r}", ""
+            if scope == "model":
+                whose, setting = f"model {name!r}", f" ({env_name('model_limits')})"
+            message = (
+                f"{whose} has {used} fields in progress and was asked for {fields} more: "
+                f"its limit is {limit}{setting}."
+            )
+            if fields > limit:
+                self._metrics.reject(f"{scope}_fields", request.model)
+                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
+            raise self._full(message, f"{scope}_fields", request.model)
+        for key, _ in quotas:
+            self._quota_used[key] += fields
 
     def release_quota(self, *requests: PredictRequest) -> None:
         """Undo `acquire_quota`; requests without a limit are ignored."""
         for request in requests:
-            if request.client_max_fields or request.model in self._model_quotas:
-                self._add_quota_used(request, -len(request.fields))
+            for key, _ in self._quotas(request):
+                self._quota_used[key] -= len(request.fields)
 
-    def _add_quota_used(self, request: PredictRequest, fields: int) -> None:
-        if request.model in self._model_quotas:
-            self._quota_used["model", request.model] += fields
-        if request.client_max_fields:
-            self._quota_used["caller", request.client] += fields
-
-    def _check_quota(
-        self,
-        model: str,
-        whose: str,
-        counted: tuple[str, str],
-        fields: int,
-        most: int,
-        setting: str,
-    ) -> None:
-        now = self._quota_used[counted]
-        if now + fields <= most:
-            return
-        reason = f"{counted[0]}_fields"
-        message = (
-            f"{whose} has {now} fields in progress and was asked for {fields} more: "
-            f"its limit is {most}{setting}."
-        )
-        if fields > most:
-            self._metrics.reject(reason, model)
-            raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-        raise self._full(message, reason, model)
+    def _quotas(self, request: PredictRequest) -> list[tuple[tuple[str, str], int]]:
+        """A request's limits: (("caller" or "model", its name), most fields in progress)."""
+        quotas = []
+        if limit := self._model_quotas.get(request.model):
+            quotas.append((("model", request.model), limit))
+        if limit := request.client_max_fields:
+            quotas.append((("caller", request.client), limit))
+        return quotas
 
     def dispatch(self, batch: Sequence[Slice], now: float) -> float:
         """Take a batch out of the queue, onto the device. Returns its expected seconds; 0: not known yet."""

@@ -16,7 +16,7 @@ from turbofno.service.errors import ServiceError
 from turbofno.service.processes.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _MAX_MESSAGES = 64
 """Most messages read in one loop iteration, so that a busy socket does not block the loop."""
@@ -154,17 +154,15 @@ class Channel:
 
     def _encoded(self, messages: list[Message]) -> bytes:
         """The encoded messages, without those that cannot be encoded."""
-        try:
+        with contextlib.suppress(Exception):
             return self._encoder.encode(messages)
-        except Exception:
-            return self._encoder.encode(list(self._encodable(messages)))
-
-    def _encodable(self, messages: list[Message]) -> Iterator[msgspec.Raw]:
+        encoded = []
         for message in messages:
             try:
-                yield msgspec.Raw(self._encoder.encode(message))
+                encoded.append(msgspec.Raw(self._encoder.encode(message)))
             except Exception:
                 logger.exception("a %s could not be encoded; dropped", type(message).__name__)
+        return self._encoder.encode(encoded)
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:

@@ -133,8 +133,8 @@ class RemoteEngine:
     async def counters(self, model: str, version: str) -> ModelCounters:
         self.config(model, version)
         serving = [link for link in self._links.values() if (model, version) in link.digests]
-        told = await _call_all(serving, "counters", model, version)
-        return _sum_counters(msgspec.convert(told, list[ModelCounters]))
+        counters = await _call_all(serving, "counters", model, version)
+        return _sum_counters(msgspec.convert(counters, list[ModelCounters]))
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config = request.config or self.config(request.model, request.version)

@@ -47,12 +47,12 @@ class FakeDevice:
         self._count = 0
 
     def start(self, parts: Sequence[Fields], _: Sequence[Fields] = ()) -> Callable[[], ModelOutput]:
-        number, instance = self._count, self._count % len(self._memories)
+        number, index = self._count, self._count % len(self._memories)
         self._count += 1
         self.log.append(f"start {number}")
         self.threads.add(threading.current_thread().name)
         batch = np.concatenate(parts)
-        memory = self._memories[instance, : batch.size].reshape(batch.shape)
+        memory = self._memories[index, : batch.size].reshape(batch.shape)
         memory[:] = batch
         lost = bool((memory == LOST).any())
 
