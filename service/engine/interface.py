@@ -156,27 +156,21 @@ class Engine(Protocol):
 
     def start(self) -> None:
         """Begin to load models, on the running event loop."""
-        ...
 
     def start_draining(self) -> None:
         """Report not ready from now on; admitted requests can still be predicted."""
-        ...
 
     async def close(self, *, within: float) -> None:
         """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop. Idempotent."""
-        ...
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         """The configuration of a known model (newest version if None). Raises NotFound; Unavailable if not READY."""
-        ...
 
     def statuses(self) -> list[ModelStatus]:
         """Every known (model, version), sorted by name, then version."""
-        ...
 
     async def counters(self, model: str, version: str) -> ModelCounters:
         """Totals of a READY model. Raises NotFound, Unavailable."""
-        ...
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
         """Writable memory for a request's body, from which the device reads fields without another copy.
@@ -187,7 +181,6 @@ class Engine(Protocol):
             PayloadTooLarge: more than there ever is.
             Unavailable: no memory is free now.
         """
-        ...
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         """Run the fields.
@@ -196,7 +189,6 @@ class Engine(Protocol):
         InvalidField (NaN or infinity in the output: finite input far outside the training range), NotDifferentiable,
         PayloadTooLarge (gradients that take too much memory), InferenceFailed.
         """
-        ...
 
     def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         """Yield frames as they are computed, in order; closing the generator ends the rollout.
@@ -206,25 +198,20 @@ class Engine(Protocol):
             NotFound, DeadlineExceeded (before the first step), QueueFull, PayloadTooLarge, Unavailable,
             InferenceFailed.
         """
-        ...
 
     async def load(self, model: str) -> None:
         """(Re)load a model from the repository and warm it up. Raises NotFound, Unavailable with the reason."""
-        ...
 
     async def unload(self, model: str) -> None:
         """Finish the model's queued requests, then drop it. Raises NotFound."""
-        ...
 
     @property
     def ready(self) -> bool:
         """True if all start-up models are loaded and warm, and the service is neither draining nor failed."""
-        ...
 
     @property
     def failure(self) -> str:
         """Why this process can run no more predictions and must exit, or empty."""
-        ...
 
 
 def heap_buffer(size: int, aligned_at: int = 0) -> memoryview:

@@ -72,7 +72,6 @@ class _Model(Protocol):
 
     def free_memory(self) -> None:
         """Free caches, after running out of memory; on the device thread."""
-        ...
 
 
 class Runnable(_Model, Protocol):
@@ -91,11 +90,9 @@ class Runnable(_Model, Protocol):
             DeviceLost: here or from the wait; the process can run nothing more on the device.
             Exception: here only, any error of the model; nothing of the batch is left running.
         """
-        ...
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
         """As `start`, for gradients: parts and output are rows of these shapes."""
-        ...
 
     def gradient_bytes(self, shapes: VjpShapes) -> int:
         """Estimated memory for the gradient of one field, in addition to its row; on any thread.
@@ -103,7 +100,6 @@ class Runnable(_Model, Protocol):
         Raises:
             NotDifferentiable: the model has no gradient.
         """
-        ...
 
 
 class Steppable(_Model, Protocol):
@@ -111,4 +107,3 @@ class Steppable(_Model, Protocol):
 
     def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
         """Advance rollouts by `steps` steps in one batch, with the frames of each one's `wanted` steps."""
-        ...

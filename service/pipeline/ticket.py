@@ -25,7 +25,6 @@ class Outcome(Protocol):
 
     def done(self) -> bool:
         """True if it was set or cancelled."""
-        ...
 
     def set_result(self, result: PredictResult, /) -> None: ...
 

@@ -32,11 +32,9 @@ class References(Protocol):
 
     def refer(self, value: Any) -> Any:
         """The reference to send to `Channel.peer` in place of a value."""
-        ...
 
     def resolve(self, kind: type, reference: Any) -> Any:
         """The value for a reference from `Channel.peer`. Raises ServiceError if there is none."""
-        ...
 
 
 def new_endpoint() -> str:

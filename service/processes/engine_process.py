@@ -7,6 +7,7 @@ import hashlib
 import logging
 import signal
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,19 +65,19 @@ _UNKNOWN = ModelConfig.__new__(ModelConfig)
 """Placeholder for a configuration that is no longer kept; it differs from all others."""
 
 
+@dataclass(eq=False)
 class _FrontEnd:
     """A connected front end and its pending requests, by number."""
 
-    def __init__(self, identity: bytes, memory: AttachedMemory, channel: Channel) -> None:
-        self.identity = identity
-        self.memory = memory
-        self.tickets: dict[int, Ticket] = {}
-        self.rollouts: dict[int, asyncio.Task[Returned]] = {}
-        self.writers: dict[int, Writer] = {}
-        self._channel = channel
+    identity: bytes
+    memory: AttachedMemory
+    channel: Channel
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    rollouts: dict[int, asyncio.Task[Returned]] = field(default_factory=dict)
+    writers: dict[int, Writer] = field(default_factory=dict)
 
     def send(self, message: Message) -> None:
-        self._channel.send(message, self.identity)
+        self.channel.send(message, self.identity)
 
 
 class _Answer:
