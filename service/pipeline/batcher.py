@@ -1,4 +1,4 @@
-"""The batching policy: a pure function of tickets and a time, without clock, threads or tasks."""
+"""The batching policy: decides by tickets and a given time only, without clock, threads or tasks."""
 
 from __future__ import annotations
 

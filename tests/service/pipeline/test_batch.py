@@ -41,23 +41,23 @@ class SmallDevice:
         self.room = room
         self.tried: list[int] = []
         self.freed = 0
-        self.held: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self.allocated: weakref.WeakSet[Memory] = weakref.WeakSet()
 
     def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
         batch = np.concatenate(parts)
         self.tried.append(len(batch))
-        assert not self.held, "what the failed batch took is still taken"
+        assert not self.allocated, "memory of the failed batch was not freed"
         if (batch[:, 0, 0] == POISON).any():
             raise ZeroDivisionError  # before memory is allocated: pytest keeps the frames of logged errors
         memory = Memory()
-        self.held.add(memory)
+        self.allocated.add(memory)
         if len(batch) > self.room or (batch[:, 0, 0] == TOO_LARGE).any():
             raise torch.OutOfMemoryError("CUDA out of memory")
         output = ModelOutput(batch + 1, Ran("fake"), gather_seconds=0.25, compute_seconds=0.5)
         return lambda: output
 
     def free_memory(self) -> None:
-        assert not self.held
+        assert not self.allocated
         self.freed += 1
 
 

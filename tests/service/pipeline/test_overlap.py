@@ -32,7 +32,7 @@ LOST = -1.0
 class FakeDevice:
     """A fake model whose device has a buffer for each batch in flight, used in rotation.
 
-    One batch too many overwrites a pending output, and a released buffer is filled with NaN. While `held`, a wait
+    One batch too many overwrites a pending output, and a released buffer is filled with NaN. While `blocked`, a wait
     returns for each item in `ends`.
     """
 
@@ -42,7 +42,7 @@ class FakeDevice:
         self.log: list[str] = []
         self.threads: set[str] = set()
         self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.held = False
+        self.blocked = False
         self._memories = np.empty((in_flight, 1000), np.float32)
         self._count = 0
 
@@ -57,7 +57,7 @@ class FakeDevice:
         lost = bool((memory == LOST).any())
 
         def wait() -> ModelOutput:
-            if self.held:
+            if self.blocked:
                 self.ends.get(timeout=10)
             self.threads.add(threading.current_thread().name)
             self.log.append(f"end {number}")
@@ -82,7 +82,7 @@ async def running(in_flight: int, **settings: int) -> AsyncIterator[tuple[Schedu
     try:
         yield scheduler, device
     finally:
-        device.held = False
+        device.blocked = False
         for _ in range(10):
             device.ends.put(None)
         await scheduler.close(within=5)
@@ -108,7 +108,7 @@ def submit(
 def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
     async def main() -> None:
         async with running(2, max_batch_size=4) as (scheduler, device):
-            device.held = True
+            device.blocked = True
             tasks = [submit(scheduler, device, range(4 * i, 4 * i + 4)) for i in range(3)]
             await until(lambda: device.log == ["start 0", "start 1"])
             await asyncio.sleep(0.02)
@@ -130,7 +130,7 @@ def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
 def test_a_partial_batch_starts_behind_one_batch_but_waits_behind_two() -> None:
     async def main() -> None:
         async with running(3, max_batch_size=4) as (scheduler, device):
-            device.held = True
+            device.blocked = True
             tasks = [submit(scheduler, device, [0.0])]
             await until(lambda: device.log == ["start 0"])
             tasks.append(submit(scheduler, device, [1.0]))
@@ -140,7 +140,7 @@ def test_a_partial_batch_starts_behind_one_batch_but_waits_behind_two() -> None:
             assert device.log == ["start 0", "start 1"]
             tasks.append(submit(scheduler, device, [4.0, 5.0]))
             await until(lambda: device.log == ["start 0", "start 1", "start 2"])
-            device.held = False
+            device.blocked = False
             device.ends.put(None)
             results = await asyncio.gather(*tasks)
             assert [result.batch_sizes for result in results] == [(1,), (1,), (4,), (4,), (4,)]
@@ -168,7 +168,7 @@ def test_outputs_are_written_to_the_answer_of_the_request() -> None:
 def test_nothing_is_written_to_an_answer_once_its_request_has_ended() -> None:
     async def main() -> None:
         async with running(2, max_batch_size=4) as (scheduler, device):
-            device.held = True
+            device.blocked = True
             room = np.zeros((9, 1, 4), np.float32)
             ticket = queued(scheduler, device, request_of(range(1, 10), answer=room))
             await until(lambda: device.log == ["start 0", "start 1"])
@@ -221,7 +221,7 @@ def test_every_request_gets_its_own_numbers_under_concurrency() -> None:
 def test_a_lost_device_fails_pending_and_new_requests() -> None:
     async def main() -> None:
         async with running(2, max_batch_size=1) as (scheduler, device):
-            device.held = True
+            device.blocked = True
             first = submit(scheduler, device, [LOST])
             queued = [submit(scheduler, device, [1.0]) for _ in range(4)]
             await until(lambda: len(device.log) == 2)

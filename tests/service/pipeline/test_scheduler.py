@@ -104,7 +104,7 @@ class Bench:
     def submit(self, *values: float, **options: Any) -> asyncio.Task[Any]:
         return asyncio.create_task(ask(self.scheduler, self.model, request(*values, **options)))
 
-    async def hold(self) -> asyncio.Task[Any]:
+    async def block(self) -> asyncio.Task[Any]:
         """Block the device with one request until `model.gate` is set."""
         self.model.gate.clear()
         self.model.entered.clear()
@@ -171,7 +171,7 @@ async def test_lone_request_runs_at_once(bench: Bench) -> None:
 
 @on_bench(max_batch_size=8)
 async def test_requests_accumulate_while_the_device_is_busy(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     others = [bench.submit(float(i)) for i in range(1, 6)]
     await asyncio.sleep(0.02)
     bench.model.gate.set()
@@ -198,7 +198,7 @@ async def test_oversized_request_is_split_and_rejoined(bench: Bench) -> None:
 
 @on_bench()
 async def test_single_fields_take_turns_with_a_request_of_thousands(bench: Bench) -> None:
-    held = await bench.hold()
+    blocking = await bench.block()
     large = bench.submit(*LARGE)
     await asyncio.sleep(0)
     for number in range(3):
@@ -211,14 +211,14 @@ async def test_single_fields_take_turns_with_a_request_of_thousands(bench: Bench
         assert len(bench.model.sizes) - before <= 4
     assert not large.done()
     assert (await large).fields.tolist() == (2 * fields(*LARGE)).tolist()
-    await held
+    await blocking
 
 
 @on_bench()
 async def test_a_request_of_thousands_does_not_cause_refusal_of_a_short_deadline(
     bench: Bench,
 ) -> None:
-    held = await bench.hold()
+    blocking = await bench.block()
     # At a second for each batch, the large request takes four minutes.
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
     bench.capacity.note_batch("doubler", limit=batch, seconds=1.0)
@@ -229,7 +229,7 @@ async def test_a_request_of_thousands_does_not_cause_refusal_of_a_short_deadline
     bench.model.gate.set()
     assert (await single).fields[0, 0, 0] == 2
     assert bench.capacity.drain_seconds == 60
-    await asyncio.gather(held, large)
+    await asyncio.gather(blocking, large)
 
 
 @on_bench()
@@ -251,7 +251,7 @@ async def test_rollouts_that_go_on_and_on_take_turns_with_predictions(bench: Ben
 
 @on_bench()
 async def test_poison_field_fails_alone(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     tasks = [bench.submit(value) for value in (1.0, BAD, 3.0)]
     await asyncio.sleep(0.02)
     bench.model.gate.set()
@@ -310,7 +310,7 @@ async def test_finite_output_whose_sum_overflows_is_fine(bench: Bench) -> None:
 
 @on_bench()
 async def test_deadline_passes_while_the_device_is_busy(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     late = bench.submit(1.0, deadline=time.monotonic() + 0.05)
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="TURBOFNO_REQUEST_DEADLINE_SECONDS"):
@@ -332,7 +332,7 @@ async def test_request_past_its_deadline_never_runs(bench: Bench) -> None:
 
 @on_bench()
 async def test_cancelled_request_is_dropped_if_it_has_not_started(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     gone, stays = bench.submit(1.0), bench.submit(2.0)
     await asyncio.sleep(0.02)
     gone.cancel()
@@ -357,7 +357,7 @@ def block(bench: Bench, *values: float, **options: Any) -> list[Ticket]:
 
 @on_bench(max_batch_size=8)
 async def test_a_block_shares_a_batch_and_its_tickets_end_one_by_one(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     tickets = block(bench, 1.0, 2.0, BAD, 4.0)
     bench.scheduler.cancel(tickets[1])
     bench.model.gate.set()
@@ -371,7 +371,7 @@ async def test_a_block_shares_a_batch_and_its_tickets_end_one_by_one(bench: Benc
 
 @on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)
 async def test_the_first_of_a_block_are_queued_if_not_all_fit(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     tickets = block(bench, *map(float, range(1, 6)))
     refused = [one for one in tickets if one.outcome.done()]
     assert refused == tickets[3:]
@@ -384,7 +384,7 @@ async def test_the_first_of_a_block_are_queued_if_not_all_fit(bench: Bench) -> N
 
 @on_bench()
 async def test_those_of_a_block_that_cannot_start_in_time_are_refused(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     batch = bench.settings.max_batch_size * fields(0.0).nbytes
     bench.capacity.note_batch("doubler", limit=batch, seconds=16.0)
     # Each field takes a second of device time, plus its share of the margin.
@@ -410,7 +410,7 @@ async def test_an_answer_does_not_keep_the_memory_of_its_batch(bench: Bench) -> 
 
 @on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)
 async def test_full_queue_refuses_and_recovers(bench: Bench) -> None:
-    first = await bench.hold()
+    first = await bench.block()
     waiting = [bench.submit(1.0), bench.submit(2.0, 3.0)]
     await asyncio.sleep(0.02)
     with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS_PER_MODEL") as caught:
@@ -427,7 +427,7 @@ def test_close_finishes_what_was_accepted() -> None:
     async def main() -> None:
         bench = Bench()
         bench.scheduler.start()
-        first = await bench.hold()
+        first = await bench.block()
         second = bench.submit(3.0)
         await asyncio.sleep(0.02)
         asyncio.get_running_loop().call_later(0.1, bench.model.gate.set)
@@ -444,7 +444,7 @@ def test_close_fails_what_cannot_finish_in_time() -> None:
     async def main() -> None:
         bench = Bench()
         bench.scheduler.start()
-        tasks = [await bench.hold(), bench.submit(3.0)]
+        tasks = [await bench.block(), bench.submit(3.0)]
         await asyncio.sleep(0.02)
         await bench.scheduler.close(within=0.05)
         for task in tasks:

@@ -74,10 +74,10 @@ def test_arrays_are_visible_in_another_process(
     fields = generator().standard_normal(shape).astype(np.float32)
     placed = memory.array(shape)
     placed[...] = fields
-    lent = AttachedMemory(memory.attachment()).array(memory.span(placed))
-    assert np.array_equal(lent, fields)
-    assert lent.shape == shape
-    lent[...] = 7
+    attached = AttachedMemory(memory.attachment()).array(memory.span(placed))
+    assert np.array_equal(attached, fields)
+    assert attached.shape == shape
+    attached[...] = 7
     assert (placed == 7).all()
 
 
@@ -101,8 +101,8 @@ def test_memory_of_a_dead_process_cannot_be_attached() -> None:
 def test_descriptor_is_closed_with_the_memory() -> None:
     for _ in range(5):
         memory = SlotMemory(MIB)
-        lent = AttachedMemory(memory.attachment())
-        del memory, lent
+        attached = AttachedMemory(memory.attachment())
+        del memory, attached
     gc.collect()
     links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
     assert not any("memfd:turbofno" in link for link in links)

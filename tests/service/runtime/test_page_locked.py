@@ -151,12 +151,12 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     slots = SlotMemory(MIB)
-    lent, next_lent = (AttachedMemory(slots.attachment()) for _ in range(2))
-    first, second = (memory.bytes.ctypes.data for memory in (lent, next_lent))
-    lock(lent.bytes, device).join()
-    garbage: list[Any] = [fields(lent.bytes, 0, MIB)]
+    attached, next_attached = (AttachedMemory(slots.attachment()) for _ in range(2))
+    first, second = (memory.bytes.ctypes.data for memory in (attached, next_attached))
+    lock(attached.bytes, device).join()
+    garbage: list[Any] = [fields(attached.bytes, 0, MIB)]
     garbage.append(garbage)
-    del lent
+    del attached
     assert zero_copy(garbage[:1])
 
     del garbage
@@ -164,12 +164,12 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
     assert not page_locked._regions, "at once"
     assert mapped(first)
     assert not cudart.unlocked, "this thread would have waited"
-    lock(next_lent.bytes, device).join()
+    lock(next_attached.bytes, device).join()
 
     cudart.may.set()
     wait_until_unmapped(first)
     assert list(page_locked._regions) == [second]
-    del next_lent
+    del next_attached
     assert not page_locked._regions
     wait_until_unmapped(second)
     assert [(start, there) for start, there, _ in cudart.unlocked] == [
@@ -182,14 +182,14 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
 @pytest.fixture
 def slots() -> tuple[SlotMemory, AttachedMemory]:
     memory = SlotMemory(64 * MIB)
-    lent = AttachedMemory(memory.attachment())
-    lock(lent.bytes, torch.device("cuda", 0)).join()
-    return memory, lent
+    attached = AttachedMemory(memory.attachment())
+    lock(attached.bytes, torch.device("cuda", 0)).join()
+    return memory, attached
 
 
 @gpu
 def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMemory]) -> None:
-    memory, lent = slots
+    memory, attached = slots
     pipeline, rng = DevicePipeline(torch.device("cuda", 0)), generator()
     running: list[tuple[list[Fields], list[Fields], Any]] = []
     kept = []
@@ -199,7 +199,7 @@ def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMe
         kept.append(placed)
         for array in placed:
             array[:] = rng.standard_normal(array.shape, np.float32)
-        seen = [lent.array(memory.span(array)) for array in placed]
+        seen = [attached.array(memory.span(array)) for array in placed]
         parts, answers = seen[::2], seen[1::2]
         assert zero_copy(parts)
         gathered = [part.copy() for part in parts] if number % 3 == 0 else parts
@@ -231,12 +231,14 @@ def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMe
 
 @gpu
 def test_answers_of_another_shape_are_not_written(slots: tuple[SlotMemory, AttachedMemory]) -> None:
-    memory, lent = slots
+    memory, attached = slots
     x = np.ones((8, 1, 128, 128), np.float32)
     placed = memory.array((8, 2, 128, 128))
     placed[:] = 7
     pipeline = DevicePipeline(torch.device("cuda", 0))
-    answer = pipeline.start([x], as_model(torch.neg), answers=[lent.array(memory.span(placed))])()
+    answer = pipeline.start(
+        [x], as_model(torch.neg), answers=[attached.array(memory.span(placed))]
+    )()
     assert answer.fields is not None
     assert (answer.fields == -1).all()
     assert (placed == 7).all()
@@ -257,12 +259,12 @@ def test_failed_locking_logs_a_warning_and_fails_no_batch(
 def test_memory_is_locked_while_referenced_and_then_unlocked() -> None:
     for _ in range(5):
         memory = SlotMemory(200 * MIB)
-        lent = AttachedMemory(memory.attachment())
-        lock(lent.bytes, torch.device("cuda", 0)).join()
-        start = lent.bytes.ctypes.data
+        attached = AttachedMemory(memory.attachment())
+        lock(attached.bytes, torch.device("cuda", 0)).join()
+        start = attached.bytes.ctypes.data
         low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
-        view, beyond = (lent.array(memory.span(array)) for array in (low, high))
-        del lent
+        view, beyond = (attached.array(memory.span(array)) for array in (low, high))
+        del attached
         gc.collect()
         assert zero_copy([view])
         assert torch.from_numpy(view).is_pinned()
@@ -277,14 +279,14 @@ def test_memory_is_locked_while_referenced_and_then_unlocked() -> None:
 @gpu
 def test_memory_freed_on_a_capturing_thread_does_not_break_the_capture() -> None:
     slots = SlotMemory(64 * MIB)
-    lent = AttachedMemory(slots.attachment())
-    start = lent.bytes.ctypes.data
-    lock(lent.bytes, torch.device("cuda", 0)).join()
+    attached = AttachedMemory(slots.attachment())
+    start = attached.bytes.ctypes.data
+    lock(attached.bytes, torch.device("cuda", 0)).join()
     x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
     assert (x * 2 + 1).sum().item() == 9, "loads the kernels"
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         y = x * 2
-        del lent
+        del attached
         assert not page_locked._regions
         wait_until_unmapped(start)
         y = y + 1

@@ -455,11 +455,11 @@ def test_a_successor_loads_the_models_of_its_predecessor_and_reports_the_rest(
             (tmp_path / "broken" / "model.safetensors").write_bytes(b"")
             with pytest.raises(Unavailable):
                 await first.load("broken")
-            told = first.recovery_records()
-        assert [one for one in told if not one.reason] == [("kept", "1", "")]
+            records = first.recovery_records()
+        assert [one for one in records if not one.reason] == [("kept", "1", "")]
         save_tiny(tmp_path, "broken")
         metrics, settings = Metrics(), Settings(model_repository=tmp_path, device="cpu")
-        second = LocalEngine(settings, metrics, QueueCapacity(settings, metrics), told)
+        second = LocalEngine(settings, metrics, QueueCapacity(settings, metrics), records)
         second.start()
         await until(lambda: second.ready, 30)
         assert states(second) == [
