@@ -74,7 +74,7 @@ class EngineLink:
         self.queue = QueueState((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
-        self.fields_under_way = 0
+        self.fields_in_flight = 0
         self._dead = ""
         """Why the engine answers no more, or empty."""
         self._channel = Channel.connect(endpoint, identity, self._receive, self)
@@ -154,7 +154,7 @@ class EngineLink:
         outcome = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(outcome, arrays)
         if arrays is not None:
-            self.fields_under_way += len(arrays[0])
+            self.fields_in_flight += len(arrays[0])
         return outcome
 
     def _receive(self, _: bytes, messages: list[Message]) -> None:
@@ -183,7 +183,7 @@ class EngineLink:
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)
         if pending.arrays is not None:
-            self.fields_under_way -= len(pending.arrays[0])
+            self.fields_in_flight -= len(pending.arrays[0])
         if pending.outcome.done():
             return
         if reader := self._readers.get(number):

@@ -195,7 +195,7 @@ class RemoteEngine:
             # Unloaded, or its engine died.
             self.config(config.name, config.version)
             raise _no_engine()
-        return links[0] if len(links) == 1 else min(links, key=attrgetter("fields_under_way"))
+        return links[0] if len(links) == 1 else min(links, key=attrgetter("fields_in_flight"))
 
     def _not_serving(self, model: str, version: str | None) -> ServiceError:
         versions = [status for status in self._statuses if status.name == model]

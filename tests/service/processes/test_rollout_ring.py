@@ -155,7 +155,7 @@ def test_over_real_messages_a_rollout_ends_once_and_frees_its_memory() -> None:
         await until(
             lambda: not (link._pending or front_end.rollouts or front_end.writers or engine.running)
         )
-        assert (memory.used_bytes, link.fields_under_way, link._readers) == (0, 0, {})
+        assert (memory.used_bytes, link.fields_in_flight, link._readers) == (0, 0, {})
         link.close("over")
         server.close()
 
