@@ -17,7 +17,6 @@ from turbofno.service.http.asgi import CallMiddleware
 from turbofno.service.http.docs import docs
 from turbofno.service.http.guard import Guard
 from turbofno.service.http.keys import HEALTH, Keys
-from turbofno.service.http.oip_server import router as oip_router
 from turbofno.service.http.published import PublishedAPI
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
@@ -120,7 +119,7 @@ def create_app(
     app.state.context = context
     app.add_middleware(CallMiddleware, context=context)
     problems.install(app)
-    for router in (oip_router, admin_router, page, docs):
+    for router in (admin_router, page, docs):
         app.include_router(router)
     return app
 

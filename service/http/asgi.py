@@ -64,8 +64,10 @@ def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
     path: str = scope["path"]
     raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
     headers = [(name.lower(), value) for name, value in scope["headers"]]
+    # raw_path has the prefix of an application that this one is mounted in.
+    target = target_of(quote(path, errors="replace").encode())
     return Call(
-        context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive)
+        context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive), target
     )  # fmt: skip
 
 
@@ -102,20 +104,18 @@ class CallMiddleware:
             request_id.reset(token)
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, sending: _Sending) -> None:
-        target = target_of(quote(call.path, errors="replace").encode())
-        reply = begin(call, target)
+        reply = begin(call)
         if reply is not None:
             await sending.reply(reply)
-        elif target is None or target.operation is None:
+        elif call.target is None:
             # FastAPI knows of no HEAD where there is a GET; the server leaves its body out.
             method = "GET" if call.method == "HEAD" else call.method
             await self._app({**scope, "method": method}, receive, sending)
         else:
-            operation = target.operation
-            wait = WATCHED_AFTER_SECONDS if operation.queued else 0.0
+            wait = WATCHED_AFTER_SECONDS if call.operation.queued else 0.0
 
             async def answer() -> None:
-                await sending.reply(await execute(call, operation))
+                await sending.reply(await execute(call))
 
             assert isinstance(call.body, ReceivedBody)
             await unless_left(call.body, answer(), watched_after=wait)

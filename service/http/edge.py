@@ -23,8 +23,7 @@ from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Call
-    from turbofno.service.http.operations import Target
+    from turbofno.service.http.call import Call, Target
 
 LINGER_SECONDS = 5.0
 """Time for which a refused body may go on arriving. Closing at once would reset the connection, and the client, still

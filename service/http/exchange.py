@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from uvicorn._types import ASGI3Application
 
-    from turbofno.service.http.call import Bytes
+    from turbofno.service.http.call import Bytes, Target
     from turbofno.service.http.edge import Edge
-    from turbofno.service.http.operations import Target
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class Exchange(Body):
     """One operation's request and reply on a connection; what uvicorn asks of its own cycles it can ask of this."""
 
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_target", "_task", "_unread", "call", "chunked", "disconnected",
+        "_begun", "_edge", "_expects_continue", "_more", "_task", "_unread", "call", "chunked", "disconnected",
         "keep_alive", "response_complete", "response_started",
     )  # fmt: skip
 
@@ -44,7 +43,9 @@ class Exchange(Body):
         super().__init__()
         parser = edge.parser
         method = parser.get_method().decode("ascii")
-        self.call = Call(edge.app_context, method, target.path, path, query, edge.headers, self)
+        self.call = Call(
+            edge.app_context, method, target.path, path, query, edge.headers, self, target
+        )
         self.chunked = parser.get_http_version() != "1.0"
         """The client reads chunked bodies, and interim responses."""
         self.keep_alive = self.chunked and parser.should_keep_alive()
@@ -54,7 +55,6 @@ class Exchange(Body):
         self._more: asyncio.Future[None] | None = None
         """Whoever waits for more of the body."""
         self._edge = edge
-        self._target = target
         self._begun = False
         self._task: asyncio.Task[None] | None = None
         self._unread = 0
@@ -101,7 +101,7 @@ class Exchange(Body):
     def begin(self) -> Reply | None:
         """The reply, if the headers decide it."""
         self._begun = True
-        return begin(self.call, self._target)
+        return begin(self.call)
 
     def refuse(self, reply: Reply) -> None:
         """Send a reply at once, before the body has come."""
@@ -143,8 +143,7 @@ class Exchange(Body):
         try:
             reply = None if self._begun else self.begin()
             if reply is None:
-                assert self._target.operation is not None
-                reply = await execute(self.call, self._target.operation)
+                reply = await execute(self.call)
         except asyncio.CancelledError:
             return None if self.disconnected else given_up(self.call)
         return reply

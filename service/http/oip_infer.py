@@ -11,10 +11,10 @@ from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http.body import read_body
+from turbofno.service.http.call import Operation
 from turbofno.service.http.inference import counted
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
-from turbofno.service.http.operation import Operation
 from turbofno.service.http.output_grid import infer_onto
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import answered
@@ -142,4 +142,4 @@ async def _written(call: Call, answer: InferAnswer) -> tuple[Headers, Bytes]:
     return [*headers, (b"content-type", b"application/octet-stream")], body
 
 
-OPERATION = Operation("oip", _parse, _run, INFER_PATHS)
+OPERATION = Operation(_run, INFER_PATHS, parse=_parse, protocol="oip")

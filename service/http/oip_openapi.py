@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from turbofno.service.http.described import described_twice
-from turbofno.service.http.example_fields import burgers_field
-from turbofno.service.http.oip_schemas import Error
+from turbofno.service.http.openapi import burgers_field, described, reference
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
+TAG = "Open Inference Protocol v2"
 _EXAMPLE_DATA = burgers_field()
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Error, "description": "The request does not follow the protocol."},
-    401: {"model": Error, "description": "No known API key, where the server asks for one."},
-    404: {"model": Error, "description": "No such model or version."},
-    503: {"model": Error, "description": "Not ready, or shutting down."},
+
+def error(description: str) -> dict[str, Any]:
+    """The OpenAPI response of an error in the protocol's form."""
+    content = {"application/json": {"schema": reference("Error")}}
+    return {"description": description, "content": content}
+
+
+ERRORS = {
+    400: error("The request does not follow the protocol."),
+    401: error("No known API key, where the server asks for one."),
+    404: error("No such model or version."),
+    503: error("Not ready, or shutting down."),
 }
-BODY_ERRORS: dict[int | str, dict[str, Any]] = {
-    408: {"model": Error, "description": "The body took too long to arrive."},
-    413: {"model": Error, "description": "Over a stated limit, which the error names."},
-    415: {"model": Error, "description": "Content-Encoding is none of gzip, deflate, identity."},
+BODY_ERRORS = {
+    408: error("The body took too long to arrive."),
+    413: error("Over a stated limit, which the error names."),
+    415: error("Content-Encoding is none of gzip, deflate, identity."),
 }
 
 _PARAMETERS = {
@@ -133,7 +139,7 @@ _HEADER = {
     "schema": {"type": "integer", "minimum": 0},
 }
 
-INFER_BODY: dict[str, Any] = {
+_INFER_BODY: dict[str, Any] = {
     "required": True,
     "content": {
         "application/json": {
@@ -158,22 +164,6 @@ INFER_BODY: dict[str, Any] = {
         "application/octet-stream": _BINARY,
     },
 }
-INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The output in the form asked for.",
-        "headers": {"Inference-Header-Content-Length": _HEADER},
-        "content": {
-            "application/json": {"schema": _INFER_RESPONSE},
-            "application/octet-stream": _BINARY,
-        },
-    },
-    **BODY_ERRORS,
-    422: {"model": Error, "description": "The model cannot take these fields."},
-    429: {"model": Error, "description": "The queue is full: come back after Retry-After seconds."},
-    504: {"model": Error, "description": "The timeout passed before the work ran."},
-}
-
-
 RAW_SHAPE = Parameter(
     "shape",
     "shape of a raw body (Inference-Header-Content-Length: 0), as 1,1,64,64",
@@ -182,21 +172,28 @@ RAW_SHAPE = Parameter(
     str,
 )
 
-
-def _response(described: dict[str, Any]) -> dict[str, Any]:
-    if "model" not in described:
-        return described
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {"description": described["description"], "content": content}
-
-
-INFER_PATHS = described_twice(
+INFER_PATHS = described(
     "/v2/models/{model}VERSION/infer",
-    tag="Open Inference Protocol v2",
+    name="infer",
+    tag=TAG,
     summaries=("Infer with the newest version", "Infer with one version"),
     description="Infer; JSON or binary tensors both ways, whatever Content-Type says.",
     parameters=(RAW_SHAPE,),
     headers=({"name": "Inference-Header-Content-Length", "in": "header", **_HEADER},),
-    body=INFER_BODY,
-    responses={code: _response(one) for code, one in {**ERRORS, **INFER_RESPONSES}.items()},
+    body=_INFER_BODY,
+    responses={
+        **ERRORS,
+        200: {
+            "description": "The output in the form asked for.",
+            "headers": {"Inference-Header-Content-Length": _HEADER},
+            "content": {
+                "application/json": {"schema": _INFER_RESPONSE},
+                "application/octet-stream": _BINARY,
+            },
+        },
+        **BODY_ERRORS,
+        422: error("The model cannot take these fields."),
+        429: error("The queue is full: come back after Retry-After seconds."),
+        504: error("The timeout passed before the work ran."),
+    },
 )

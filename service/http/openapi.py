@@ -1,15 +1,27 @@
-"""Parts that the OpenAPI descriptions of routes and operations share."""
+"""Parts of OpenAPI descriptions that several operations share: parameters, bodies, responses, examples."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from fastapi import Path
 
+from turbofno.service.codec.negotiate import CODECS, JSON
 from turbofno.service.http.problems import MEDIA_TYPE
+from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from turbofno.service.http.parameters import Parameter
 
 ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
-ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]
+WARNING = "X-Warning"
+"""Response header: the warnings of an answer, separated by semicolons."""
+_SEED = 0
 
 PROBLEM = {
     "title": "Problem",
@@ -27,7 +39,193 @@ PROBLEM = {
 }
 
 
+def reference(schema: str) -> dict[str, str]:
+    """A reference to a schema among the document's components."""
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
 def problem(description: str) -> dict[str, Any]:
-    """The OpenAPI entry of an error that is answered as a problem document."""
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}
+    """The OpenAPI response of an error that is sent as a problem document."""
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": reference("Problem")}}}
+
+
+def described(
+    path: str,
+    *,
+    name: str,
+    tag: str,
+    summaries: tuple[str, ...],
+    description: str,
+    responses: Mapping[int, dict[str, Any]],
+    parameters: tuple[Parameter, ...] = (),
+    headers: tuple[dict[str, Any], ...] = (),
+    body: dict[str, Any] | None = None,
+    example: str = "burgers-1d",
+) -> dict[str, dict[str, Any]]:
+    """The OpenAPI operation at `path`; if that contains VERSION, one for the newest version and one for a given version.
+
+    `summaries` has one text for each; `example` is the name of a model.
+    """
+    shared = {
+        "tags": [tag],
+        "description": description,
+        "responses": {str(code): response for code, response in responses.items()},
+        **({} if body is None else {"requestBody": body}),
+    }
+    asked = [*(one.described() for one in parameters), *headers]
+    paths = {path: name}
+    if "VERSION" in path:
+        paths = {
+            path.replace("VERSION", ""): f"{name}_newest",
+            path.replace("VERSION", "/versions/{version}"): f"{name}_version",
+        }
+    return {
+        template: {
+            "summary": summary,
+            "operationId": identifier,
+            "parameters": [*_path_parameters(template, example), *asked],
+            **shared,
+        }
+        for (template, identifier), summary in zip(paths.items(), summaries, strict=True)
+    }
+
+
+def _path_parameters(template: str, example: str) -> list[dict[str, Any]]:
+    version = ("version of the model", "1")
+    found = [
+        (name, *(version if name == "version" else ("name of a model", example)))
+        for name in re.findall(r"{(\w+)}", template)
+    ]
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": description,
+            "schema": {"type": "string", "examples": [value]},
+        }
+        for name, description, value in found
+    ]
+
+
+# The example fields follow the distribution of the zoo's training data, so that no answer carries a warning.
+
+
+def burgers_field(points: int = 256) -> list[float]:
+    """An initial velocity of burgers-1d: N(0, 625 (-Laplacian + 25 I)^-2), periodic, of zero mean."""
+    noise = np.random.default_rng(_SEED).normal(size=points)
+    k = np.fft.rfftfreq(points, 1 / points)
+    deviation = 25.0 / (4 * math.pi**2 * k**2 + 25.0)
+    deviation[0] = 0.0
+    field = np.fft.irfft(np.fft.rfft(noise) * deviation, n=points) * math.sqrt(points)
+    return [round(value, 4) for value in field.tolist()]
+
+
+def vorticity_field(points: int = 64) -> list[list[float]]:
+    """An initial vorticity of navier-stokes-2d: N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), periodic, of zero mean."""
+    noise = np.random.default_rng(_SEED).normal(size=(points, points))
+    k = np.fft.fftfreq(points, 1 / points)
+    squared = k[:, None] ** 2 + k**2
+    deviation = math.sqrt(2 * 7.0**3) * (4 * math.pi**2 * squared + 49.0) ** -1.25
+    deviation[0, 0] = 0.0
+    field = np.fft.ifft2(np.fft.fft2(noise) * deviation).real * points
+    return [[round(value, 3) for value in row] for row in field.tolist()]
+
+
+_EXAMPLE_INPUT = burgers_field()
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ARRAYS = {
+    "type": "object",
+    "description": (
+        "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with "
+        "one input channel, [*grid]; or every input channel of the model by its name, with shape [*grid] "
+        "or [batch, *grid]."
+    ),
+    "minProperties": 1,
+    "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
+}
+REQUEST_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
+    | {
+        JSON.media_type: {
+            "schema": {
+                "type": "object",
+                "required": ["inputs"],
+                "properties": {"inputs": _ARRAYS},
+                "additionalProperties": False,
+            },
+            "examples": {
+                "by channel": {
+                    "summary": "a field for model burgers-1d, on 256 points",
+                    "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
+                },
+                "as a tensor": {
+                    "summary": "the same as one tensor [batch, channels, x]",
+                    "value": {"inputs": {"input": [[_EXAMPLE_INPUT]]}},
+                },
+            },
+        }
+    },
+}
+WARNING_HEADER: dict[str, Any] = {
+    "description": "in words, why the answer may be worse than the model's card says; absent if nothing is known",
+    "schema": {"type": "string"},
+}
+RESPONSES: dict[int, dict[str, Any]] = {
+    200: {
+        "description": "The output fields, laid out and named as the input was: 'output', or "
+        "output channel names; in the form that Accept asks for, by default that of the request.",
+        "headers": {
+            "X-Model-Version": {
+                "description": "version that answered",
+                "schema": {"type": "string"},
+            },
+            "X-Batch-Size": {
+                "description": "fields in each device batch that these fields ran in",
+                "schema": {"type": "string"},
+            },
+            "Server-Timing": {
+                "description": "decode, queue, compute and encode in milliseconds",
+                "schema": {"type": "string"},
+            },
+            **TRUST_HEADERS,
+            WARNING: WARNING_HEADER,
+        },
+        "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
+        | {
+            JSON.media_type: {
+                "schema": {
+                    "type": "object",
+                    "required": ["model", "version", "backend", "precision", "units", "outputs"],
+                    "properties": {
+                        "model": {"type": "string"},
+                        "version": {"type": "string"},
+                        "backend": {"type": "string"},
+                        "precision": {"type": "string"},
+                        "warnings": {
+                            "type": "array",
+                            "items": {"type": "string"},
+                            "description": "as the header X-Warning; absent if there are none",
+                        },
+                        "units": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "trust": TRUST_SCHEMA,
+                        "trust_status": TRUST_STATUS,
+                        "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
+                    },
+                }
+            }
+        },
+    },
+    400: problem("The body or a parameter cannot be understood."),
+    401: problem("No known API key, where the server asks for one."),
+    404: problem("No such model or version."),
+    406: problem("Accept allows none of the offered forms; the error lists them."),
+    408: problem("The body took too long to arrive."),
+    413: problem("Over a stated limit, which the error names."),
+    415: problem("Content-Type or Content-Encoding is not read; the error lists what is."),
+    422: problem("The model cannot take these fields: shape, channels, dtype, NaN."),
+    429: problem("The queue is full: come back after Retry-After seconds."),
+    503: problem("Loading, draining or out of device memory."),
+    504: problem("The deadline passed before the work ran."),
+}

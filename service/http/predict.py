@@ -11,13 +11,18 @@ from turbofno.service.codec.fields import Answer, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Reply
-from turbofno.service.http.described import REQUEST_BODY, RESPONSES, WARNING, described_twice
+from turbofno.service.http.call import Operation, Reply
 from turbofno.service.http.inference import counted
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.operation import Operation
+from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, WARNING, described
 from turbofno.service.http.output_grid import infer_onto
-from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
+from turbofno.service.http.parameters import (
+    DEADLINE_DESCRIBED,
+    PRIORITY,
+    Parameter,
+    read_query,
+    seconds_allowed,
+)
 from turbofno.service.http.trust import UNTOLD, trust_headers
 
 if TYPE_CHECKING:
@@ -202,16 +207,18 @@ def _encode(
 
 
 OPERATION = Operation(
-    "predict",
-    _parse,
     _run,
-    described_twice(
+    described(
         "/v1/models/{name}VERSION:predict",
+        name="predict",
         tag="predict",
         summaries=("Predict with the newest version", "Predict with one version"),
         description="Solve the PDE for one field or many, in physical units.",
         parameters=_PARAMETERS,
+        headers=(DEADLINE_DESCRIBED,),
         body=REQUEST_BODY,
         responses=RESPONSES,
     ),
+    parse=_parse,
+    protocol="predict",
 )

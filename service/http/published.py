@@ -8,8 +8,9 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
+from turbofno.service.http.oip_metadata import SCHEMAS
 from turbofno.service.http.openapi import PROBLEM
-from turbofno.service.http.operations import TABLE
+from turbofno.service.http.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -38,7 +39,7 @@ class PublishedAPI(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
-            schemas["Problem"] = PROBLEM
+            schemas |= {"Problem": PROBLEM, **SCHEMAS}
             for name in _NEVER:
                 schemas.pop(name, None)
             for path in document["paths"].values():
@@ -47,8 +48,9 @@ class PublishedAPI(FastAPI):
                         del operation["responses"]["422"]
             operations = {
                 path: {operation.method.lower(): described}
-                for operation in TABLE.values()
+                for operation in OPERATIONS
                 for path, described in operation.paths.items()
+                if described
             }
             document["paths"] = operations | document["paths"]
         return super().openapi()

@@ -19,21 +19,26 @@ from turbofno.service.engine.interface import (
     unread_bytes,
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
-from turbofno.service.http.call import Reply
-from turbofno.service.http.described import (
+from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.frame_stream import FORMS, form_asked_for, stream
+from turbofno.service.http.inference import counted, deadline
+from turbofno.service.http.offload import heavy_to_encode, offload
+from turbofno.service.http.openapi import (
     REQUEST_BODY,
     RESPONSES,
     WARNING,
     WARNING_HEADER,
-    described_twice,
+    described,
+    problem,
+    vorticity_field,
 )
-from turbofno.service.http.example_fields import vorticity_field
-from turbofno.service.http.frame_stream import FORMS, form_asked_for, stream
-from turbofno.service.http.inference import counted, deadline
-from turbofno.service.http.offload import heavy_to_encode, offload
-from turbofno.service.http.openapi import problem
-from turbofno.service.http.operation import Operation
-from turbofno.service.http.parameters import integer, read_query, seconds_allowed, text
+from turbofno.service.http.parameters import (
+    DEADLINE_DESCRIBED,
+    integer,
+    read_query,
+    seconds_allowed,
+    text,
+)
 from turbofno.service.http.predict import answered, read_fields, told
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
@@ -80,7 +85,7 @@ _SUCCESS = {
         FORMS[1].media_type: {"schema": {"type": "string"}},
     },
 }
-_ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
+_ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
     **RESPONSES,
     200: _SUCCESS,
     422: problem(
@@ -315,18 +320,20 @@ def _encode(
 
 
 OPERATION = Operation(
-    "rollout",
-    _parse,
     _run,
-    described_twice(
+    described(
         "/v1/models/{name}VERSION:rollout",
+        name="rollout",
         tag="rollout",
         summaries=("Roll the newest version out", "Roll one version out"),
         description="Run the model on its own output, on the device, until step `steps`.",
         parameters=_PARAMETERS,
+        headers=(DEADLINE_DESCRIBED,),
         body=_REQUEST_BODY,
         responses=_ROLLOUT_RESPONSES,
         example="navier-stokes-2d",
     ),
+    parse=_parse,
+    protocol="rollout",
     queued=False,
 )

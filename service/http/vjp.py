@@ -11,13 +11,23 @@ from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
-from turbofno.service.http.described import REQUEST_BODY, RESPONSES, described_twice
-from turbofno.service.http.example_fields import burgers_field
+from turbofno.service.http.call import Operation
 from turbofno.service.http.inference import counted, infer
 from turbofno.service.http.offload import heavy_to_encode, offload
-from turbofno.service.http.openapi import problem
-from turbofno.service.http.operation import Operation
-from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
+from turbofno.service.http.openapi import (
+    REQUEST_BODY,
+    RESPONSES,
+    burgers_field,
+    described,
+    problem,
+)
+from turbofno.service.http.parameters import (
+    DEADLINE_DESCRIBED,
+    PRIORITY,
+    flag,
+    read_query,
+    seconds_allowed,
+)
 from turbofno.service.http.predict import answered, codecs, read_arrays, told
 
 if TYPE_CHECKING:
@@ -72,7 +82,7 @@ _REQUEST_BODY["content"][JSON.media_type] = {
         },
     },
 }
-_RESPONSES: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int, dict[str, Any]] = {
     **RESPONSES,
     200: {
         **RESPONSES[200],
@@ -165,16 +175,18 @@ def _encode(
 
 
 OPERATION = Operation(
-    "vjp",
-    _parse,
     _run,
-    described_twice(
+    described(
         "/v1/models/{name}VERSION:vjp",
+        name="vjp",
         tag="gradients",
         summaries=("Gradient through the newest version", "Gradient through one version"),
         description="Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input).",
         parameters=_PARAMETERS,
+        headers=(DEADLINE_DESCRIBED,),
         body=_REQUEST_BODY,
         responses=_RESPONSES,
     ),
+    parse=_parse,
+    protocol="vjp",
 )

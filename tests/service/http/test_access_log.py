@@ -135,7 +135,7 @@ def test_ours_is_the_outermost_layer_and_answers_what_nobody_foresaw(
         monkeypatch.setattr(app, "router", fail)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/v2", headers={"X-Request-Id": "mine"})
+            return await client.get("/v2/other", headers={"X-Request-Id": "mine"})
 
     answer = asyncio.run(main())
     assert answer.status_code == 500

@@ -288,12 +288,12 @@ async def test_who_leaves_takes_the_requests_along_that_had_not_begun() -> None:
 
 
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models"])
-def test_long_paths_are_not_remembered(path: str) -> None:
+def test_long_paths_are_not_cached(path: str) -> None:
     edge.target_of(path.encode())
-    before = operations._remembered.cache_info().currsize
+    before = operations._cached.cache_info().currsize
     found = edge.target_of(path.replace("models", "m%6fdels").encode() + b"x" * 1000)
     assert (found is None) == (path != PREDICT)
-    assert operations._remembered.cache_info().currsize == before
+    assert operations._cached.cache_info().currsize == before
 
 
 @in_loop

@@ -254,8 +254,10 @@ async def test_those_that_come_at_once_do_not_all_find_the_same_room() -> None:
         def arrive() -> Call | None:
             """A request that was let in."""
             path, _, query = INFER.encode().partition(b"?")
-            call = Call(service.context, "POST", path.decode(), path, query, [], Body())
-            return call if begin(call, target_of(path)) is None else None
+            call = Call(
+                service.context, "POST", path.decode(), path, query, [], Body(), target_of(path)
+            )
+            return call if begin(call) is None else None
 
         calls = [call for call in (arrive() for _ in range(5)) if call is not None]
         assert len(calls) == 2

@@ -10,10 +10,9 @@ from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer, codec_
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sampling import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
-from turbofno.service.http.described import REQUEST_BODY, RESPONSES, path_parameter
+from turbofno.service.http.call import Operation
 from turbofno.service.http.offload import heavy_to_encode, offload
-from turbofno.service.http.openapi import problem
-from turbofno.service.http.operation import Operation
+from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import answered, read_fields
 from turbofno.service.settings import env_name
@@ -31,7 +30,7 @@ SEEDS = 1 << 20
 _MAX_STEPS = 1000
 
 _CODES = (400, 401, 404, 406, 408, 413, 415, 422, 429, 503, 504)
-_ERRORS: dict[int | str, dict[str, Any]] = {
+_ERRORS: dict[int, dict[str, Any]] = {
     **{code: RESPONSES[code] for code in _CODES},
     403: problem("The web page and what belongs to it are switched off on this server."),
     404: problem("No such model, or no sampler and solver for its PDE."),
@@ -182,45 +181,40 @@ async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channe
     return answered(call, [(b"content-type", writer.content_type), *served.headers], (body,))
 
 
-_NAME = path_parameter("name", "name of a model", "burgers-1d")
-_RESPONSES = {str(code): response for code, response in {200: _SUCCESS, **_ERRORS}.items()}
-
 SAMPLE = Operation(
-    "solver",
-    _parse_sample,
     _run_sample,
-    {
-        "/v1/models/{name}/sample": {
-            "tags": ["reference"],
-            "summary": "Draw a random input",
-            "operationId": "sample",
-            "description": "A field that the model takes; with no more parameters, from the distribution that it was "
-            "trained on.",
-            "parameters": [_NAME, *(one.described() for one in _OF_SAMPLE)],
-            "responses": _RESPONSES,
-        }
-    },
+    described(
+        "/v1/models/{name}/sample",
+        name="sample",
+        tag="solver",
+        summaries=("Draw a random input",),
+        description="A field that the model takes; with no more parameters, from the distribution that it was "
+        "trained on.",
+        parameters=_OF_SAMPLE,
+        responses={200: _SUCCESS, **_ERRORS},
+    ),
     method="GET",
+    parse=_parse_sample,
+    protocol="solver",
     queued=False,
     of_model=False,
 )
 SOLVE = Operation(
-    "solver",
-    _parse_solve,
     _run_solve,
-    {
-        "/v1/models/{name}:solve": {
-            "tags": ["reference"],
-            "summary": "Solve with the PDE solver",
-            "operationId": "solve",
-            "description": "What the model should have answered: for a sample (`seed` and the sampler's parameters), or "
-            "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
-            "is first interpolated.",
-            "parameters": [_NAME, *(one.described() for one in _OF_SOLVE)],
-            "requestBody": {**REQUEST_BODY, "required": False},
-            "responses": _RESPONSES,
-        }
-    },
+    described(
+        "/v1/models/{name}:solve",
+        name="solve",
+        tag="solver",
+        summaries=("Solve with the PDE solver",),
+        description="What the model should have answered: for a sample (`seed` and the sampler's parameters), or "
+        "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
+        "is first interpolated.",
+        parameters=_OF_SOLVE,
+        body={**REQUEST_BODY, "required": False},
+        responses={200: _SUCCESS, **_ERRORS},
+    ),
+    parse=_parse_solve,
+    protocol="solver",
     queued=False,
     of_model=False,
 )

@@ -1,25 +1,140 @@
-"""The Open Inference Protocol's view of a model: metadata, configuration, statistics."""
+"""A model's metadata, configuration and statistics in the Open Inference Protocol's schemas."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.oip_binary import DATATYPE
-from turbofno.service.http.oip_schemas import (
-    BatchStatistics,
-    Duration,
-    InferenceStatistics,
-    ModelMetadata,
-    ModelStatistics,
-    TensorMetadata,
-)
 from turbofno.service.http.trust import trust_status
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import ModelCounters, ModelStatus
     from turbofno.service.settings import Settings
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(protected_namespaces=(), frozen=True)
+
+
+class Error(_Schema):
+    """An error on any /v2 path."""
+
+    error: str
+
+
+class ServerMetadata(_Schema):
+    """The server's name, version and protocol extensions."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(_Schema):
+    """The process responds."""
+
+    live: bool
+
+
+class Ready(_Schema):
+    """The server accepts inference requests."""
+
+    ready: bool
+
+
+class ModelReady(_Schema):
+    """The model accepts inference requests."""
+
+    name: str
+    ready: bool
+
+
+class TensorMetadata(_Schema):
+    """One tensor; -1 is an axis of any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(_Schema):
+    """One model's tensors and versions."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: dict[str, str]
+
+
+class RepositoryEntry(_Schema):
+    """One version of a model in the repository."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Duration(_Schema):
+    """Number of events and their total duration."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(_Schema):
+    """Totals of all requests since the model was loaded."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class BatchStatistics(_Schema):
+    """Totals of all batches of one size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class ModelStatistics(_Schema):
+    """Statistics of one version of a model."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
+    memory_usage: list[dict[str, Any]]
+
+
+class StatisticsList(_Schema):
+    """Statistics of every model asked for."""
+
+    model_stats: list[ModelStatistics]
+
+
+SCHEMAS: dict[str, Any] = models_json_schema(
+    [(schema, "serialization") for schema in _Schema.__subclasses__()],
+    ref_template="#/components/schemas/{model}",
+)[1]["$defs"]
+"""JSON schemas of the classes above, by name."""
 
 PLATFORM = "turbofno_safetensors"
 _NONE = Duration(count=0, ns=0)

@@ -17,7 +17,7 @@ from turbofno.models.zoo.pde.random_fields import INDEX_LIMIT
 from turbofno.models.zoo.problems import BURGERS
 from turbofno.service.app import create_app
 from turbofno.service.demo.solutions import STREAM
-from turbofno.service.http.reference import SEEDS
+from turbofno.service.http.sample_and_solve import SEEDS
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
