@@ -12,10 +12,9 @@ from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation
-from turbofno.service.http.inference import counted
+from turbofno.service.http.inference import counted, infer_onto
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
-from turbofno.service.http.output_grid import infer_onto
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import answered
 from turbofno.service.http.trust import largest

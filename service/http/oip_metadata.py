@@ -1,14 +1,12 @@
-"""A model's metadata, configuration and statistics in the Open Inference Protocol's schemas."""
+"""A model's metadata, configuration and statistics as the Open Inference Protocol's JSON documents, and their schemas."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-from pydantic.json_schema import models_json_schema
-
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.oip_binary import DATATYPE
+from turbofno.service.http.openapi import array_of, object_of, reference
 from turbofno.service.http.trust import trust_status
 
 if TYPE_CHECKING:
@@ -16,148 +14,27 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import ModelCounters, ModelStatus
     from turbofno.service.settings import Settings
 
-
-class _Schema(BaseModel):
-    model_config = ConfigDict(protected_namespaces=(), frozen=True)
-
-
-class Error(_Schema):
-    """An error on any /v2 path."""
-
-    error: str
-
-
-class ServerMetadata(_Schema):
-    """The server's name, version and protocol extensions."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(_Schema):
-    """The process responds."""
-
-    live: bool
-
-
-class Ready(_Schema):
-    """The server accepts inference requests."""
-
-    ready: bool
-
-
-class ModelReady(_Schema):
-    """The model accepts inference requests."""
-
-    name: str
-    ready: bool
-
-
-class TensorMetadata(_Schema):
-    """One tensor; -1 is an axis of any size."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(_Schema):
-    """One model's tensors and versions."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-    parameters: dict[str, str]
-
-
-class RepositoryEntry(_Schema):
-    """One version of a model in the repository."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-
-class Duration(_Schema):
-    """Number of events and their total duration."""
-
-    count: int
-    ns: int
-
-
-class InferenceStatistics(_Schema):
-    """Totals of all requests since the model was loaded."""
-
-    success: Duration
-    fail: Duration
-    queue: Duration
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-    cache_hit: Duration
-    cache_miss: Duration
-
-
-class BatchStatistics(_Schema):
-    """Totals of all batches of one size."""
-
-    batch_size: int
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-
-
-class ModelStatistics(_Schema):
-    """Statistics of one version of a model."""
-
-    name: str
-    version: str
-    last_inference: int
-    inference_count: int
-    execution_count: int
-    inference_stats: InferenceStatistics
-    batch_stats: list[BatchStatistics]
-    memory_usage: list[dict[str, Any]]
-
-
-class StatisticsList(_Schema):
-    """Statistics of every model asked for."""
-
-    model_stats: list[ModelStatistics]
-
-
-SCHEMAS: dict[str, Any] = models_json_schema(
-    [(schema, "serialization") for schema in _Schema.__subclasses__()],
-    ref_template="#/components/schemas/{model}",
-)[1]["$defs"]
-"""JSON schemas of the classes above, by name."""
-
 PLATFORM = "turbofno_safetensors"
-_NONE = Duration(count=0, ns=0)
 
 
 def metadata(
     config: ModelConfig, versions: list[str], status: ModelStatus, *, judged: bool
-) -> ModelMetadata:
-    """One input and one output tensor, [batch, channels, *grid]; parameters say what the model runs on and in."""
+) -> dict[str, Any]:
+    """One input and one output tensor, [batch, channels, *grid]; the parameters give backend, precision and trust status."""
     architecture = config.architecture
     grid = [-1] * architecture.n_dim
-    return ModelMetadata(
-        name=config.name,
-        versions=versions,
-        platform=PLATFORM,
-        inputs=[_tensor(INPUT, [-1, architecture.in_channels, *grid])],
-        outputs=[_tensor(OUTPUT, [-1, architecture.out_channels, *grid])],
-        parameters=_execution(status) | {"trust": trust_status(config, judged=judged)},
-    )
+    return {
+        "name": config.name,
+        "versions": versions,
+        "platform": PLATFORM,
+        "inputs": [_tensor(INPUT, [-1, architecture.in_channels, *grid])],
+        "outputs": [_tensor(OUTPUT, [-1, architecture.out_channels, *grid])],
+        "parameters": _execution(status) | {"trust": trust_status(config, judged=judged)},
+    }
 
 
 def configuration(config: ModelConfig, status: ModelStatus, settings: Settings) -> dict[str, Any]:
-    """Triton's ModelConfig, as its performance tools read it; dims leave the batch axis out."""
+    """Triton's ModelConfig, for its performance tools; `dims` omits the batch axis."""
     architecture = config.architecture
     grid = [-1] * architecture.n_dim
     lowest, highest = grid_limits(config)
@@ -204,36 +81,40 @@ def configuration(config: ModelConfig, status: ModelStatus, settings: Settings) 
     }
 
 
-def statistics(name: str, version: str, counters: ModelCounters) -> ModelStatistics:
-    """Every member is given, zero or not, because clients read them unasked."""
+def statistics(name: str, version: str, counters: ModelCounters) -> dict[str, Any]:
+    """Every member is present, zero or not: clients read them unconditionally."""
     answered = counters.success_count
-    return ModelStatistics(
-        name=name,
-        version=version,
-        last_inference=counters.last_inference_ms,
-        inference_count=counters.inference_count,
-        execution_count=counters.execution_count,
-        inference_stats=InferenceStatistics(
-            success=Duration(count=answered, ns=counters.success_ns),
-            fail=Duration(count=counters.fail_count, ns=counters.fail_ns),
-            queue=Duration(count=answered, ns=counters.queue_ns),
-            compute_input=Duration(count=answered, ns=counters.compute_input_ns),
-            compute_infer=Duration(count=answered, ns=counters.compute_infer_ns),
-            compute_output=Duration(count=answered, ns=counters.compute_output_ns),
-            cache_hit=_NONE,
-            cache_miss=_NONE,
-        ),
-        batch_stats=[
-            BatchStatistics(
-                batch_size=size,
-                compute_input=Duration(count=count, ns=0),
-                compute_infer=Duration(count=count, ns=ns),
-                compute_output=Duration(count=count, ns=0),
-            )
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": counters.last_inference_ms,
+        "inference_count": counters.inference_count,
+        "execution_count": counters.execution_count,
+        "inference_stats": {
+            "success": _duration(answered, counters.success_ns),
+            "fail": _duration(counters.fail_count, counters.fail_ns),
+            "queue": _duration(answered, counters.queue_ns),
+            "compute_input": _duration(answered, counters.compute_input_ns),
+            "compute_infer": _duration(answered, counters.compute_infer_ns),
+            "compute_output": _duration(answered, counters.compute_output_ns),
+            "cache_hit": _duration(0, 0),
+            "cache_miss": _duration(0, 0),
+        },
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(count, 0),
+                "compute_infer": _duration(count, ns),
+                "compute_output": _duration(count, 0),
+            }
             for size, (count, ns) in sorted(counters.batches.items())
         ],
-        memory_usage=[],
-    )
+        "memory_usage": [],
+    }
+
+
+def _duration(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}
 
 
 def _execution(status: ModelStatus) -> dict[str, str]:
@@ -245,5 +126,65 @@ def _execution(status: ModelStatus) -> dict[str, str]:
     }
 
 
-def _tensor(name: str, shape: list[int]) -> TensorMetadata:
-    return TensorMetadata(name=name, datatype=DATATYPE, shape=shape)
+def _tensor(name: str, shape: list[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": DATATYPE, "shape": shape}
+
+
+_DURATION = reference("Duration")
+_COMPUTE = {"compute_input": _DURATION, "compute_infer": _DURATION, "compute_output": _DURATION}
+_TENSOR = object_of({"name": "string", "datatype": "string", "shape": array_of("integer")})
+SCHEMAS = {
+    "Error": object_of({"error": "string"}),
+    "ServerMetadata": object_of(
+        {"name": "string", "version": "string", "extensions": array_of("string")}
+    ),
+    "Live": object_of({"live": "boolean"}),
+    "Ready": object_of({"ready": "boolean"}),
+    "ModelReady": object_of({"name": "string", "ready": "boolean"}),
+    "ModelMetadata": object_of(
+        {
+            "name": "string",
+            "versions": array_of("string"),
+            "platform": "string",
+            "inputs": array_of(_TENSOR),
+            "outputs": array_of(_TENSOR),
+            "parameters": {"type": "object", "additionalProperties": {"type": "string"}},
+        }
+    ),
+    "ModelConfig": {"type": "object"},
+    "RepositoryIndex": array_of(
+        object_of({"name": "string", "version": "string", "state": "string", "reason": "string"})
+    ),
+    "Duration": object_of(
+        {"count": "integer", "ns": "integer"},
+        description="Number of events and their total duration.",
+    ),
+    "ModelStatistics": object_of(
+        {
+            "model_stats": array_of(
+                object_of(
+                    {
+                        "name": "string",
+                        "version": "string",
+                        "last_inference": "integer",
+                        "inference_count": "integer",
+                        "execution_count": "integer",
+                        "inference_stats": object_of(
+                            {
+                                "success": _DURATION,
+                                "fail": _DURATION,
+                                "queue": _DURATION,
+                                **_COMPUTE,
+                                "cache_hit": _DURATION,
+                                "cache_miss": _DURATION,
+                            }
+                        ),
+                        "batch_stats": array_of(object_of({"batch_size": "integer", **_COMPUTE})),
+                        "memory_usage": array_of("object"),
+                    }
+                )
+            )
+        }
+    ),
+}
+"""Schemas of the protocol's documents, by name."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from turbofno.service.http.openapi import burgers_field, described, reference
+from turbofno.service.http.openapi import (
+    array_of,
+    burgers_field,
+    described,
+    object_of,
+    reference,
+)
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
@@ -30,18 +36,15 @@ BODY_ERRORS = {
     415: error("Content-Encoding is none of gzip, deflate, identity."),
 }
 
-_PARAMETERS = {
-    "type": "object",
-    "additionalProperties": {"type": ["string", "number", "boolean"]},
-    "propertyNames": {"not": {"pattern": "^triton_"}},
-    "properties": {
+_PARAMETERS = object_of(
+    {
         "priority": {
             "type": "integer",
             "minimum": 0,
             "description": "1 is highest, 10 lowest, 0 counts as 5",
         },
         "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
-        "binary_data_output": {"type": "boolean"},
+        "binary_data_output": "boolean",
         "output_grid": {
             "type": "string",
             "pattern": "^[0-9]+(,[0-9]+)*$",
@@ -49,59 +52,44 @@ _PARAMETERS = {
             "input and answer are interpolated",
         },
     },
-}
-_INFER_REQUEST = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": _PARAMETERS,
-        "inputs": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["name", "shape", "datatype"],
-                "properties": {
-                    "name": {"const": "input"},
-                    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-                    "datatype": {"enum": ["FP32", "FP64", "FP16", "BF16"]},
-                    "parameters": {
-                        "type": "object",
-                        "properties": {"binary_data_size": {"type": "integer", "minimum": 0}},
-                    },
-                    "data": {"type": "array", "items": {}, "description": "flat or nested"},
-                },
-            },
-        },
-        "outputs": {
-            "type": "array",
-            "maxItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": {"const": "output"},
-                    "parameters": {
-                        "type": "object",
-                        "properties": {"binary_data": {"type": "boolean"}},
-                    },
-                },
-            },
-        },
+    required=(),
+    additionalProperties={"type": ["string", "number", "boolean"]},
+    propertyNames={"not": {"pattern": "^triton_"}},
+)
+_SIZE = {"type": "integer", "minimum": 0}
+_INPUT = object_of(
+    {
+        "name": {"const": "input"},
+        "shape": array_of(_SIZE),
+        "datatype": {"enum": ["FP32", "FP64", "FP16", "BF16"]},
+        "parameters": object_of({"binary_data_size": _SIZE}, required=()),
+        "data": array_of({}, description="flat or nested"),
     },
-}
-_INFER_RESPONSE = {
-    "type": "object",
-    "required": ["model_name", "model_version", "outputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "parameters": {
-            "type": "object",
-            "properties": {
+    required=("name", "shape", "datatype"),
+)
+_OUTPUT = object_of(
+    {
+        "name": {"const": "output"},
+        "parameters": object_of({"binary_data": "boolean"}, required=()),
+    },
+    required=("name",),
+)
+_INFER_REQUEST = object_of(
+    {
+        "id": "string",
+        "parameters": _PARAMETERS,
+        "inputs": array_of(_INPUT, minItems=1, maxItems=1),
+        "outputs": array_of(_OUTPUT, maxItems=1),
+    },
+    required=("inputs",),
+)
+_INFER_RESPONSE = object_of(
+    {
+        "id": "string",
+        "model_name": "string",
+        "model_version": "string",
+        "parameters": object_of(
+            {
                 "warning": {
                     "type": "string",
                     "description": "why the answer may be worse than the model's card says",
@@ -109,23 +97,23 @@ _INFER_RESPONSE = {
                 "trust_status": TRUST_STATUS,
                 **{f"trust_{name}": schema for name, schema in TRUST_LARGEST.items()},
             },
-        },
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name", "datatype", "shape"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "datatype": {"type": "string"},
-                    "shape": {"type": "array", "items": {"type": "integer"}},
-                    "parameters": {"type": "object"},
-                    "data": {"type": "array", "items": {"type": "number"}},
+            required=(),
+        ),
+        "outputs": array_of(
+            object_of(
+                {
+                    "name": "string",
+                    "datatype": "string",
+                    "shape": array_of("integer"),
+                    "parameters": "object",
+                    "data": array_of("number"),
                 },
-            },
-        },
+                required=("name", "datatype", "shape"),
+            )
+        ),
     },
-}
+    required=("model_name", "model_version", "outputs"),
+)
 _BINARY = {
     "schema": {
         "type": "string",

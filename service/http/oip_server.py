@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel
 
 from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.engine.interface import status_of
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.http.call import Call, Target
 
-    Route = Callable[[Call], Awaitable[BaseModel | dict[str, Any] | list[dict[str, Any]] | None]]
+    Route = Callable[[Call], Awaitable[dict[str, Any] | list[dict[str, Any]] | None]]
 
 EXTENSIONS = [
     "binary_tensor_data",
@@ -46,10 +45,10 @@ _TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
 OPERATIONS: list[Operation] = []
 
 
-def _route(method: str, *paths: str, **about: Any) -> Callable[[Route], Route]:
+def _route(method: str, *paths: str, schema: str = "", **about: Any) -> Callable[[Route], Route]:
     """Add the decorated function, which returns a JSON document or None for an empty body, to OPERATIONS.
 
-    `about` and its docstring describe it in OpenAPI; without `about` it is not documented.
+    `schema`, `about` and the docstring describe the operation in OpenAPI, which omits it without `about`.
     """
 
     def add(route: Route) -> Route:
@@ -57,23 +56,21 @@ def _route(method: str, *paths: str, **about: Any) -> Callable[[Route], Route]:
             document = await route(call)
             if document is None:
                 return Reply(200)
-            if isinstance(document, BaseModel):
-                document = document.model_dump()
             return Reply(200, [(b"content-type", b"application/json")], (orjson.dumps(document),))
 
         entries: dict[str, dict[str, Any]] = {path: {} for path in paths}
         if about:
+            success: dict[str, Any] = {"description": "Success; the body is empty."}
+            if schema:
+                content = {"application/json": {"schema": reference(schema)}}
+                success = {"description": "Success.", "content": content}
+            responses = {200: success, **ERRORS, **about.pop("errors", {})}
             about.update(name=route.__name__, tag=TAG, description=route.__doc__)
-            entries = described(*paths, **about)
+            entries = described(*paths, responses=responses, **about)
         OPERATIONS.append(Operation(run, entries, method))
         return route
 
     return add
-
-
-def _answers(schema: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    content = {"application/json": {"schema": schema}}
-    return {200: {"description": "Success.", "content": content}, **ERRORS}
 
 
 def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
@@ -83,68 +80,54 @@ def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]
 
 _CONTROL: dict[str, Any] = {
     "body": _body({"parameters": {"type": "object"}}, {}),
-    "responses": {
-        **ERRORS,
-        200: {"description": "Done; the body is empty."},
-        403: error("Switched off on this server."),
-        **BODY_ERRORS,
-    },
+    "errors": {403: error("Switched off on this server."), **BODY_ERRORS},
 }
 
 
 @_route("GET", "/v2/")
-@_route(
-    "GET", "/v2",
-    summaries=("Server metadata",), responses=_answers(reference("ServerMetadata")),
-)  # fmt: skip
-async def server_metadata(_: Call) -> oip.ServerMetadata:
+@_route("GET", "/v2", summaries=("Server metadata",), schema="ServerMetadata")
+async def server_metadata(_: Call) -> dict[str, Any]:
     """Name, version and the protocol extensions that this server offers."""
-    return oip.ServerMetadata(name="turbofno", version=VERSION, extensions=EXTENSIONS)
+    return {"name": "turbofno", "version": VERSION, "extensions": EXTENSIONS}
 
 
-@_route(
-    "GET", "/v2/health/live",
-    summaries=("Is the process alive?",), responses=_answers(reference("Live")),
-)  # fmt: skip
-async def live(_: Call) -> oip.Live:
+@_route("GET", "/v2/health/live", summaries=("Is the process alive?",), schema="Live")
+async def live(_: Call) -> dict[str, Any]:
     """Answers as long as the process can answer at all."""
-    return oip.Live(live=True)
+    return {"live": True}
 
 
-@_route(
-    "GET", "/v2/health/ready",
-    summaries=("Does the server accept requests?",), responses=_answers(reference("Ready")),
-)  # fmt: skip
-async def ready(call: Call) -> oip.Ready:
+@_route("GET", "/v2/health/ready", summaries=("Does the server accept requests?",), schema="Ready")
+async def ready(call: Call) -> dict[str, Any]:
     """200 once every start-up model is loaded and warm, until the server drains."""
     engine = call.context.engine
     if engine.failure:
         raise Unavailable(engine.failure)
     if call.context.admission.draining or not engine.ready:
         raise Unavailable("the server is not ready: models are still loading, or it shuts down")
-    return oip.Ready(ready=True)
+    return {"ready": True}
 
 
 # Before the paths with a model's name, which would match "stats".
 @_route(
     "GET", "/v2/models/stats",
-    summaries=("Statistics of all models",), responses=_answers(reference("StatisticsList")),
+    summaries=("Statistics of all models",), schema="ModelStatistics",
 )  # fmt: skip
-async def all_statistics(call: Call) -> oip.StatisticsList:
+async def all_statistics(call: Call) -> dict[str, Any]:
     """Counts and nanoseconds since load, for every model that is ready."""
     engine = call.context.engine
     models = [(one.name, one.version) for one in engine.statuses() if one.state == _READY]
-    return oip.StatisticsList(
-        model_stats=[oip.statistics(*model, await engine.counters(*model)) for model in models]
-    )
+    return {
+        "model_stats": [oip.statistics(*model, await engine.counters(*model)) for model in models]
+    }
 
 
 @_route(
     "GET", "/v2/models/{model}VERSION",
     summaries=("Model metadata", "Model metadata of one version"),
-    responses=_answers(reference("ModelMetadata")),
+    schema="ModelMetadata",
 )  # fmt: skip
-async def metadata(call: Call) -> oip.ModelMetadata:
+async def metadata(call: Call) -> dict[str, Any]:
     """Tensors and versions of a model; -1 is an axis of any size."""
     engine, config = call.context.engine, _config(call)
     versions = [
@@ -157,17 +140,17 @@ async def metadata(call: Call) -> oip.ModelMetadata:
 @_route(
     "GET", "/v2/models/{model}VERSION/ready",
     summaries=("Does the model accept requests?", "Does the version accept requests?"),
-    responses=_answers(reference("ModelReady")),
+    schema="ModelReady",
 )  # fmt: skip
-async def model_ready(call: Call) -> oip.ModelReady:
+async def model_ready(call: Call) -> dict[str, Any]:
     """200 if it does; without a version, if any version does."""
-    return oip.ModelReady(name=_config(call).name, ready=True)
+    return {"name": _config(call).name, "ready": True}
 
 
 @_route(
     "GET", "/v2/models/{model}VERSION/config",
     summaries=("Model configuration", "Configuration of one version"),
-    responses=_answers({"type": "object", "additionalProperties": True}),
+    schema="ModelConfig",
 )  # fmt: skip
 async def configuration(call: Call) -> dict[str, Any]:
     """Triton's ModelConfig as JSON."""
@@ -178,20 +161,21 @@ async def configuration(call: Call) -> dict[str, Any]:
 @_route(
     "GET", "/v2/models/{model}VERSION/stats",
     summaries=("Statistics of a model", "Statistics of one version"),
-    responses=_answers(reference("StatisticsList")),
+    schema="ModelStatistics",
 )  # fmt: skip
-async def statistics(call: Call) -> oip.StatisticsList:
+async def statistics(call: Call) -> dict[str, Any]:
     """Counts and nanoseconds since load; without a version, of the newest."""
     config = _config(call)
     counters = await call.context.engine.counters(config.name, config.version)
-    return oip.StatisticsList(model_stats=[oip.statistics(config.name, config.version, counters)])
+    return {"model_stats": [oip.statistics(config.name, config.version, counters)]}
 
 
 @_route(
     "POST", "/v2/repository/index",
     summaries=("List the model repository",),
     body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
-    responses=_answers({"type": "array", "items": reference("RepositoryEntry")}) | BODY_ERRORS,
+    schema="RepositoryIndex",
+    errors=BODY_ERRORS,
 )  # fmt: skip
 async def repository_index(call: Call) -> list[dict[str, Any]]:
     """Every version known to the server, with its state; only the READY ones if `ready` is true."""

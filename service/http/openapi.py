@@ -14,7 +14,7 @@ from turbofno.service.http.problems import MEDIA_TYPE
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from turbofno.service.http.parameters import Parameter
 
@@ -23,25 +23,45 @@ WARNING = "X-Warning"
 """Response header: the warnings of an answer, separated by semicolons."""
 _SEED = 0
 
-PROBLEM = {
-    "title": "Problem",
-    "description": "What was wrong, what was expected, how to mend it (RFC 9457).",
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "instance", "request_id"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "instance": {"type": "string"},
-        "request_id": {"type": "string"},
-    },
-}
-
 
 def reference(schema: str) -> dict[str, str]:
     """A reference to a schema among the document's components."""
     return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The schema of a list; `items` is a schema or the name of a type."""
+    return {"type": "array", "items": _schema(items), **more}
+
+
+def object_of(
+    members: dict[str, str | dict[str, Any]], *, required: Sequence[str] | None = None, **more: Any
+) -> dict[str, Any]:
+    """The schema of an object, given a schema or the name of a type for each member; all are required by default."""
+    return {
+        "type": "object",
+        "required": list(members if required is None else required),
+        "properties": {name: _schema(member) for name, member in members.items()},
+        **more,
+    }
+
+
+def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
+    return {"type": given} if isinstance(given, str) else given
+
+
+PROBLEM = object_of(
+    {
+        "type": "string",
+        "title": "string",
+        "status": "integer",
+        "detail": "string",
+        "instance": "string",
+        "request_id": "string",
+    },
+    title="Problem",
+    description="What was wrong, what was expected, how to mend it (RFC 9457).",
+)
 
 
 def problem(description: str) -> dict[str, Any]:
@@ -149,12 +169,7 @@ REQUEST_BODY: dict[str, Any] = {
     "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
     | {
         JSON.media_type: {
-            "schema": {
-                "type": "object",
-                "required": ["inputs"],
-                "properties": {"inputs": _ARRAYS},
-                "additionalProperties": False,
-            },
+            "schema": object_of({"inputs": _ARRAYS}, additionalProperties=False),
             "examples": {
                 "by channel": {
                     "summary": "a field for model burgers-1d, on 256 points",
@@ -168,52 +183,46 @@ REQUEST_BODY: dict[str, Any] = {
         }
     },
 }
-WARNING_HEADER: dict[str, Any] = {
-    "description": "in words, why the answer may be worse than the model's card says; absent if nothing is known",
-    "schema": {"type": "string"},
-}
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
+
+
+WARNING_HEADER = _header(
+    "in words, why the answer may be worse than the model's card says; absent if nothing is known"
+)
 RESPONSES: dict[int, dict[str, Any]] = {
     200: {
         "description": "The output fields, laid out and named as the input was: 'output', or "
         "output channel names; in the form that Accept asks for, by default that of the request.",
         "headers": {
-            "X-Model-Version": {
-                "description": "version that answered",
-                "schema": {"type": "string"},
-            },
-            "X-Batch-Size": {
-                "description": "fields in each device batch that these fields ran in",
-                "schema": {"type": "string"},
-            },
-            "Server-Timing": {
-                "description": "decode, queue, compute and encode in milliseconds",
-                "schema": {"type": "string"},
-            },
+            "X-Model-Version": _header("version that answered"),
+            "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
+            "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
             **TRUST_HEADERS,
             WARNING: WARNING_HEADER,
         },
         "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
         | {
             JSON.media_type: {
-                "schema": {
-                    "type": "object",
-                    "required": ["model", "version", "backend", "precision", "units", "outputs"],
-                    "properties": {
-                        "model": {"type": "string"},
-                        "version": {"type": "string"},
-                        "backend": {"type": "string"},
-                        "precision": {"type": "string"},
-                        "warnings": {
-                            "type": "array",
-                            "items": {"type": "string"},
-                            "description": "as the header X-Warning; absent if there are none",
-                        },
+                "schema": object_of(
+                    {
+                        "model": "string",
+                        "version": "string",
+                        "backend": "string",
+                        "precision": "string",
+                        "warnings": array_of(
+                            "string",
+                            description="as the header X-Warning; absent if there are none",
+                        ),
                         "units": {"type": "object", "additionalProperties": {"type": "string"}},
                         "trust": TRUST_SCHEMA,
                         "trust_status": TRUST_STATUS,
                         "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
                     },
-                }
+                    required=["model", "version", "backend", "precision", "units", "outputs"],
+                )
             }
         },
     },

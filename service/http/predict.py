@@ -12,10 +12,9 @@ from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation, Reply
-from turbofno.service.http.inference import counted
+from turbofno.service.http.inference import counted, infer_onto
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, WARNING, described
-from turbofno.service.http.output_grid import infer_onto
 from turbofno.service.http.parameters import (
     DEADLINE_DESCRIBED,
     PRIORITY,

@@ -17,8 +17,10 @@ from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
     REQUEST_BODY,
     RESPONSES,
+    array_of,
     burgers_field,
     described,
+    object_of,
     problem,
 )
 from turbofno.service.http.parameters import (
@@ -50,10 +52,8 @@ _REQUEST_BODY: dict[str, Any] = {
     },
 }
 _REQUEST_BODY["content"][JSON.media_type] = {
-    "schema": {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
+    "schema": object_of(
+        {
             "inputs": {
                 "type": "object",
                 "description": (
@@ -62,15 +62,11 @@ _REQUEST_BODY["content"][JSON.media_type] = {
                     "output channel, with shape [*grid] or [batch, *grid]."
                 ),
                 "minProperties": 2,
-                "additionalProperties": {
-                    "type": "array",
-                    "items": {},
-                    "description": "Nested lists.",
-                },
+                "additionalProperties": array_of({}, description="Nested lists."),
             }
         },
-        "additionalProperties": False,
-    },
+        additionalProperties=False,
+    ),
     "examples": {
         "by channel": {
             "summary": "gradient of the mean of model burgers-1d's output, at a field on 256 points",
