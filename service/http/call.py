@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     """In the order received, names in lower case."""
     Bytes = bytes | memoryview
 
-Protocol = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
+ProtocolLabel = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
 _SMALL_PIECE = 4096
 
@@ -44,7 +44,7 @@ class Operation:
 
     None: a request for no ready model and no fields, which is never refused for lack of capacity.
     """
-    protocol: Protocol = "admin"
+    protocol: ProtocolLabel = "admin"
     """Label of its requests in the metrics."""
     queued: bool = True
     """True if its fields wait in the model's queue."""
@@ -160,7 +160,7 @@ class Call:
         """The target's operation for the method, set by `operations.begin`."""
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         self.caller: Caller = ANYONE
-        self.protocol: Protocol = "admin"
+        self.protocol: ProtocolLabel = "admin"
         self.model = self.version = ""
         self.served: Served
         """The requested model, set once it is known to be ready."""

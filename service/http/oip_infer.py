@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over REST, with its binary tensor extension: inference."""
+"""Inference by the Open Inference Protocol v2 over REST, with its binary tensor extension."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _PARAMETERS = (RAW_SHAPE,)
 
 
 class Asked(NamedTuple):
-    """The headers of an inference, read."""
+    """Parameters of an inference."""
 
     header_length: str | None
-    """Of the JSON before the tensor, not checked yet; None: all of the body is JSON."""
+    """Length of the JSON before the tensor, not checked yet; None if the whole body is JSON."""
     raw_shape: str | None
 
 
@@ -72,7 +72,9 @@ async def _run(call: Call) -> Reply:
     started = time.perf_counter()
     as_json = not all(output.binary for output in asked.outputs)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    answer = await offload(heavy, _encode, asked, result, warnings, served.untold(result.trust))
+    answer = await offload(
+        heavy, _encode, asked, result, warnings, served.why_no_trust(result.trust)
+    )
     headers, written = await _written(call, answer)
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
     return answered(call, headers, (written,))
@@ -84,8 +86,7 @@ async def _read(call: Call, header: str | None, settings: Settings) -> memoryvie
     if header is None:
         limit = settings.max_json_bytes
         return await read_body(call, budget, limit=limit, setting="max_json_bytes")
-    # The tensor starts where the JSON ends; a header that is no number is refused after reading,
-    # when the range it should lie in is known.
+    # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
     start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
     return await read_body(call, budget, limit=settings.max_body_bytes, aligned_at=start)
 
@@ -128,7 +129,7 @@ def _encode(
 
 
 async def _written(call: Call, answer: InferAnswer) -> tuple[Headers, Bytes]:
-    """The answer's own headers, and its body, compressed if that was asked for."""
+    """Headers and body of the answer, compressed if the client asked for it."""
     headers: Headers = []
     body = answer.body
     coding = answer_coding(call.header(b"accept-encoding"))

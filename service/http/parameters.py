@@ -1,4 +1,4 @@
-"""Parameters of operations: what each may be, how it is read, and how the API's documentation shows it."""
+"""Query parameters and the deadline header: parsing, error texts and OpenAPI description."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
 
 _CACHED_BYTES = 128
-"""Longer queries are parsed each time: they are for clients to choose, and would fill the memory."""
+"""Longest query that is cached: clients choose queries, and long ones would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """One parameter in a query; `parse` raises ValueError for what it may not be."""
+    """One query parameter; `parse` raises ValueError for an invalid value."""
 
     name: str
     description: str
     schema: dict[str, Any]
     expected: str
-    """The values that it may have, in the words of an error."""
+    """The valid values, for error texts."""
     parse: Callable[[str], Any]
     default: Any = None
     required: bool = False
     example: Any = None
 
     def described(self) -> dict[str, Any]:
-        """As OpenAPI has it."""
+        """The OpenAPI parameter object."""
         schema = self.schema
         if self.default is not None:
             schema = schema | {"default": self.default}
@@ -60,7 +60,7 @@ def integer(
     says: str = "",
     **options: Any,
 ) -> Parameter:
-    """A whole number from `least` to `most`; `says` what numbers mean, in the error."""
+    """A whole number from `least` to `most`; `says` is appended to the error text."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not least <= int(text) <= most:
@@ -91,7 +91,7 @@ def flag(name: str, description: str) -> Parameter:
 
 
 def text(name: str, description: str, pattern: str, expected: str, **options: Any) -> Parameter:
-    """Text of a pattern."""
+    """Text that matches a pattern."""
 
     def parse(given: str) -> str:
         if not re.fullmatch(pattern, given):
@@ -122,21 +122,21 @@ DEADLINE_DESCRIBED = {
 def read_query(
     call: Call, known: tuple[Parameter, ...], *, hint: str | None = None
 ) -> Mapping[str, Any]:
-    """The values of a request's query parameters.
+    """Parse a request's query.
 
-    `hint` ends the error about an unknown one: it must not be ignored, lest ?version= pick another model. Without,
-    unknown ones are left alone.
+    Unknown parameters are refused, with `hint` at the end of the error text, or ignored if that is None: ?version= must
+    not silently select another model.
 
     Raises:
-        BadRequest: a parameter that is unknown, repeated, missing, or not what it may be.
+        BadRequest: a parameter is unknown, repeated, missing or invalid.
     """
     if len(call.query) <= _CACHED_BYTES:
-        return _remembered(call.query, known, hint)
+        return _cached(call.query, known, hint)
     return _parse(call.query, known, hint)
 
 
 def seconds_allowed(call: Call) -> float | None:
-    """Within how many seconds the work is to start, by the header X-Deadline-Ms. Raises BadRequest."""
+    """Seconds within which the work must start, by the header X-Deadline-Ms. Raises BadRequest."""
     given = call.headers.get(b"x-deadline-ms")
     if given is None:
         return None
@@ -183,7 +183,7 @@ def _parse(query: bytes, known: tuple[Parameter, ...], hint: str | None) -> Mapp
     return MappingProxyType(values)
 
 
-_remembered = lru_cache(maxsize=1024)(_parse)
+_cached = lru_cache(maxsize=1024)(_parse)
 
 
 def _among(words: Mapping[str, bool], given: str) -> bool:

@@ -1,4 +1,4 @@
-"""Errors as replies: RFC 9457 problem+json on our routes, {"error": text} on Open Inference Protocol paths."""
+"""Error replies: RFC 9457 problem+json, or {"error": text} on Open Inference Protocol paths."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499
-"""Not a registered status: what logs and metrics show for a client that went away. Nobody reads the reply."""
+"""Status in logs and metrics of a request whose client left; unregistered, and never sent."""
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers of FastAPI's routes. What nobody foresaw is asgi.py's, which has the request's call."""
+    """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
 def problem(path: str, error: ServiceError) -> Reply:
-    """The reply to `error` in the form that `path` calls for."""
+    """The reply to `error`, in the format of `path`."""
     document: dict[str, Any]
     if path == "/v2" or path.startswith("/v2/"):
         media_type, document = "application/json", {"error": _text(error.message)}
@@ -65,7 +65,7 @@ def problem(path: str, error: ServiceError) -> Reply:
 
 
 def unexpected(call: Call) -> Reply:
-    """The reply to the exception being handled, which nobody foresaw: its id for the log, nothing of its inside."""
+    """Log the exception being handled; return a reply with the request id and no detail of the exception."""
     logger.exception("unexpected failure of %s %s", call.method, shown_path(call))
     return problem(
         call.path,
@@ -77,7 +77,7 @@ def unexpected(call: Call) -> Reply:
 
 
 def given_up(call: Call) -> Reply:
-    """The reply to a request that is cancelled while its client waits: the process ends."""
+    """The reply to a request that is cancelled because the process ends."""
     return problem(
         call.path,
         Unavailable(
@@ -88,7 +88,7 @@ def given_up(call: Call) -> Reply:
 
 
 def _text(text: str) -> str:
-    """As it can be encoded: paths and messages may hold lone surrogates from a client."""
+    """Replace lone surrogates, which a client can send and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -120,13 +120,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
-    """The error of a method that a path has not. `methods` are those that it has; HEAD goes with GET."""
+    """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that FastAPI's routes have for the path of a request."""
+    """The methods of FastAPI's routes for a request's path."""
     routes: list[BaseRoute] = request.app.router.routes
     return [
         method
@@ -136,7 +136,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def _other(status: int, message: str) -> ServiceError:
-    """An error with a status of Starlette's choosing."""
+    """An error with the status of one of Starlette's."""
     error = ServiceError(message)
     phrase = HTTPStatus(status).phrase
     error.status, error.title = status, phrase  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""FastAPI for documentation, page and administration; its document also describes the table of operations."""
+"""The FastAPI application: documentation, page and administration; its OpenAPI document includes the table of operations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _NEVER = ("HTTPValidationError", "ValidationError")
 
 
 class PublishedAPI(FastAPI):
-    """FastAPI without the layers that it puts around an application's own: ours is the outermost, and answers what nobody
-    foresaw.
-    """
+    """FastAPI without its error layer outside the application's middleware: `CallMiddleware` is the outermost."""
 
     def build_middleware_stack(self) -> ASGIApp:
         inner: ASGIApp = ExceptionMiddleware(
@@ -33,9 +31,7 @@ class PublishedAPI(FastAPI):
         return inner
 
     def openapi(self) -> dict[str, Any]:
-        """The document: FastAPI's own, without the 422 that it adds to every route with parameters (wrong ones are 400
-        here), and with the operations.
-        """
+        """FastAPI's document with the table's operations, and without the 422 of each route with parameters: these are 400."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]

@@ -1,4 +1,4 @@
-"""Rollouts: an autoregressive model run on its own output, its frames streamed or all at once."""
+"""Rollouts: repeated application of an autoregressive model to its own output, with frames streamed or in one reply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from turbofno.service.engine.interface import (
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
 from turbofno.service.http.call import Operation, Reply
-from turbofno.service.http.frame_stream import FORMS, form_asked_for, stream
+from turbofno.service.http.frame_stream import (
+    RECORDS,
+    SERVER_SENT_EVENTS,
+    accepted_format,
+    stream,
+)
 from turbofno.service.http.inference import counted, deadline
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
@@ -39,7 +44,7 @@ from turbofno.service.http.parameters import (
     seconds_allowed,
     text,
 )
-from turbofno.service.http.predict import answered, read_fields, told
+from turbofno.service.http.predict import answered, read_fields, status_headers
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
@@ -51,7 +56,7 @@ if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
     from turbofno.service.engine.interface import Fields, Frame, ModelStatus
     from turbofno.service.http.call import Call
-    from turbofno.service.http.frame_stream import Form as StreamForm
+    from turbofno.service.http.frame_stream import StreamFormat
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
 _PARAMETERS = (
@@ -66,7 +71,7 @@ _PARAMETERS = (
     integer("start", "number of the step that the input is at, to resume from a frame", default=0),
 )
 _JSON_FACTOR = 3
-"""JSON takes about so many times the bytes of its float32."""
+"""Approximate size of JSON relative to float32."""
 _EVERY = {"all": 1, "last": 0}
 _JSON_ANSWER = RESPONSES[200]["content"][JSON.media_type]["schema"]
 _SUCCESS = {
@@ -81,8 +86,8 @@ _SUCCESS = {
                 "properties": {**_JSON_ANSWER["properties"], "trust": FRAME_TRUST_SCHEMA},
             }
         },
-        FORMS[0].media_type: {"schema": {"type": "string", "format": "binary"}},
-        FORMS[1].media_type: {"schema": {"type": "string"}},
+        RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
+        SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
 _ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
@@ -111,7 +116,7 @@ _REQUEST_BODY = {
 
 
 class Asked(NamedTuple):
-    """The headers of a rollout, read."""
+    """Parameters of a rollout."""
 
     start: int
     last: int
@@ -120,7 +125,7 @@ class Asked(NamedTuple):
     reader: Codec
     writer: Codec | None
     """None: the frames are streamed."""
-    streamed: StreamForm | None
+    streamed: StreamFormat | None
 
 
 def _parse(call: Call) -> Asked:
@@ -128,7 +133,7 @@ def _parse(call: Call) -> Asked:
     _check(call, given["start"], given["steps"])
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))
-    streamed = form_asked_for(accept or "")
+    streamed = accepted_format(accept or "")
     return Asked(
         given["start"],
         given["steps"],
@@ -198,36 +203,36 @@ async def _run(call: Call) -> Reply:
         return counted(call, frame_warnings.of(frame))
 
     if asked.streamed is not None:
-        # The body, the state on the device, and what the client has not yet taken.
+        # The body, the state on the device, and frames that the client has not read yet.
         budget.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
             (b"content-type", asked.streamed.media_type.encode()),
             *served.headers,
-            # The second keeps proxies from holding frames back.
+            # Keeps proxies from buffering frames.
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            *told(served.never_told, warnings),
+            *status_headers(served.no_trust_reason, warnings),
         ]
         events = stream(engine.rollout(job), asked.streamed, about, warnings_of)
         return Reply(200, headers, stream=events)
     writer = asked.writer
     assert writer is not None
-    _hold_all(call, job, writer)
-    stack, frames = await _all(engine.rollout(job))
+    _hold_frames(call, job, writer)
+    stack, frames = await _collect(engine.rollout(job))
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
-    untold = served.untold(dict.fromkeys(trust, ()))
+    trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     body = await offload(
         heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, config, form, status_of(config, engine), trust, untold, warnings,
+        _encode, stack, writer, config, form, status_of(config, engine), trust, trust_status, warnings,
     )  # fmt: skip
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
     headers = [
         (b"content-type", writer.content_type),
         *served.headers,
         *trust_headers(largest),
-        *told(untold, warnings),
+        *status_headers(trust_status, warnings),
     ]
     return answered(call, headers, (body,))
 
@@ -250,14 +255,14 @@ def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dic
 
 
 def _count(job: RolloutRequest) -> int:
-    """How many frames there will be."""
+    """Number of frames."""
     if not job.every:
         return 1
     return job.last // job.every - job.start // job.every + bool(job.last % job.every)
 
 
-def _hold_all(call: Call, job: RolloutRequest, codec: Codec) -> None:
-    """Count all frames before the first is made. Raises PayloadTooLarge, QueueFull."""
+def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
+    """Reserve memory for all frames before the first is computed. Raises PayloadTooLarge, QueueFull."""
     fields = job.initial.fields
     size = _count(job) * fields.nbytes * (_JSON_FACTOR if codec is JSON else 1)
     most = call.context.settings.max_inflight_bytes
@@ -265,14 +270,14 @@ def _hold_all(call: Call, job: RolloutRequest, codec: Codec) -> None:
         raise PayloadTooLarge(
             f"an answer of {_count(job)} frames takes about {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
-            f"(Accept: {FORMS[0].media_type})"
+            f"(Accept: {RECORDS.media_type})"
         )
     assert call.budget is not None
     call.budget.hold(2 * fields.nbytes + size)
 
 
-async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
-    """[frames, n, channels, *grid], and the same frames without their fields."""
+async def _collect(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
+    """Collect the frames: their fields as [frames, n, channels, *grid], and the frames without fields."""
     async with aclosing(frames):
         made = [one async for one in frames if one.fields is not None]
     stack = np.stack([one.fields for one in made if one.fields is not None])
@@ -280,7 +285,7 @@ async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
 
 
 def _trust_of(frames: list[Frame]) -> FrameTrust:
-    """The signals that every frame has."""
+    """The trust signals present in every frame."""
     return {
         name: [frame.trust[name] for frame in frames]
         for name in frames[0].trust
@@ -301,7 +306,7 @@ def _encode(
     frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
     outputs = {OUTPUT: frames}
     if form.by_channel:
-        # the channels' axis, after time and, if there is one, the batch
+        # The channel axis follows time and, if present, batch.
         by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
         outputs = {channel.name: by_channel[i] for i, channel in enumerate(config.outputs)}
     return codec.encode(

@@ -1,4 +1,4 @@
-"""Random inputs of a model, and what the zoo's own PDE solver makes of them or of a field sent along."""
+"""Random inputs of a model, and solutions by the zoo's PDE solver for them or for a field in the body."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
-from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer, codec_for_body
+from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sampling import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
@@ -14,13 +14,13 @@ from turbofno.service.http.call import Operation
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
 from turbofno.service.http.parameters import Parameter, integer, read_query
-from turbofno.service.http.predict import answered, read_fields
+from turbofno.service.http.predict import answered, codecs, read_fields
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from turbofno.models.core.config import Channel, ModelConfig
+    from turbofno.models.core.config import Channel
     from turbofno.service.codec.negotiate import Codec
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Fields
@@ -35,7 +35,7 @@ _ERRORS: dict[int, dict[str, Any]] = {
     403: problem("The web page and what belongs to it are switched off on this server."),
     404: problem("No such model, or no sampler and solver for its PDE."),
     429: problem("Too many wait for the solver: come back after Retry-After seconds."),
-    504: problem("It took longer than the server allows."),
+    504: problem("The solver exceeded its time limit."),
 }
 _SUCCESS = {
     "description": "One field [channels, *grid], in the form that Accept asks for: by default .npy.",
@@ -47,23 +47,23 @@ _GRID = integer("grid", "points along each axis; 0: as the model was trained on"
 _STEPS = integer(
     "steps", "of a model with a time step: how many", least=1, most=_MAX_STEPS, default=1
 )
-_KNOBS = tuple(
+_SAMPLER = tuple(
     Parameter(
         name,
-        "of the sampler, where the model's description lists it, with its range",
+        "a parameter of the sampler, which the model's description lists with its range",
         {"type": "number"},
         "a number",
         str,
     )
     for name in sorted(PARAMETER_NAMES)
 )
-_OF_SAMPLE = (_SEED, _GRID, *_KNOBS)
-_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_KNOBS)
+_OF_SAMPLE = (_SEED, _GRID, *_SAMPLER)
+_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER)
 _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
 class Asked(NamedTuple):
-    """The headers of a request to the solver, read."""
+    """Parameters of a sample or a solution."""
 
     job: Job | None
     """None: the field to solve is in the body."""
@@ -75,7 +75,9 @@ class Asked(NamedTuple):
 def _parse_sample(call: Call) -> Asked:
     _solver(call)
     given = read_query(call, _OF_SAMPLE, hint="")
-    return Asked(_drawing(call, given), 0, NPY, _writer(call, NPY))
+    return Asked(
+        _sample_job(call, given), 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY)
+    )
 
 
 def _parse_solve(call: Call) -> Asked:
@@ -86,10 +88,10 @@ def _parse_solve(call: Call) -> Asked:
     if steps > 1 and config.time_step is None:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
     if given["seed"] is not None:
-        return Asked(_drawing(call, given, steps=steps), steps, NPY, _writer(call, NPY))
+        writer = codec_for_answer(call.header(b"accept"), request=NPY)
+        return Asked(_sample_job(call, given, steps=steps), steps, NPY, writer)
     read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
-    reader = codec_for_body(call.header(b"content-type"))
-    return Asked(None, steps, reader, _writer(call, reader))
+    return Asked(None, steps, *codecs(call))
 
 
 async def _run_sample(call: Call) -> Reply:
@@ -106,7 +108,7 @@ async def _run_solve(call: Call) -> Reply:
     fields, form = await read_fields(call, asked.reader)
     if len(fields) != 1:
         raise InvalidField(f"the solver takes one field a request, the body has {len(fields)}")
-    job = Job(_pde(config), _seconds(call), solve=True, steps=asked.steps, shape=fields.shape[1:])
+    job = _job(call, solve=True, steps=asked.steps, shape=fields.shape[1:])
     field = await _solved(call, job, fields[0])
     return await _answer(call, arrays_from_fields(field[None], config, form), config.outputs)
 
@@ -125,34 +127,26 @@ def _solver(call: Call) -> SolverProcess:
     return solver
 
 
-def _drawing(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
-    """The job for a sample, solved if there are `steps`. Raises BadRequest, InvalidField."""
+def _sample_job(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
+    """The job that draws a sample, and solves it if `steps` is above 0. Raises BadRequest, InvalidField."""
     config = call.served.config
     points = given["grid"] or config.grid.training[0]
     shape = [1, config.architecture.in_channels, *[points] * config.architecture.n_dim]
     check_shape(shape, config, max_fields=1, name="grid")
     try:
-        knobs = {name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None}
-        values = complete(parameters_of(config.pde) or (), knobs)
+        asked = {name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None}
+        values = complete(parameters_of(config.pde) or (), asked)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return Job(
-        _pde(config), _seconds(call),
-        solve=steps > 0, seed=given["seed"], points=points, values=values, steps=steps,
-    )  # fmt: skip
+    return _job(
+        call, solve=steps > 0, seed=given["seed"], points=points, values=values, steps=steps
+    )
 
 
-def _pde(config: ModelConfig) -> str:
-    assert config.pde is not None
-    return config.pde.model_dump_json()
-
-
-def _seconds(call: Call) -> float:
-    return call.context.settings.solver_seconds
-
-
-def _writer(call: Call, form_of_body: Codec) -> Codec:
-    return codec_for_answer(call.header(b"accept"), request=form_of_body)
+def _job(call: Call, **options: Any) -> Job:
+    pde = call.served.config.pde
+    assert pde is not None
+    return Job(pde.model_dump_json(), call.context.settings.solver_seconds, **options)
 
 
 async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:

@@ -1,4 +1,4 @@
-"""Gradients: vector-Jacobian products of a model with respect to its input, batched like predictions."""
+"""Gradients: vector-Jacobian products of a model with respect to its input, batched as predictions are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from turbofno.service.http.parameters import (
     read_query,
     seconds_allowed,
 )
-from turbofno.service.http.predict import answered, codecs, read_arrays, told
+from turbofno.service.http.predict import answered, codecs, read_arrays, status_headers
 
 if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
@@ -94,7 +94,7 @@ _RESPONSES: dict[int, dict[str, Any]] = {
 
 
 class Asked(NamedTuple):
-    """The headers of a request for gradients, read."""
+    """Parameters of a gradient."""
 
     reader: Codec
     writer: Codec
@@ -132,7 +132,11 @@ async def _run(call: Call) -> Reply:
         heavy, _encode, result, shapes, form, writer, served, warnings, output=asked.output
     )
     call.encode_seconds = time.perf_counter() - started
-    headers = [(b"content-type", writer.content_type), *served.headers, *told("", warnings)]
+    headers = [
+        (b"content-type", writer.content_type),
+        *served.headers,
+        *status_headers("", warnings),
+    ]
     return answered(call, headers, (body,))
 
 

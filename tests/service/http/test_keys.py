@@ -150,8 +150,8 @@ def test_file_is_read_with_its_limits(key_file: Path) -> None:
         (f"al/ice {ALICE}", "name must be"),
         (f"alice {ALICE} fields=0", "fields=N"),
         (f"alice {ALICE} rate=3", "fields=N"),
-        (f"alice {ALICE}\nalice {BOB}", "line 2: the name or the key was given before"),
-        (f"alice {ALICE}\nbob {ALICE}", "line 2: the name or the key was given before"),
+        (f"alice {ALICE}\nalice {BOB}", "line 2: the name or the key is repeated"),
+        (f"alice {ALICE}\nbob {ALICE}", "line 2: the name or the key is repeated"),
     ],
 )
 def test_wrong_file_is_refused_by_line_without_showing_a_key(
