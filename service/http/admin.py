@@ -225,7 +225,7 @@ def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
     return ModelSummary(
         **asdict(status),
         description=config.description,
-        trust=trust_status(config, judged=context.settings.trust),
+        trust=trust_status(config, enabled=context.settings.trust),
     )
 
 
@@ -235,7 +235,7 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     return ModelDescription(
         **asdict(status_of(config, context.engine)),
         description=config.description,
-        trust=trust_status(config, judged=context.settings.trust),
+        trust=trust_status(config, enabled=context.settings.trust),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
         grid=config.grid,

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from turbofno.service.http.call import Body, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, execute, target_of
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class CallMiddleware:
             if sending.started:
                 raise
             # Not raised again, since it is answered: the server would log a traceback for each.
-            await sending.reply(given_up(call))
+            await sending.reply(stopped(call))
         finally:
             self._context.access_log.close(call, sending.status, sending.size)
             request_id.reset(token)

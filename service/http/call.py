@@ -40,7 +40,7 @@ class Operation:
     """Path template -> its operation in OpenAPI; empty: not documented."""
     method: str = "POST"
     parse: Callable[[Call], Any] | None = None
-    """Returns the parameters for `Call.asked`, from the headers alone. Raises ServiceError.
+    """Returns the parameters for `Call.parameters`, from the headers alone. Raises ServiceError.
 
     None: a request for no ready model and no fields, which is never refused for lack of capacity.
     """
@@ -101,7 +101,6 @@ class Call:
     """
 
     __slots__ = (
-        "asked",
         "body",
         "body_bytes",
         "budget",
@@ -115,11 +114,11 @@ class Call:
         "method",
         "model",
         "operation",
+        "parameters",
         "path",
         "protocol",
         "query",
         "queue_seconds",
-        "raw_headers",
         "raw_path",
         "request_id",
         "reservation",
@@ -150,7 +149,6 @@ class Call:
         self.path = path
         self.raw_path = raw_path
         self.query = query
-        self.raw_headers = headers
         given = dict(headers)
         # Repeated headers are equivalent to one with a comma-separated list (RFC 9110).
         self.headers = given if len(given) == len(headers) else _joined(headers)
@@ -164,7 +162,7 @@ class Call:
         self.model = self.version = ""
         self.served: Served
         """The requested model, set once it is known to be ready."""
-        self.asked: Any = None
+        self.parameters: Any = None
         """Parameters, the result of the operation's `parse`."""
         self.budget: ByteBudget | None = None
         """Bytes held until the reply has been sent or the client has left."""

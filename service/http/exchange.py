@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Call, Reply
 from turbofno.service.http.operations import begin, execute
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Exchange(Body):
             if reply is None:
                 reply = await execute(self.call)
         except asyncio.CancelledError:
-            return None if self.disconnected else given_up(self.call)
+            return None if self.disconnected else stopped(self.call)
         return reply
 
     async def _send_unexpected(self) -> tuple[int, int]:

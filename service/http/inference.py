@@ -122,7 +122,7 @@ def deadline(call: Call, seconds: float | None) -> float:
     return time.monotonic() + (allowed if seconds is None else min(allowed, seconds))
 
 
-def counted(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:
+def count_warnings(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:
     """Count the warnings by reason; return their texts."""
     warnings = tuple(warnings)
     if not warnings:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.oip_binary import DATATYPE
-from turbofno.service.http.openapi import array_of, object_of, reference
+from turbofno.service.http.openapi import array_of, object_of, schema_ref
 from turbofno.service.http.trust import trust_status
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ PLATFORM = "turbofno_safetensors"
 
 
 def metadata(
-    config: ModelConfig, versions: list[str], status: ModelStatus, *, judged: bool
+    config: ModelConfig, versions: list[str], status: ModelStatus, *, enabled: bool
 ) -> dict[str, Any]:
     """One input and one output tensor, [batch, channels, *grid]; the parameters give backend, precision and trust status."""
     architecture = config.architecture
@@ -29,7 +29,7 @@ def metadata(
         "platform": PLATFORM,
         "inputs": [_tensor(INPUT, [-1, architecture.in_channels, *grid])],
         "outputs": [_tensor(OUTPUT, [-1, architecture.out_channels, *grid])],
-        "parameters": _execution(status) | {"trust": trust_status(config, judged=judged)},
+        "parameters": _execution(status) | {"trust": trust_status(config, enabled=enabled)},
     }
 
 
@@ -44,7 +44,7 @@ def configuration(config: ModelConfig, status: ModelStatus, settings: Settings) 
         "grid_minimum": ",".join(map(str, lowest)),
         "grid_maximum": ",".join(map(str, highest)),
         "grid_training": ",".join(map(str, config.grid.training)),
-        "trust": trust_status(config, judged=settings.trust),
+        "trust": trust_status(config, enabled=settings.trust),
         **_execution(status),
     }
     return {
@@ -130,7 +130,7 @@ def _tensor(name: str, shape: list[int]) -> dict[str, Any]:
     return {"name": name, "datatype": DATATYPE, "shape": shape}
 
 
-_DURATION = reference("Duration")
+_DURATION = schema_ref("Duration")
 _COMPUTE = {"compute_input": _DURATION, "compute_infer": _DURATION, "compute_output": _DURATION}
 _TENSOR = object_of({"name": "string", "datatype": "string", "shape": array_of("integer")})
 SCHEMAS = {

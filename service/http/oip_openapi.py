@@ -9,7 +9,7 @@ from turbofno.service.http.openapi import (
     burgers_field,
     described,
     object_of,
-    reference,
+    schema_ref,
 )
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
@@ -20,7 +20,7 @@ _EXAMPLE_DATA = burgers_field()
 
 def error(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error in the protocol's form."""
-    content = {"application/json": {"schema": reference("Error")}}
+    content = {"application/json": {"schema": schema_ref("Error")}}
     return {"description": description, "content": content}
 
 
@@ -172,7 +172,7 @@ INFER_PATHS = described(
     responses={
         **ERRORS,
         200: {
-            "description": "The output in the form asked for.",
+            "description": "The output in the requested form.",
             "headers": {"Inference-Header-Content-Length": _HEADER},
             "content": {
                 "application/json": {"schema": _INFER_RESPONSE},

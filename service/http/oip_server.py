@@ -15,7 +15,7 @@ from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation, Reply
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
-from turbofno.service.http.openapi import described, reference
+from turbofno.service.http.openapi import described, schema_ref
 from turbofno.service.pipeline.admission import ByteBudget
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
@@ -62,7 +62,7 @@ def _route(method: str, *paths: str, schema: str = "", **about: Any) -> Callable
         if about:
             success: dict[str, Any] = {"description": "Success; the body is empty."}
             if schema:
-                content = {"application/json": {"schema": reference(schema)}}
+                content = {"application/json": {"schema": schema_ref(schema)}}
                 success = {"description": "Success.", "content": content}
             responses = {200: success, **ERRORS, **about.pop("errors", {})}
             about.update(name=route.__name__, tag=TAG, description=route.__doc__)
@@ -97,7 +97,7 @@ async def live(_: Call) -> dict[str, Any]:
     return {"live": True}
 
 
-@_route("GET", "/v2/health/ready", summaries=("Does the server accept requests?",), schema="Ready")
+@_route("GET", "/v2/health/ready", summaries=("Is the server ready?",), schema="Ready")
 async def ready(call: Call) -> dict[str, Any]:
     """200 once every start-up model is loaded and warm, until the server drains."""
     engine = call.context.engine
@@ -109,10 +109,7 @@ async def ready(call: Call) -> dict[str, Any]:
 
 
 # Before the paths with a model's name, which would match "stats".
-@_route(
-    "GET", "/v2/models/stats",
-    summaries=("Statistics of all models",), schema="ModelStatistics",
-)  # fmt: skip
+@_route("GET", "/v2/models/stats", summaries=("All statistics",), schema="ModelStatistics")
 async def all_statistics(call: Call) -> dict[str, Any]:
     """Counts and nanoseconds since load, for every model that is ready."""
     engine = call.context.engine
@@ -133,13 +130,13 @@ async def metadata(call: Call) -> dict[str, Any]:
     versions = [
         one.version for one in engine.statuses() if (one.name, one.state) == (config.name, _READY)
     ]
-    judged = call.context.settings.trust
-    return oip.metadata(config, versions, status_of(config, engine), judged=judged)
+    enabled = call.context.settings.trust
+    return oip.metadata(config, versions, status_of(config, engine), enabled=enabled)
 
 
 @_route(
     "GET", "/v2/models/{model}VERSION/ready",
-    summaries=("Does the model accept requests?", "Does the version accept requests?"),
+    summaries=("Is the model ready?", "Is the version ready?"),
     schema="ModelReady",
 )  # fmt: skip
 async def model_ready(call: Call) -> dict[str, Any]:

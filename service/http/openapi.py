@@ -24,7 +24,7 @@ WARNING = "X-Warning"
 _SEED = 0
 
 
-def reference(schema: str) -> dict[str, str]:
+def schema_ref(schema: str) -> dict[str, str]:
     """A reference to a schema among the document's components."""
     return {"$ref": f"#/components/schemas/{schema}"}
 
@@ -66,7 +66,7 @@ PROBLEM = object_of(
 
 def problem(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error that is sent as a problem document."""
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": reference("Problem")}}}
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema_ref("Problem")}}}
 
 
 def described(

@@ -126,7 +126,7 @@ def _admit(call: Call, target: Target) -> Reply | None:
     served = call.served = context.served.find(target.model, target.version)
     if operation.of_model:
         call.model, call.version = served.name, served.version
-    call.asked = operation.parse(call)
+    call.parameters = operation.parse(call)
     try:
         call.budget = context.admission.admit(
             declared_size(call),

@@ -79,15 +79,14 @@ def integer(
 
 def flag(name: str, description: str) -> Parameter:
     """True or false; false by default."""
-    words = {"true": True, "1": True, "false": False, "0": False}
-    return Parameter(
-        name,
-        description,
-        {"type": "boolean"},
-        "true or false",
-        lambda text: _among(words, text.lower()),
-        default=False,
-    )
+
+    def parse(given: str) -> bool:
+        given = given.lower()
+        if given not in ("true", "1", "false", "0"):
+            raise ValueError
+        return given in ("true", "1")
+
+    return Parameter(name, description, {"type": "boolean"}, "true or false", parse, default=False)
 
 
 def text(name: str, description: str, pattern: str, expected: str, **options: Any) -> Parameter:
@@ -184,9 +183,3 @@ def _parse(query: bytes, known: tuple[Parameter, ...], hint: str | None) -> Mapp
 
 
 _cached = lru_cache(maxsize=1024)(_parse)
-
-
-def _among(words: Mapping[str, bool], given: str) -> bool:
-    if given not in words:
-        raise ValueError
-    return words[given]

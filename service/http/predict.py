@@ -12,7 +12,7 @@ from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation, Reply
-from turbofno.service.http.inference import counted, infer_onto
+from turbofno.service.http.inference import count_warnings, infer_onto
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, WARNING, described
 from turbofno.service.http.parameters import (
@@ -52,7 +52,7 @@ _OUTPUT_GRID = Parameter(
 _PARAMETERS = (PRIORITY, _OUTPUT_GRID)
 
 
-class Asked(NamedTuple):
+class Parameters(NamedTuple):
     """Parameters of a prediction."""
 
     reader: Codec
@@ -62,11 +62,11 @@ class Asked(NamedTuple):
     output_grid: Grid | None
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     given = read_query(call, _PARAMETERS, hint=_HINT)
     grid = given[OUTPUT_GRID]
     reader, writer = codecs(call)
-    return Asked(
+    return Parameters(
         reader,
         writer,
         given["priority"],
@@ -94,14 +94,16 @@ _cached_codecs = lru_cache(maxsize=256)(_codecs)
 
 
 async def _run(call: Call) -> Reply:
-    asked: Asked = call.asked
-    served, writer = call.served, asked.writer
-    fields, form = await read_fields(call, asked.reader)
+    parameters: Parameters = call.parameters
+    served, writer = call.served, parameters.writer
+    fields, form = await read_fields(call, parameters.reader)
     result = await infer_onto(
         call, fields,
-        output_grid=asked.output_grid, priority=asked.priority, seconds=asked.seconds,
+        output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
-    warnings = counted(call, served.warnings(fields.shape[2:], asked.output_grid, result.trust))
+    warnings = count_warnings(
+        call, served.warnings(fields.shape[2:], parameters.output_grid, result.trust)
+    )
     trust_status = served.why_no_trust(result.trust)
     started = time.perf_counter()
     if heavy_to_encode(result.fields.size, as_json=writer is JSON):
@@ -113,10 +115,10 @@ async def _run(call: Call) -> Reply:
     headers.append((b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode()))
     headers += trust_headers(result.trust)
     headers += status_headers(trust_status, warnings)
-    return answered(call, headers, body)
+    return success_reply(call, headers, body)
 
 
-def answered(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
+def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
     """A successful reply; the request's byte budget then holds its size instead of the body's."""
     reply = Reply(200, headers, body)
     assert call.budget is not None

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
 
 from turbofno.service.errors import (
     BadRequest,
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request
-    from starlette.routing import BaseRoute
 
     from turbofno.service.http.call import Call
 
@@ -41,7 +38,8 @@ CLIENT_CLOSED_REQUEST = 499
 def install(app: FastAPI) -> None:
     """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
     app.add_exception_handler(ServiceError, _on_service_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPStatus.NOT_FOUND, _on_not_found)
+    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _on_method_not_allowed)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
@@ -76,7 +74,7 @@ def unexpected(call: Call) -> Reply:
     )
 
 
-def given_up(call: Call) -> Reply:
+def stopped(call: Call) -> Reply:
     """The reply to a request that is cancelled because the process ends."""
     return problem(
         call.path,
@@ -104,44 +102,23 @@ async def _on_service_error(request: Request, error: Exception) -> Response:
     return _response(request, error)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _on_not_found(request: Request, _: Exception) -> Response:
     path = request.scope["path"]
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return _response(
-            request, NotFound(f"there is no route {path!r}; GET /docs lists the routes")
-        )
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        refusal = not_allowed(request.method, path, _methods(request))
-        if request.method == "OPTIONS":
-            return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
-        return _response(request, refusal)
-    return _response(request, _other(error.status_code, str(error.detail)))
+    return _response(request, NotFound(f"there is no route {path!r}; GET /docs lists the routes"))
+
+
+async def _on_method_not_allowed(request: Request, _: Exception) -> Response:
+    # All of FastAPI's routes are GET.
+    refusal = not_allowed(request.method, request.scope["path"], ["GET"])
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
+    return _response(request, refusal)
 
 
 def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
     """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
-
-
-def _methods(request: Request) -> list[str]:
-    """The methods of FastAPI's routes for a request's path."""
-    routes: list[BaseRoute] = request.app.router.routes
-    return [
-        method
-        for method in ("GET", "POST")
-        if any(one.matches({**request.scope, "method": method})[0] is Match.FULL for one in routes)
-    ]
-
-
-def _other(status: int, message: str) -> ServiceError:
-    """An error with the status of one of Starlette's."""
-    error = ServiceError(message)
-    phrase = HTTPStatus(status).phrase
-    error.status, error.title = status, phrase  # type: ignore[misc]
-    error.slug = phrase.lower().replace(" ", "-")  # type: ignore[misc]
-    return error
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -26,7 +26,7 @@ from turbofno.service.http.frame_stream import (
     accepted_format,
     stream,
 )
-from turbofno.service.http.inference import counted, deadline
+from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
     REQUEST_BODY,
@@ -44,7 +44,7 @@ from turbofno.service.http.parameters import (
     seconds_allowed,
     text,
 )
-from turbofno.service.http.predict import answered, read_fields, status_headers
+from turbofno.service.http.predict import read_fields, status_headers, success_reply
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
@@ -115,7 +115,7 @@ _REQUEST_BODY = {
 }
 
 
-class Asked(NamedTuple):
+class Parameters(NamedTuple):
     """Parameters of a rollout."""
 
     start: int
@@ -128,13 +128,13 @@ class Asked(NamedTuple):
     streamed: StreamFormat | None
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     given = read_query(call, _PARAMETERS, hint=_HINT)
     _check(call, given["start"], given["steps"])
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))
     streamed = accepted_format(accept or "")
-    return Asked(
+    return Parameters(
         given["start"],
         given["steps"],
         _EVERY[frames] if frames in _EVERY else int(frames),
@@ -171,11 +171,11 @@ def _check(call: Call, start: int, last: int) -> None:
 
 
 async def _run(call: Call) -> Reply:
-    asked: Asked = call.asked
+    parameters: Parameters = call.parameters
     context, served, budget = call.context, call.served, call.budget
     assert budget is not None
     config, engine = served.config, context.engine
-    fields, form = await read_fields(call, asked.reader)
+    fields, form = await read_fields(call, parameters.reader)
     if not len(fields):
         raise BadRequest("a rollout needs at least one field")
     call.fields = len(fields)
@@ -188,35 +188,37 @@ async def _run(call: Call) -> Reply:
             request_id=call.request_id,
             client=call.caller.name,
             client_max_fields=call.caller.max_fields,
-            deadline=deadline(call, asked.seconds),
+            deadline=deadline(call, parameters.seconds),
         ),
-        last=asked.last,
-        start=asked.start,
-        every=asked.every,
+        last=parameters.last,
+        start=parameters.start,
+        every=parameters.every,
     )
     grid = fields.shape[2:]
-    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(config, asked.last)
-    warnings = counted(call, known)
+    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(
+        config, parameters.last
+    )
+    warnings = count_warnings(call, known)
     frame_warnings = FrameWarnings(config, grid)
 
     def warnings_of(frame: Frame) -> tuple[str, ...]:
-        return counted(call, frame_warnings.of(frame))
+        return count_warnings(call, frame_warnings.of(frame))
 
-    if asked.streamed is not None:
+    if parameters.streamed is not None:
         # The body, the state on the device, and frames that the client has not read yet.
         budget.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
-            (b"content-type", asked.streamed.media_type.encode()),
+            (b"content-type", parameters.streamed.media_type.encode()),
             *served.headers,
             # Keeps proxies from buffering frames.
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             *status_headers(served.no_trust_reason, warnings),
         ]
-        events = stream(engine.rollout(job), asked.streamed, about, warnings_of)
+        events = stream(engine.rollout(job), parameters.streamed, about, warnings_of)
         return Reply(200, headers, stream=events)
-    writer = asked.writer
+    writer = parameters.writer
     assert writer is not None
     _hold_frames(call, job, writer)
     stack, frames = await _collect(engine.rollout(job))
@@ -234,7 +236,7 @@ async def _run(call: Call) -> Reply:
         *trust_headers(largest),
         *status_headers(trust_status, warnings),
     ]
-    return answered(call, headers, (body,))
+    return success_reply(call, headers, (body,))
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:

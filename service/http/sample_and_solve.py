@@ -14,7 +14,7 @@ from turbofno.service.http.call import Operation
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
 from turbofno.service.http.parameters import Parameter, integer, read_query
-from turbofno.service.http.predict import answered, codecs, read_fields
+from turbofno.service.http.predict import codecs, read_fields, success_reply
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER)
 _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
-class Asked(NamedTuple):
+class Parameters(NamedTuple):
     """Parameters of a sample or a solution."""
 
     job: Job | None
@@ -72,15 +72,15 @@ class Asked(NamedTuple):
     writer: Codec
 
 
-def _parse_sample(call: Call) -> Asked:
+def _parse_sample(call: Call) -> Parameters:
     _solver(call)
     given = read_query(call, _OF_SAMPLE, hint="")
-    return Asked(
+    return Parameters(
         _sample_job(call, given), 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY)
     )
 
 
-def _parse_solve(call: Call) -> Asked:
+def _parse_solve(call: Call) -> Parameters:
     _solver(call)
     config = call.served.config
     given = read_query(call, _OF_SOLVE, hint="")
@@ -89,26 +89,26 @@ def _parse_solve(call: Call) -> Asked:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
     if given["seed"] is not None:
         writer = codec_for_answer(call.header(b"accept"), request=NPY)
-        return Asked(_sample_job(call, given, steps=steps), steps, NPY, writer)
+        return Parameters(_sample_job(call, given, steps=steps), steps, NPY, writer)
     read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
-    return Asked(None, steps, *codecs(call))
+    return Parameters(None, steps, *codecs(call))
 
 
 async def _run_sample(call: Call) -> Reply:
     call.body.skip()
-    field = await _solved(call, call.asked.job)
+    field = await _solved(call, call.parameters.job)
     return await _answer(call, {INPUT: field}, call.served.config.inputs)
 
 
 async def _run_solve(call: Call) -> Reply:
-    asked, config = call.asked, call.served.config
-    if asked.job is not None:
+    parameters, config = call.parameters, call.served.config
+    if parameters.job is not None:
         call.body.skip()
-        return await _answer(call, {OUTPUT: await _solved(call, asked.job)}, config.outputs)
-    fields, form = await read_fields(call, asked.reader)
+        return await _answer(call, {OUTPUT: await _solved(call, parameters.job)}, config.outputs)
+    fields, form = await read_fields(call, parameters.reader)
     if len(fields) != 1:
         raise InvalidField(f"the solver takes one field a request, the body has {len(fields)}")
-    job = _job(call, solve=True, steps=asked.steps, shape=fields.shape[1:])
+    job = _job(call, solve=True, steps=parameters.steps, shape=fields.shape[1:])
     field = await _solved(call, job, fields[0])
     return await _answer(call, arrays_from_fields(field[None], config, form), config.outputs)
 
@@ -134,8 +134,10 @@ def _sample_job(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
     shape = [1, config.architecture.in_channels, *[points] * config.architecture.n_dim]
     check_shape(shape, config, max_fields=1, name="grid")
     try:
-        asked = {name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None}
-        values = complete(parameters_of(config.pde) or (), asked)
+        parameters = {
+            name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None
+        }
+        values = complete(parameters_of(config.pde) or (), parameters)
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return _job(
@@ -160,7 +162,7 @@ async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
 
 
 async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
-    served, writer = call.served, call.asked.writer
+    served, writer = call.served, call.parameters.writer
     answer = Answer(
         model=served.name,
         version=served.version,
@@ -172,7 +174,7 @@ async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channe
     values = sum(array.size for array in outputs.values())
     heavy = heavy_to_encode(values, as_json=writer is JSON)
     body = await offload(heavy, writer.encode, answer)
-    return answered(call, [(b"content-type", writer.content_type), *served.headers], (body,))
+    return success_reply(call, [(b"content-type", writer.content_type), *served.headers], (body,))
 
 
 SAMPLE = Operation(

@@ -44,7 +44,7 @@ class Served:
         """Headers of every answer."""
         self.units = {channel.name: channel.units for channel in config.outputs}
         self.max_fields = settings.max_fields_per_request
-        self.no_trust_reason = no_trust_reason(config, judged=settings.trust)
+        self.no_trust_reason = no_trust_reason(config, enabled=settings.trust)
         bounds = ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
         self._bounded = any(
             getattr(one, bound) is not None for one in config.inputs for bound in bounds

@@ -52,15 +52,15 @@ FRAME_TRUST_SCHEMA: dict[str, Any] = {
 }
 
 
-def trust_status(config: ModelConfig, *, judged: bool) -> str:
+def trust_status(config: ModelConfig, *, enabled: bool) -> str:
     """A text that names the trust signals of the model's answers, and says if its error was never measured.
 
-    `judged` is False if the server computes no signals.
+    `enabled` is False if the server computes no signals.
     """
     signals = _signals(config)
     if not signals:
         status = "no trust signals"
-    elif not judged:
+    elif not enabled:
         status = f"trust signals are switched off ({env_name('trust')})"
     else:
         status = " and ".join(signals)
@@ -69,9 +69,9 @@ def trust_status(config: ModelConfig, *, judged: bool) -> str:
     return status if config.evaluation else f"{status}, not evaluated"
 
 
-def no_trust_reason(config: ModelConfig, *, judged: bool) -> str:
+def no_trust_reason(config: ModelConfig, *, enabled: bool) -> str:
     """The text of X-Trust if no answer of the model has signals; empty if answers may have them."""
-    return "" if judged and _signals(config) else trust_status(config, judged=judged)
+    return "" if enabled and _signals(config) else trust_status(config, enabled=enabled)
 
 
 def _signals(config: ModelConfig) -> list[str]:

@@ -12,7 +12,7 @@ from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, v
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http.call import Operation
-from turbofno.service.http.inference import counted, infer
+from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
     REQUEST_BODY,
@@ -30,7 +30,7 @@ from turbofno.service.http.parameters import (
     read_query,
     seconds_allowed,
 )
-from turbofno.service.http.predict import answered, codecs, read_arrays, status_headers
+from turbofno.service.http.predict import codecs, read_arrays, status_headers, success_reply
 
 if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
@@ -93,7 +93,7 @@ _RESPONSES: dict[int, dict[str, Any]] = {
 }
 
 
-class Asked(NamedTuple):
+class Parameters(NamedTuple):
     """Parameters of a gradient."""
 
     reader: Codec
@@ -103,7 +103,7 @@ class Asked(NamedTuple):
     output: bool
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     given = read_query(call, _PARAMETERS, hint=_HINT)
     output = given["output"]
     reader, writer = codecs(call)
@@ -117,19 +117,21 @@ def _parse(call: Call) -> Asked:
             f"{NPY.media_type} carries one array, gradient and output are two: leave output=true out, or ask for "
             f"{NPZ.media_type}, {SAFETENSORS.media_type} or {JSON.media_type}"
         )
-    return Asked(reader, writer, given["priority"], seconds_allowed(call), output)
+    return Parameters(reader, writer, given["priority"], seconds_allowed(call), output)
 
 
 async def _run(call: Call) -> Reply:
-    asked: Asked = call.asked
-    served, writer = call.served, asked.writer
-    rows, (shapes, form) = await read_arrays(call, asked.reader, _decode)
-    result = await infer(call, rows, priority=asked.priority, seconds=asked.seconds, vjp=shapes)
-    warnings = counted(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
+    parameters: Parameters = call.parameters
+    served, writer = call.served, parameters.writer
+    rows, (shapes, form) = await read_arrays(call, parameters.reader, _decode)
+    result = await infer(
+        call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
+    )
+    warnings = count_warnings(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
     body = await offload(
-        heavy, _encode, result, shapes, form, writer, served, warnings, output=asked.output
+        heavy, _encode, result, shapes, form, writer, served, warnings, output=parameters.output
     )
     call.encode_seconds = time.perf_counter() - started
     headers = [
@@ -137,7 +139,7 @@ async def _run(call: Call) -> Reply:
         *served.headers,
         *status_headers("", warnings),
     ]
-    return answered(call, headers, (body,))
+    return success_reply(call, headers, (body,))
 
 
 def _decode(
