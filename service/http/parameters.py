@@ -57,10 +57,10 @@ def integer(
     *,
     least: int = 0,
     most: int = 2**31 - 1,
-    says: str = "",
+    meaning: str = "",
     **options: Any,
 ) -> Parameter:
-    """A whole number from `least` to `most`; `says` is appended to the error text."""
+    """A whole number from `least` to `most`; `meaning` is appended to the error text."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not least <= int(text) <= most:
@@ -71,7 +71,7 @@ def integer(
         name,
         description,
         {"type": "integer", "minimum": least, "maximum": most},
-        f"a whole number from {least} to {most}{says}",
+        f"a whole number from {least} to {most}{meaning}",
         parse,
         **options,
     )
@@ -105,7 +105,7 @@ PRIORITY = integer(
     "priority",
     "1 is highest, 10 lowest; 0, the default, is in the middle (5)",
     most=10,
-    says=": 1 is the highest, 10 the lowest, 0 the default, in the middle",
+    meaning=": 1 is the highest, 10 the lowest, 0 the default, in the middle",
     default=0,
 )
 DEADLINE = "X-Deadline-Ms"

@@ -1,4 +1,4 @@
-"""What the conformance suite cannot see from outside: what reaches the engine, limits, switches, statistics."""
+"""The Open Inference Protocol beyond the conformance suite: requests at the engine, limits, settings, statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTROL = {"model_control": True}
 
 
 def call(method: str, path: str, *, settings: dict[str, Any] | None = None, **what: Any) -> Any:
-    """One request to a fresh application: the response and the engine."""
+    """Send one request to a fresh application; return the response and the engine."""
 
     async def run() -> tuple[httpx.Response, FakeEngine]:
         async with serving(**(settings or {})) as (client, engine):
@@ -79,7 +79,7 @@ def test_infer_binary_answers_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("pad", range(4))
 def test_infer_binary_tensor_is_used_without_a_copy(pad: int) -> None:
-    # Whatever the length of the JSON, the tensor's bytes land on a boundary of their own.
+    # The tensor is aligned for any length of the JSON.
     _, engine = call("POST", PATH, **binary(id="x" * pad))
     fields = engine.requests[0].fields
     assert fields.base is not None
@@ -178,7 +178,7 @@ def test_infer_queue_full_says_when_to_retry() -> None:
 @pytest.mark.parametrize(
     ("accept", "coding"), [("gzip", "gzip"), ("deflate", "deflate"), ("gzip, deflate, br", None)]
 )
-def test_infer_is_compressed_only_when_asked_on_purpose(accept: str, coding: str | None) -> None:
+def test_infer_is_compressed_only_on_explicit_request(accept: str, coding: str | None) -> None:
     response, _ = call("POST", PATH, json=body(), headers={"Accept-Encoding": accept})
     assert response.headers.get("content-encoding") == coding
     assert response.json()["model_name"] == "tiny-1d"
@@ -322,7 +322,7 @@ def test_ready_is_503_until_the_engine_is() -> None:
     assert "not ready" in error(response)
 
 
-def test_extensions_not_offered_are_refused_in_words() -> None:
+def test_extensions_not_offered_are_refused_with_a_reason() -> None:
     for path in (
         "systemsharedmemory/region/r/register",
         "cudasharedmemory/region/r/register",

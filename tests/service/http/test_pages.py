@@ -1,4 +1,4 @@
-"""The ways in: what `/` says to browsers and programs, and documentation without anything from elsewhere."""
+"""`/` for browsers and programs, and documentation that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> ht
 
 
 @pytest.mark.parametrize(("page", "where"), [(True, "ui/"), (False, "docs")])
-def test_a_browser_is_led_to_the_page_or_the_documentation(page: bool, where: str) -> None:
+def test_a_browser_is_redirected_to_the_page_or_the_documentation(page: bool, where: str) -> None:
     answer = get("/", BROWSER, ui=page)
     assert (answer.status_code, answer.headers["location"]) == (307, where)
 
 
 @pytest.mark.parametrize("page", [True, False])
-def test_a_program_is_told_what_there_is(page: bool) -> None:
-    told = get("/", ui=page).json()
-    assert (told["name"], told["version"]) == ("turbofno", VERSION)
-    assert told["models"] == "/v1/models"
-    assert ("page" in told) == page
-    for path in (told["models"], told["documentation"], told["openapi"], *filter(None, [told.get("page")])):  # fmt: skip
+def test_a_program_gets_the_entry_points_as_json(page: bool) -> None:
+    document = get("/", ui=page).json()
+    assert (document["name"], document["version"]) == ("turbofno", VERSION)
+    assert document["models"] == "/v1/models"
+    assert ("page" in document) == page
+    for path in (document["models"], document["documentation"], document["openapi"], *filter(None, [document.get("page")])):  # fmt: skip
         assert get(path, ui=page).status_code == 200, path
 
 
@@ -45,7 +45,7 @@ def test_the_root_needs_no_key(tmp_path: Any) -> None:
     assert get("/v1/models", api_keys_file=tmp_path / "keys").status_code == 401
 
 
-def test_the_documentation_loads_its_own_files_and_no_others() -> None:
+def test_the_documentation_loads_only_its_own_files() -> None:
     answer = get("/docs")
     assert "//" not in re.sub(r"<!doctype.*?>", "", answer.text)
     files = re.findall(r'(?:src|href)="(docs/[^"]+)"', answer.text)

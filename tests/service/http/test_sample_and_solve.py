@@ -1,4 +1,4 @@
-"""Samples and solutions over HTTP: named by the model's description, refused in words, off where they should be."""
+"""Samples and solutions over HTTP: formats, the model's description, refusals, and when they are switched off."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_a_sample_and_its_solution_in_every_form() -> None:
         body = {"inputs": {"u0": drawn[0].tolist()}}
         answer = (await client.post(about["solve"], json=body)).json()
         near = np.array(answer["outputs"]["u"])
-        # 64 points tell less than the function has.
+        # 64 points do not resolve the function.
         assert np.linalg.norm(near - truth[0]) < 0.05 * np.linalg.norm(truth[0])
         default = array(await client.get(about["sample"]))
         assert default.shape == (1, 16)
         metrics = (await client.get("/metrics")).text
         assert 'turbofno_solver_seconds_count{model="burgers",version="1"} 4.0' in metrics
-        # Seconds of a solver are no latency of the model.
+        # The solver's time is not counted as the model's latency.
         assert 'turbofno_request_duration_seconds_count{model="burgers"' not in metrics
         assert app.state.context.admission._requests == 0
 
@@ -102,7 +102,7 @@ def test_a_sample_and_its_solution_in_every_form() -> None:
         ("POST", "burgers:solve", 415, "no Content-Type"),
     ],
 )
-def test_what_is_refused_and_why(method: str, path: str, status: int, words: str) -> None:
+def test_refusals_state_the_reason(method: str, path: str, status: int, words: str) -> None:
     async def work(client: httpx.AsyncClient, app: FastAPI) -> None:
         answer = await client.request(method, f"/v1/models/{path}")
         assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
@@ -111,11 +111,11 @@ def test_what_is_refused_and_why(method: str, path: str, status: int, words: str
     with_app(work)
 
 
-def test_every_seed_that_is_taken_is_a_sample() -> None:
+def test_every_accepted_seed_is_a_sample() -> None:
     assert SEEDS == INDEX_LIMIT
 
 
-def test_several_fields_are_too_many() -> None:
+def test_several_fields_are_refused() -> None:
     async def work(client: httpx.AsyncClient, app: FastAPI) -> None:
         body = {"inputs": {"u0": [[0.0] * 16] * 2}}
         answer = await client.post("/v1/models/burgers:solve", json=body)
@@ -125,7 +125,7 @@ def test_several_fields_are_too_many() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"ui": False}, {"host": "0.0.0.0"}], ids=["set", "public"])
-def test_off_where_it_is_told_or_the_address_is_public(settings: dict[str, Any]) -> None:
+def test_off_by_setting_or_on_a_public_address(settings: dict[str, Any]) -> None:
     async def work(client: httpx.AsyncClient, app: FastAPI) -> None:
         for method, path in (
             ("GET", "/ui"),
@@ -141,7 +141,7 @@ def test_off_where_it_is_told_or_the_address_is_public(settings: dict[str, Any])
     with_app(work, **settings)
 
 
-def test_the_page_is_there_without_a_key_and_nothing_beside_it(tmp_path: Any) -> None:
+def test_only_the_page_is_served_without_a_key(tmp_path: Any) -> None:
     (tmp_path / "keys").write_text("alice 0123456789abcdef\n")
 
     async def work(client: httpx.AsyncClient, app: FastAPI) -> None:
