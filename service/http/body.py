@@ -63,7 +63,7 @@ async def read_body(
         if call.reservation is not None:
             # A slow body must not occupy a queue slot.
             call.reservation.leave()
-        await _in_time(call, budget, coding, limit, setting)
+        await _receive(call, budget, coding, limit, setting)
     else:
         if body.size > limit:
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
@@ -89,38 +89,32 @@ async def read_body(
     return decoded
 
 
-async def _in_time(
+async def _receive(
     call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
 ) -> None:
-    context = call.context
+    context, body = call.context, call.body
     seconds = context.settings.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds) as timeout:
             with context.admission.reading(timeout):
-                await _read(call, budget, coding, limit, setting)
+                declared = _content_length(call)
+                if declared is not None and declared > limit:
+                    raise _too_large(call, f"the body has {declared} bytes", limit, setting)
+                expected = declared if coding is None else None
+                if body.size:
+                    budget.hold(body.size)
+                while not body.complete:
+                    await body.more()
+                    if expected is not None and body.size > expected:
+                        raise BadRequest(f"Content-Length says {expected} bytes, but more arrived")
+                    if body.size > limit:
+                        raise _too_large(call, "the body is longer than allowed", limit, setting)
+                    budget.hold(body.size)
     except TimeoutError:
         context.admission.refuse_if_ended()
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None
-
-
-async def _read(
-    call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
-) -> None:
-    body, declared = call.body, _content_length(call)
-    if declared is not None and declared > limit:
-        raise _too_large(call, f"the body has {declared} bytes", limit, setting)
-    expected = declared if coding is None else None
-    if body.size:
-        budget.hold(body.size)
-    while not body.complete:
-        await body.more()
-        if expected is not None and body.size > expected:
-            raise BadRequest(f"Content-Length says {expected} bytes, but more arrived")
-        if body.size > limit:
-            raise _too_large(call, "the body is longer than allowed", limit, setting)
-        budget.hold(body.size)
     if expected is not None and body.size != expected:
         raise BadRequest(f"Content-Length says {expected} bytes, but {body.size} arrived")
 

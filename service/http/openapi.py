@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import Path
 
 from turbofno.service.codec.negotiate import CODECS, JSON
+from turbofno.service.http.parameters import DEADLINE
 from turbofno.service.http.problems import MEDIA_TYPE
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 WARNING = "X-Warning"
 """Response header: the warnings of an answer, separated by semicolons."""
-_SEED = 0
+DEADLINE_HEADER: dict[str, Any] = {
+    "name": DEADLINE,
+    "in": "header",
+    "required": False,
+    "description": "drop the work with 504 if it has not started within this many milliseconds",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
 
 
 def schema_ref(schema: str) -> dict[str, str]:
@@ -128,28 +135,28 @@ def _path_parameters(template: str, example: str) -> list[dict[str, Any]]:
     ]
 
 
-# The example fields follow the distribution of the zoo's training data, so that no answer carries a warning.
-
-
-def burgers_field(points: int = 256) -> list[float]:
+def burgers_field() -> list[float]:
     """An initial velocity of burgers-1d: N(0, 625 (-Laplacian + 25 I)^-2), periodic, of zero mean."""
-    noise = np.random.default_rng(_SEED).normal(size=points)
-    k = np.fft.rfftfreq(points, 1 / points)
-    deviation = 25.0 / (4 * math.pi**2 * k**2 + 25.0)
-    deviation[0] = 0.0
-    field = np.fft.irfft(np.fft.rfft(noise) * deviation, n=points) * math.sqrt(points)
-    return [round(value, 4) for value in field.tolist()]
+    field: list[float] = _random_field((256,), 25.0, 25.0, -1.0, digits=4)
+    return field
 
 
-def vorticity_field(points: int = 64) -> list[list[float]]:
+def vorticity_field() -> list[list[float]]:
     """An initial vorticity of navier-stokes-2d: N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), periodic, of zero mean."""
-    noise = np.random.default_rng(_SEED).normal(size=(points, points))
-    k = np.fft.fftfreq(points, 1 / points)
-    squared = k[:, None] ** 2 + k**2
-    deviation = math.sqrt(2 * 7.0**3) * (4 * math.pi**2 * squared + 49.0) ** -1.25
-    deviation[0, 0] = 0.0
-    field = np.fft.ifft2(np.fft.fft2(noise) * deviation).real * points
-    return [[round(value, 3) for value in row] for row in field.tolist()]
+    field: list[list[float]] = _random_field((64, 64), math.sqrt(2 * 7.0**3), 49.0, -1.25, digits=3)
+    return field
+
+
+def _random_field(
+    grid: tuple[int, ...], scale: float, shift: float, power: float, *, digits: int
+) -> Any:
+    """A field from the distribution of a model's training data, so that examples of predictions carry no warning."""
+    noise = np.random.default_rng(0).normal(size=grid)
+    squared = sum(k**2 for k in np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in grid)))
+    deviation = scale * (4 * math.pi**2 * squared + shift) ** power
+    deviation.flat[0] = 0.0
+    field = np.fft.ifftn(np.fft.fftn(noise) * deviation).real * math.sqrt(noise.size)
+    return field.round(digits).tolist()
 
 
 _EXAMPLE_INPUT = burgers_field()

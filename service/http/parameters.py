@@ -109,13 +109,6 @@ PRIORITY = integer(
     default=0,
 )
 DEADLINE = "X-Deadline-Ms"
-DEADLINE_DESCRIBED = {
-    "name": DEADLINE,
-    "in": "header",
-    "required": False,
-    "description": "drop the work with 504 if it has not started within this many milliseconds",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
-}
 
 
 def read_query(

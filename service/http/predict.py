@@ -14,14 +14,14 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation, Reply
 from turbofno.service.http.inference import count_warnings, infer_onto
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, WARNING, described
-from turbofno.service.http.parameters import (
-    DEADLINE_DESCRIBED,
-    PRIORITY,
-    Parameter,
-    read_query,
-    seconds_allowed,
+from turbofno.service.http.openapi import (
+    DEADLINE_HEADER,
+    REQUEST_BODY,
+    RESPONSES,
+    WARNING,
+    described,
 )
+from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ OPERATION = Operation(
         summaries=("Predict with the newest version", "Predict with one version"),
         description="Solve the PDE for one field or many, in physical units.",
         parameters=_PARAMETERS,
-        headers=(DEADLINE_DESCRIBED,),
+        headers=(DEADLINE_HEADER,),
         body=REQUEST_BODY,
         responses=RESPONSES,
     ),

@@ -29,6 +29,7 @@ from turbofno.service.http.frame_stream import (
 from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
+    DEADLINE_HEADER,
     REQUEST_BODY,
     RESPONSES,
     WARNING,
@@ -37,13 +38,7 @@ from turbofno.service.http.openapi import (
     problem,
     vorticity_field,
 )
-from turbofno.service.http.parameters import (
-    DEADLINE_DESCRIBED,
-    integer,
-    read_query,
-    seconds_allowed,
-    text,
-)
+from turbofno.service.http.parameters import integer, read_query, seconds_allowed, text
 from turbofno.service.http.predict import read_fields, status_headers, success_reply
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
@@ -335,7 +330,7 @@ OPERATION = Operation(
         summaries=("Roll the newest version out", "Roll one version out"),
         description="Run the model on its own output, on the device, until step `steps`.",
         parameters=_PARAMETERS,
-        headers=(DEADLINE_DESCRIBED,),
+        headers=(DEADLINE_HEADER,),
         body=_REQUEST_BODY,
         responses=_ROLLOUT_RESPONSES,
         example="navier-stokes-2d",

@@ -15,6 +15,7 @@ from turbofno.service.http.call import Operation
 from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
+    DEADLINE_HEADER,
     REQUEST_BODY,
     RESPONSES,
     array_of,
@@ -23,13 +24,7 @@ from turbofno.service.http.openapi import (
     object_of,
     problem,
 )
-from turbofno.service.http.parameters import (
-    DEADLINE_DESCRIBED,
-    PRIORITY,
-    flag,
-    read_query,
-    seconds_allowed,
-)
+from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
 from turbofno.service.http.predict import codecs, read_arrays, status_headers, success_reply
 
 if TYPE_CHECKING:
@@ -185,7 +180,7 @@ OPERATION = Operation(
         summaries=("Gradient through the newest version", "Gradient through one version"),
         description="Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input).",
         parameters=_PARAMETERS,
-        headers=(DEADLINE_DESCRIBED,),
+        headers=(DEADLINE_HEADER,),
         body=_REQUEST_BODY,
         responses=_RESPONSES,
     ),
