@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from tests.service.http.fake_engine import FakeEngine
-from tests.service.http.serving import serving
+from tests.service.http.live import connected, listening
+from tests.service.http.serving import application, serving
+from tests.service.waiting import until
 from turbofno.service.errors import QueueFull
 from turbofno.service.http import oip_infer as oip
 
@@ -230,6 +232,25 @@ def test_config_states_grid_limits_and_batching() -> None:
     assert document["parameters"]["grid_maximum"] == {"string_value": "64,64"}
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/{model}",
+        "/v2/models/{model}/ready",
+        "/v2/models/{model}/stats",
+    ],
+)
+def test_documents_have_the_members_of_their_schema(path: str) -> None:
+    openapi = application()[0].openapi()
+    content = openapi["paths"][path]["get"]["responses"]["200"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    response, _ = call("GET", path.format(model="tiny-1d"))
+    assert list(response.json()) == openapi["components"]["schemas"][name]["required"]
+
+
 def test_statistics_are_the_engines_totals() -> None:
     response, _ = call("GET", "/v2/models/tiny-1d/versions/1/stats")
     (model,) = response.json()["model_stats"]
@@ -292,6 +313,28 @@ def test_load_and_unload_reach_the_engine_with_an_empty_answer() -> None:
         response, engine = call("POST", path, settings=CONTROL, content=content)
         assert (response.status_code, response.content) == (200, b"")
         assert (engine.loaded or engine.unloaded) == ["tiny-1d"]
+
+
+def test_load_continues_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with listening(**CONTROL) as (port, engine, _):
+            load = engine.load
+
+            async def held_load(model: str) -> None:
+                engine.started.set()
+                await engine.release.wait()
+                await load(model)
+
+            monkeypatch.setattr(engine, "load", held_load)
+            async with connected(port) as (_, writer):
+                path = "/v2/repository/models/tiny-1d/load"
+                writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                await engine.started.wait()
+            await asyncio.sleep(0.1)
+            engine.release.set()
+            await until(lambda: engine.loaded == ["tiny-1d"], 5)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
