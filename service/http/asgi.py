@@ -64,7 +64,6 @@ def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
     path: str = scope["path"]
     raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
     headers = [(name.lower(), value) for name, value in scope["headers"]]
-    # raw_path has the prefix of an application that this one is mounted in.
     target = target_of(quote(path, errors="replace").encode())
     return Call(
         context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive), target

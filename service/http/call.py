@@ -40,9 +40,9 @@ class Operation:
     """Path template -> its operation in OpenAPI; empty: not documented."""
     method: str = "POST"
     parse: Callable[[Call], Any] | None = None
-    """Returns the parameters for `Call.parameters`, from the headers alone. Raises ServiceError.
+    """Reads `Call.parameters` from the headers alone. Raises ServiceError.
 
-    None: a request for no ready model and no fields, which is never refused for lack of capacity.
+    None: an operation without fields, for which neither a ready model nor capacity is required.
     """
     protocol: ProtocolLabel = "admin"
     """Label of its requests in the metrics."""

@@ -89,18 +89,6 @@ def flag(name: str, description: str) -> Parameter:
     return Parameter(name, description, {"type": "boolean"}, "true or false", parse, default=False)
 
 
-def text(name: str, description: str, pattern: str, expected: str, **options: Any) -> Parameter:
-    """Text that matches a pattern."""
-
-    def parse(given: str) -> str:
-        if not re.fullmatch(pattern, given):
-            raise ValueError
-        return given
-
-    schema = {"type": "string", "pattern": f"^{pattern}$"}
-    return Parameter(name, description, schema, expected, parse, **options)
-
-
 PRIORITY = integer(
     "priority",
     "1 is highest, 10 lowest; 0, the default, is in the middle (5)",

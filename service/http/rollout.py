@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,7 @@ from turbofno.service.http.openapi import (
     problem,
     vorticity_field,
 )
-from turbofno.service.http.parameters import integer, read_query, seconds_allowed, text
+from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
 from turbofno.service.http.predict import read_fields, status_headers, success_reply
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
@@ -54,13 +55,23 @@ if TYPE_CHECKING:
     from turbofno.service.http.frame_stream import StreamFormat
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
+_FRAMES = "(all|last|[1-9][0-9]{0,8})"
+
+
+def _parse_frames(given: str) -> str:
+    if not re.fullmatch(_FRAMES, given):
+        raise ValueError
+    return given
+
+
 _PARAMETERS = (
     integer("steps", "number of the last step", least=1, required=True, example=10),
-    text(
+    Parameter(
         "frames",
         "all; last; or k: those of steps k, 2 k, ... and the last",
-        "(all|last|[1-9][0-9]{0,8})",
+        {"type": "string", "pattern": f"^{_FRAMES}$"},
         "all, last, or a whole number above 0",
+        _parse_frames,
         default="all",
     ),
     integer("start", "number of the step that the input is at, to resume from a frame", default=0),
