@@ -79,7 +79,7 @@ bench-gpu: $(DEV_READY)
 	$(BIN)/python -m benchmarks.tables
 
 # Installs LitServe, MLServer, BentoML and Ray Serve, each into an environment of its own in .venv-peers.
-bench-serving: $(SERVE_READY)
+bench-serving: $(SERVE_READY) build/importable
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.tables
 

@@ -1,4 +1,4 @@
-"""The engine process alone: front ends that have no HTTP to speak ask it as fast as it answers."""
+"""The engine process without HTTP: feeders send it requests as fast as it answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READY_SECONDS = 120.0
 
 
 def row(setup: Setup, *, side: int, under_way: int, seconds: float) -> dict[str, Any]:
-    """Requests of one field each from `setup.clients` feeders with so many under way together."""
+    """The row for requests of one field from `setup.clients` feeders, with `under_way` requests at a time."""
     settings = Settings(
         model_repository=setup.checkpoint.parent,
         models=(setup.checkpoint.name,),
@@ -85,5 +85,5 @@ async def _fed(
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:
-    """Of the process, and of its event loop."""
+    """CPU seconds of the process and of its event loop."""
     return sum(cpu_seconds(pid)), sum(cpu_seconds(pid, main_thread=True))

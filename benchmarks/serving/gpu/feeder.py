@@ -1,4 +1,4 @@
-"""A front end without HTTP: asks an engine process for predictions as fast as it answers.
+"""A front end without HTTP: requests predictions from an engine process as fast as it answers.
 
 `python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE UNDER_WAY SECONDS`; prints JSON.
 """
@@ -24,13 +24,13 @@ _WARM_UP_SECONDS = 0.5
 
 
 async def main() -> None:
-    """Feed, then say how many fields came back in the measured seconds."""
+    """Send requests; print the number of answers in the measured seconds and in total, and the CPU time."""
     endpoint, name, model, side, under_way, seconds = sys.argv[1:]
     settings, n = Settings(), int(side)
     memory = SlotMemory(settings.shared_memory_bytes)
     engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
     engine.meet([Peer(b"engine", endpoint)])
-    while not engine.ready:  # noqa: ASYNC110 - it has no event for that
+    while not engine.ready:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.02)
     config = engine.config(model)
     field = np.random.default_rng().standard_normal((1, 1, n, n), np.float32)
