@@ -1,4 +1,4 @@
-"""The networks that people bring, on a CPU: both sides are one network, and the truth is in float64."""
+"""benchmarks.gpu.people on a CPU: both sides are the same network, the reference is float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", DRAWN)
-def test_the_imported_network_is_the_librarys(arguments: dict[str, Any]) -> None:
+def test_imported_network_equals_the_librarys(arguments: dict[str, Any]) -> None:
     theirs, ours = library(hidden_channels=6, **arguments)
     x = torch.randn(2, IN_CHANNELS, *[12] * len(arguments["n_modes"]))
     with torch.inference_mode():
@@ -34,12 +34,12 @@ def test_the_imported_network_is_the_librarys(arguments: dict[str, Any]) -> None
         assert relative_l2(ours.double()(x.double()), expected) < 1e-6
 
 
-def test_what_starts_constant_is_moved() -> None:
+def test_constant_parameters_get_random_values() -> None:
     theirs, _ = library(hidden_channels=6, n_modes=(8, 8), norm="group_norm")
     assert all(p.numel() == 1 or p.std() > 0 for p in theirs.parameters())
 
 
-def test_plain_network_in_three_dimensions_is_ours() -> None:
+def test_plain_network_in_three_dimensions_equals_ours() -> None:
     theirs, ours = plain(4, (6, 4, 3))
     x = torch.randn(1, IN_CHANNELS, 8, 8, 9)
     with torch.inference_mode():
@@ -52,7 +52,7 @@ def small() -> tuple[torch.nn.Module, FNO]:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Everything but CUDA's graphs and events; a list of how many runs were timed."""
+    """Replace CUDA graphs and events; the list gets the number of timed runs."""
     timed: list[int] = []
 
     def milliseconds(runs: list[object], **_: object) -> list[float]:
