@@ -1,4 +1,4 @@
-"""The wheel and the sdist: what they contain, and the service installed from the wheel, away from the checkout."""
+"""The contents of wheel and sdist, and the service installed from the wheel."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def ready(url: str) -> bool:
         return False
 
 
-def test_wheel_holds_every_tracked_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_packages_with_their_data_and_nothing_else(wheel: Path) -> None:
     assert wheel.name == f"{NAME}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -147,7 +147,7 @@ def test_wheel_from_the_sdist_equals_the_wheel_from_the_checkout(
         }
 
 
-def test_sdist_holds_the_kernels_sources(sdist: Path) -> None:
+def test_sdist_holds_the_sources_of_the_kernels(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         found = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file()}
