@@ -30,7 +30,7 @@ async def main() -> None:
     memory = SlotMemory(settings.shared_memory_bytes)
     engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
     engine.meet([Peer(b"engine", endpoint)])
-    while not engine.ready:  # noqa: ASYNC110 - there is no event for it
+    while not engine.ready:  # noqa: ASYNC110 - it has no event for that
         await asyncio.sleep(0.02)
     config = engine.config(model)
     field = np.random.default_rng().standard_normal((1, 1, n, n), np.float32)
