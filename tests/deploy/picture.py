@@ -59,7 +59,8 @@ def _panel(
 ) -> None:
     for target in targets:
         for labels, line in prometheus.history(target.expression, start, end):
-            axes.plot(*zip(*line, strict=True), label=target.name(labels))
+            name = target.name(labels) if any(value for _, value in line) else None
+            axes.plot(*zip(*line, strict=True), label=name)
     unit = targets[0].unit
     axes.yaxis.set_major_formatter(
         PercentFormatter(1.0) if unit == "percentunit" else EngFormatter(SUFFIX.get(unit, ""))
