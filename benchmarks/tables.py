@@ -173,7 +173,7 @@ def gpu_models(rows: list[Row]) -> list[str]:
     ]
 
 
-def gpu_people(rows: list[Row]) -> list[str]:
+def gpu_imported(rows: list[Row]) -> list[str]:
     """The section of imported networks: times of both libraries, speed-ups, errors."""
     times, errors = [], []
     for of in _by(rows, "network", "batch"):
@@ -278,7 +278,7 @@ def document(results: Path = RESULTS) -> str:
     for name, section in (
         ("gpu_layers", gpu_layers),
         ("gpu_models", gpu_models),
-        ("gpu_people", gpu_people),
+        ("gpu_imported", gpu_imported),
         ("gpu_heatmap", gpu_heatmap),
     ):
         if (file := results / f"{name}.jsonl").is_file():

@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [people]`; without names, all parts."""
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported]`; without names, all parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "people")
+PARTS = ("layers", "models", "heatmap", "imported")
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
@@ -30,11 +30,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"compiled": compiled, "seconds": seconds / 2}
         return {x.name: partial(models.measure, x, **alike) for x in models.cases()}
-    if part == "people":
-        from benchmarks.gpu import people
+    if part == "imported":
+        from benchmarks.gpu import imported
 
         alike = {"seconds": seconds, "quick": arguments.quick}
-        return {x.label: partial(people.measure, x, bandwidth, **alike) for x in people.CASES}
+        return {x.label: partial(imported.measure, x, bandwidth, **alike) for x in imported.CASES}
     from benchmarks.gpu import heatmap
 
     return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}

@@ -122,7 +122,7 @@ def test_imported_networks_are_compared_with_strict_float32(tmp_path: Path) -> N
         row("eager, call", "fp32", 8.0, 4e-7),
         row("eager, graph", "fp32", 5.0, 4e-7),
     ]
-    write(tmp_path / "gpu_people.jsonl", rows)
+    write(tmp_path / "gpu_imported.jsonl", rows)
     page = document(tmp_path)
     times = cells(page, "x graph")
     assert (times["x eager"], times["x graph"], times["x eager, TF32"]) == ("8x", "5x", "6x")

@@ -1,4 +1,4 @@
-"""benchmarks.gpu.people on a CPU: both sides are the same network, the reference is float64."""
+"""benchmarks.gpu.imported on a CPU: both sides are the same network, the reference is float64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import candidates, people
-from benchmarks.gpu.people import IN_CHANNELS, in_float64, library, plain
+from benchmarks.gpu import candidates, imported
+from benchmarks.gpu.imported import IN_CHANNELS, in_float64, library, plain
 from tests.turbofno_ops.fourier_truth import relative_l2
 from turbofno.models.core.fno import FNO
 
@@ -59,25 +59,25 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         timed.append(len(runs))
         return [1.0] * len(runs)
 
-    monkeypatch.setattr(people, "_DEVICE", torch.device("cpu"))
-    monkeypatch.setattr(people, "rotating", lambda shape, most: [torch.randn(shape)] * most)
-    monkeypatch.setattr(people, "milliseconds", milliseconds)
+    monkeypatch.setattr(imported, "_DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(imported, "rotating", lambda shape, most: [torch.randn(shape)] * most)
+    monkeypatch.setattr(imported, "milliseconds", milliseconds)
     monkeypatch.setattr(candidates, "in_graph", candidates.each)
-    monkeypatch.setattr(people, "_ALLOWED", 1e-4)
+    monkeypatch.setattr(imported, "_ALLOWED", 1e-4)
     return timed
 
 
 def test_rows_of_a_network(on_cpu: list[int]) -> None:
-    case = people.Case("small", 2, (12, 12), small)
+    case = imported.Case("small", 2, (12, 12), small)
     with torch.inference_mode():
-        rows = list(people.measure(case, 1e12, seconds=0, quick=False))
+        rows = list(imported.measure(case, 1e12, seconds=0, quick=False))
     assert on_cpu == [5]
     assert [row["what"] for row in rows] == ["turbofno", *["eager, call", "eager, graph"] * 2]
     assert all(row["ms"] == 0.25 for row in rows), "four fields a run"
 
 
 def test_a_wrong_result_is_not_timed(on_cpu: list[int]) -> None:
-    case = people.Case("small", 2, (12, 12), lambda: (small()[0], small()[1]))
+    case = imported.Case("small", 2, (12, 12), lambda: (small()[0], small()[1]))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="small B2: wrong result"):
-        list(people.measure(case, 1e12, seconds=0, quick=False))
+        list(imported.measure(case, 1e12, seconds=0, quick=False))
     assert on_cpu == []
