@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
-DOCS_READY := $(VENV)/.docs-ready
 RELEASE_READY := $(VENV)/.release-ready
 
 .PHONY: install serve test test-thorough test-ray soak test-gpu lint format docs wheel bench bench-gpu bench-serving clean
@@ -53,8 +52,8 @@ format: $(DEV_READY)
 	$(BIN)/ruff format .
 
 # The site, in build/site.
-docs: $(DOCS_READY)
-	$(BIN)/mkdocs build --strict
+docs: $(DEV_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The sdist, the pure wheel and the Linux wheel with the kernels (needs nvcc), in dist/. auditwheel fails if the library
 # does not fit the tag.
@@ -98,11 +97,7 @@ $(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wi
 	touch $@
 
 $(DEV_READY): $(SERVE_READY)
-	$(PIP) --no-build-isolation --editable '.[serve,otel,lint,test]'
-	touch $@
-
-$(DOCS_READY): $(SERVE_READY)
-	$(PIP) --no-build-isolation --editable '.[serve,docs]'
+	$(PIP) --no-build-isolation --editable '.[serve,otel,lint,docs,test]'
 	touch $@
 
 $(RELEASE_READY): $(SERVE_READY)

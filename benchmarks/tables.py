@@ -216,7 +216,8 @@ def gpu_imported(rows: list[Row]) -> list[str]:
         ),
         "Runs as: one chain of kernels, a CUDA graph of the module, or the module layer by layer.",
         "",
-        "Relative L2 error against the library in float64, of ours and of the library in float32 on the CPU and on the GPU:",
+        "Relative L2 error against the library in float64, of ours and of the library in float32 on the CPU and on the GPU. On the",
+        "GPU the library's inverse transform is cuFFT's, with the errors described above.",
         "",
         *markdown(
             ["network", "batch", "turbofno", "float32 on the CPU", "eager", "eager, TF32"], errors
