@@ -41,12 +41,12 @@ def _cores(clients: int) -> tuple[set[int], set[int]]:
 
 
 def served(
-    setup: Setup, questions_file: Path, sizes: list[int], *, under_way: int, seconds: float
+    setup: Setup, questions_file: Path, sizes: list[int], *, concurrency: int, seconds: float
 ) -> Iterator[Row]:
     """For requests of each size in fields: a closed loop, then an open one at SHARE of its rate."""
     with serve(setup, questions_file) as stack:
         for fields in sizes:
-            connections = min(_MOST_CONNECTIONS, max(setup.clients, under_way // fields))
+            connections = min(_MOST_CONNECTIONS, max(setup.clients, concurrency // fields))
             best = stack.measure(Phase(fields, connections, seconds))
             yield best
             if best["fields/s"]:
@@ -78,7 +78,7 @@ def _measured(
             yield from rows
         if whole:
             setup = next(_setups(checkpoint, arguments, whole=False))
-            row = engine.row(setup, side=SIDE, under_way=512, seconds=arguments.seconds)
+            row = engine.row(setup, side=SIDE, concurrency=512, seconds=arguments.seconds)
             print_table("the engine process alone", [row])
             yield row
     asked = questions(checkpoint, SIDE)
@@ -92,7 +92,7 @@ def _measured(
         rows = list(
             served(
                 setup, file, arguments.fields,
-                under_way=arguments.under_way, seconds=arguments.seconds,
+                concurrency=arguments.concurrency, seconds=arguments.seconds,
             )
         )  # fmt: skip
         print_table(f"{name} over HTTP", [{key: row.get(key) for key in _SHOWN} for row in rows])
@@ -120,7 +120,7 @@ def main() -> None:
         "--clients", type=int, default=4, help="number of load generators, each on a core"
     )
     parser.add_argument(
-        "--under-way", type=int, default=1024, help="concurrent fields in a closed loop"
+        "--concurrency", type=int, default=1024, help="concurrent fields in a closed loop"
     )
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="of a phase, default %(default)s"

@@ -105,10 +105,10 @@ def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float
     pipeline = DevicePipeline(torch.device("cuda", torch.cuda.current_device()))
     rng = np.random.default_rng()
     parts = [rng.standard_normal((1, 1, side, side), np.float32) for _ in range(batch)]
-    under_way: queue.Queue[Callable[[], ModelOutput] | None] = queue.Queue(pipeline.max_in_flight)
+    in_flight: queue.Queue[Callable[[], ModelOutput] | None] = queue.Queue(pipeline.max_in_flight)
 
     def finish() -> None:
-        while (wait := under_way.get()) is not None:
+        while (wait := in_flight.get()) is not None:
             hand_out(wait())
 
     def hand_out(answer: ModelOutput) -> None:
@@ -126,8 +126,8 @@ def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float
     began = time.perf_counter()
     runs = 0
     while time.perf_counter() < began + seconds:
-        under_way.put(pipeline.start(parts, run))
+        in_flight.put(pipeline.start(parts, run))
         runs += 1
-    under_way.put(None)
+    in_flight.put(None)
     thread.join()
     return runs * batch / (time.perf_counter() - began)
