@@ -1,4 +1,4 @@
-"""The networks that people bring, on a CPU: both sides are one network, and the truth is in float64."""
+"""benchmarks.gpu.imported on a CPU: both sides are the same network, the reference is float64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import candidates, people
-from benchmarks.gpu.people import IN_CHANNELS, in_float64, library, plain
+from benchmarks.gpu import candidates, imported
+from benchmarks.gpu.imported import IN_CHANNELS, in_float64, library, plain
 from tests.turbofno_ops.fourier_truth import relative_l2
 from turbofno.models.core.fno import FNO
 
@@ -23,7 +23,7 @@ DRAWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", DRAWN)
-def test_the_imported_network_is_the_librarys(arguments: dict[str, Any]) -> None:
+def test_imported_network_equals_the_librarys(arguments: dict[str, Any]) -> None:
     theirs, ours = library(hidden_channels=6, **arguments)
     x = torch.randn(2, IN_CHANNELS, *[12] * len(arguments["n_modes"]))
     with torch.inference_mode():
@@ -34,12 +34,12 @@ def test_the_imported_network_is_the_librarys(arguments: dict[str, Any]) -> None
         assert relative_l2(ours.double()(x.double()), expected) < 1e-6
 
 
-def test_what_starts_constant_is_moved() -> None:
+def test_constant_parameters_get_random_values() -> None:
     theirs, _ = library(hidden_channels=6, n_modes=(8, 8), norm="group_norm")
     assert all(p.numel() == 1 or p.std() > 0 for p in theirs.parameters())
 
 
-def test_plain_network_in_three_dimensions_is_ours() -> None:
+def test_plain_network_in_three_dimensions_equals_ours() -> None:
     theirs, ours = plain(4, (6, 4, 3))
     x = torch.randn(1, IN_CHANNELS, 8, 8, 9)
     with torch.inference_mode():
@@ -52,32 +52,32 @@ def small() -> tuple[torch.nn.Module, FNO]:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Everything but CUDA's graphs and events; a list of how many runs were timed."""
+    """Replace CUDA graphs and events; the list gets the number of timed runs."""
     timed: list[int] = []
 
     def milliseconds(runs: list[object], **_: object) -> list[float]:
         timed.append(len(runs))
         return [1.0] * len(runs)
 
-    monkeypatch.setattr(people, "_DEVICE", torch.device("cpu"))
-    monkeypatch.setattr(people, "rotating", lambda shape, most: [torch.randn(shape)] * most)
-    monkeypatch.setattr(people, "milliseconds", milliseconds)
+    monkeypatch.setattr(imported, "_DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(imported, "rotating", lambda shape, most: [torch.randn(shape)] * most)
+    monkeypatch.setattr(imported, "milliseconds", milliseconds)
     monkeypatch.setattr(candidates, "in_graph", candidates.each)
-    monkeypatch.setattr(people, "_ALLOWED", 1e-4)
+    monkeypatch.setattr(imported, "_ALLOWED", 1e-4)
     return timed
 
 
 def test_rows_of_a_network(on_cpu: list[int]) -> None:
-    case = people.Case("small", 2, (12, 12), small)
+    case = imported.Case("small", 2, (12, 12), small)
     with torch.inference_mode():
-        rows = list(people.measure(case, 1e12, seconds=0, quick=False))
+        rows = list(imported.measure(case, 1e12, seconds=0, quick=False))
     assert on_cpu == [5]
     assert [row["what"] for row in rows] == ["turbofno", *["eager, call", "eager, graph"] * 2]
     assert all(row["ms"] == 0.25 for row in rows), "four fields a run"
 
 
 def test_a_wrong_result_is_not_timed(on_cpu: list[int]) -> None:
-    case = people.Case("small", 2, (12, 12), lambda: (small()[0], small()[1]))
+    case = imported.Case("small", 2, (12, 12), lambda: (small()[0], small()[1]))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="small B2: wrong result"):
-        list(people.measure(case, 1e12, seconds=0, quick=False))
+        list(imported.measure(case, 1e12, seconds=0, quick=False))
     assert on_cpu == []

@@ -1,11 +1,11 @@
-"""Networks that people bring: neuraloperator 2.0 itself against the same network imported and run as the service runs it.
+"""Imported networks: neuraloperator 2.0 against the same network imported and run as the service runs it.
 
-The network is built by the library, saved, read by the importer and run by `turbofno.service.runtime.forward`. Both sides are
-checked on the inputs they are timed on against the library in float64 on the CPU. The last case is the network of the
+The library builds and saves the network, the importer reads it, `turbofno.service.runtime.forward` runs it. Both sides are
+checked against the library in float64 on the CPU, on the inputs that they are timed on. The last case is the network of the
 original scripts (Li et al. 2020), whose peer is plain PyTorch.
 
-The peer runs twice: in strict float32, `torch.backends.cuda.matmul.allow_tf32` and `torch.backends.cudnn.allow_tf32`
-off, which is what ours computes in, and with PyTorch's defaults, where cuDNN convolves in TF32.
+The peer runs twice: in strict float32, like ours (`torch.backends.cuda.matmul.allow_tf32` and
+`torch.backends.cudnn.allow_tf32` off), and with PyTorch's defaults, where cuDNN convolves in TF32.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from turbofno.service.runtime.forward import Forward
 IN_CHANNELS, OUT_CHANNELS = 3, 1
 _DEVICE = torch.device("cuda", 0)
 
-# Of ours, times that of strict float32 on the CPU; and what is always allowed.
+# Largest allowed error of ours: a multiple of that of strict float32 on the CPU, but at least `_ALLOWED`.
 _MOST_TIMES_FLOAT32, _ALLOWED = 2.0, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network, its grid and its batch; `build` gives the library's module and the same as ours, on the CPU."""
+    """A network, its grid and its batch; `build` returns the library's module and ours, on the CPU."""
 
     name: str
     batch: int
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class _Ours(Candidate):
-    """Ours, and how the service ran it."""
+    """Ours, with the execution that the service chose."""
 
     execution: str = ""
     reason: str = ""
@@ -64,7 +64,7 @@ class _Ours(Candidate):
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Fields, what the library in float64 makes of their ends, and the error of its float32 on the CPU."""
+    """Fields, the library's float64 result for the checked batch elements, and the error of its float32 on the CPU."""
 
     fields: list[torch.Tensor]
     expected: torch.Tensor
@@ -72,7 +72,7 @@ class _Checked:
 
 
 def imported(theirs: torch.nn.Module) -> FNO:
-    """Our network of a module of neuraloperator, through the file that its users would bring."""
+    """Our network of a neuraloperator module, through a saved file."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt"
         torch.save(theirs.state_dict(), file)
@@ -83,7 +83,7 @@ def imported(theirs: torch.nn.Module) -> FNO:
 
 
 def library(name: str = "FNO", **arguments: Any) -> tuple[torch.nn.Module, FNO]:
-    """A network of neuraloperator with its defaults beside these arguments, and ours."""
+    """A neuraloperator network with these arguments and otherwise defaults, and ours."""
     from neuralop import models
 
     theirs = getattr(models, name)(
@@ -91,7 +91,7 @@ def library(name: str = "FNO", **arguments: Any) -> tuple[torch.nn.Module, FNO]:
     ).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
-            # training moves what starts as all ones or zeros
+            # after training no parameter is all ones or all zeros
             if (parameter == parameter.flatten()[0]).all():
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return theirs.requires_grad_(False), imported(theirs)
@@ -135,7 +135,7 @@ CASES = (
 
 @contextmanager
 def _true_float64() -> Iterator[None]:
-    """Make neuraloperator compute in float64: its grids follow torch's default dtype, its spectra are torch.cfloat."""
+    """Make neuraloperator compute in float64: its grids have torch's default dtype, its spectra are torch.cfloat."""
     torch.set_default_dtype(torch.float64)
     try:
         with mock.patch.object(torch, "cfloat", torch.complex128):
@@ -145,7 +145,7 @@ def _true_float64() -> Iterator[None]:
 
 
 def in_float64(network: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The result of a neuraloperator module, float32 on the CPU, when it computes in float64."""
+    """The float64 result of a neuraloperator module that is float32 on the CPU."""
     double = to_precision(copy.deepcopy(network), torch.float64)
     _forget_positions(double)
     with _true_float64():
@@ -153,7 +153,7 @@ def in_float64(network: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _forget_positions(network: torch.nn.Module) -> None:
-    """Have neuraloperator's embedding make its grid anew: it keeps the last one, whatever its dtype and device."""
+    """Clear the grid that neuraloperator's embedding caches without regard to dtype and device."""
     embedding = getattr(network, "positional_embedding", None)
     if embedding is not None:
         embedding._grid = None
@@ -161,7 +161,7 @@ def _forget_positions(network: torch.nn.Module) -> None:
 
 @contextmanager
 def strict_products() -> Iterator[None]:
-    """Matrix products in plain float32 within it, whatever the process has set."""
+    """Compute matrix products in float32, not TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -193,8 +193,8 @@ def _own(case: Case, ours: FNO, checked: _Checked) -> _Ours:
 
 def _peers(theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
     _forget_positions(theirs)
-    # Its error is printed, whatever it is: at some sizes cuFFT's inverse is percents off for the spectra of such
-    # networks, and a norm of a weak channel makes that more.
+    # Its error has no limit: at some sizes cuFFT's inverse is off by percents for the spectra of such networks, and a norm
+    # amplifies that in weak channels.
     yield from published_candidates(
         theirs.to(_DEVICE),
         checked.fields,
@@ -207,9 +207,9 @@ def _peers(theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
 def measure(
     case: Case, bandwidth: float, *, seconds: float, quick: bool
 ) -> Iterator[dict[str, object]]:
-    """The rows of one network. Raises RuntimeError, before anything is timed, if a result is wrong."""
+    """The rows of one network. Raises RuntimeError before timing if our result is wrong."""
     theirs, ours = case.build()
-    # few fields: a whole model passes far more through the cache than its input
+    # few fields: the activations of a model evict its input from the cache
     checked = _checked(case, theirs, most=1 if quick else 4)
     with strict_products():
         own = _own(case, ours, checked)
