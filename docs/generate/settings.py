@@ -1,8 +1,10 @@
 """Write reference/settings.md from the fields of `Settings`."""
 
+import re
 import types
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import mkdocs_gen_files
 
@@ -21,20 +23,34 @@ _MIB = 1024 * 1024
 
 
 def type_text(annotation: Any) -> str:
-    """A field's type in words."""
-    origin = get_origin(annotation)
+    """A field's type in words, with its bounds."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
-    if origin is types.UnionType:
-        inner = [part for part in get_args(annotation) if part is not type(None)]
-        return type_text(inner[0])
-    if origin is tuple:
-        return "comma-separated names"
-    if origin is dict:
-        return "text"
-    return {bool: "`true`, `false`", int: "integer", float: "number", Path: "path", str: "text"}[
-        annotation
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is Annotated:
+        return type_text(arguments[0]) + bounds(arguments[1:])
+    if origin in (Union, types.UnionType):
+        return type_text(next(part for part in arguments if part is not type(None)))
+    names = {
+        bool: "`true`, `false`",
+        int: "integer",
+        float: "number",
+        Path: "path",
+        tuple: "comma-separated",
+    }
+    return names.get(origin or annotation, "text")
+
+
+def bounds(metadata: Iterable[Any]) -> str:
+    """The limits of a value, as pydantic checks them."""
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    found = [
+        f"{sign} {limit}"
+        for entry in metadata
+        for attribute, sign in signs.items()
+        if (limit := getattr(entry, attribute, None)) is not None
     ]
+    return f" {', '.join(found)}" if found else ""
 
 
 def default_text(name: str) -> str:
@@ -54,23 +70,11 @@ def default_text(name: str) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def bounds(name: str) -> str:
-    """The limits of a field's value, as pydantic checks them."""
-    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    found = [
-        f"{sign} {limit}"
-        for entry in Settings.model_fields[name].metadata
-        for attribute, sign in signs.items()
-        if (limit := getattr(entry, attribute, None)) is not None
-    ]
-    return f" {', '.join(found)}" if found else ""
-
-
 with mkdocs_gen_files.open("reference/settings.md", "w") as page:
     page.write(_INTRODUCTION)
     for name, field in Settings.model_fields.items():
-        meaning = (field.description or "").replace("|", "\\|")
+        meaning = re.sub(r"([|\[*])", r"\\\1", field.description or "")
         page.write(
-            f'| <span id="{name}"></span>`{env_name(name)}` | {type_text(field.annotation)}{bounds(name)} '
+            f'| <span id="{name}"></span>`{env_name(name)}` | {type_text(field.annotation)}{bounds(field.metadata)} '
             f"| {default_text(name)} | {meaning} |\n"
         )
