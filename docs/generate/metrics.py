@@ -7,6 +7,9 @@ import mkdocs_gen_files
 from turbofno.service.metrics import Metrics
 
 _INTRODUCTION = """\
+---
+hide: [toc]
+---
 # Metrics
 
 `GET /metrics` answers in Prometheus' text format. Counters of a model are 0 as soon as it is loaded. With
@@ -34,4 +37,6 @@ with mkdocs_gen_files.open("reference/metrics.md", "w") as page:
                 page.write(
                     f"| `{name}` | {family.type} | {labels(collector, family)} | {family.documentation} |\n"
                 )
-    page.write("\nThe process, Python and garbage collection metrics of `prometheus_client` come on top.\n")
+    page.write(
+        "\nThe process, Python and garbage collection metrics of `prometheus_client` come on top.\n"
+    )

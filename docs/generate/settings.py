@@ -11,6 +11,9 @@ import mkdocs_gen_files
 from turbofno.service.settings import Settings, env_name
 
 _INTRODUCTION = """\
+---
+hide: [toc]
+---
 # Settings
 
 Every setting is an environment variable and an option of `turbofno serve`: `TURBOFNO_MAX_BATCH_SIZE=64` and
