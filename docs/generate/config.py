@@ -1,6 +1,7 @@
 """Write reference/config.md from `ModelConfig`, the schema of a model's config.json."""
 
 import inspect
+import json
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -81,9 +82,7 @@ def default_text(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "absent"
-    if isinstance(value, tuple):
-        value = list(value)
-    return f"`{value}`".replace("'", '"')
+    return f"`{json.dumps(value)}`"
 
 
 with mkdocs_gen_files.open("reference/config.md", "w") as page:
