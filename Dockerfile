@@ -1,5 +1,4 @@
-# One file, two images: `docker build --target cpu .` and `docker build --target cuda .`
-# docs/operations.md says how to run them, docs/decisions/0016-deployment.md why they are made so.
+# Two images: `docker build --target cpu .` and `docker build --target cuda .`; docs/how-to/deploy.md says how to run them.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS python
@@ -12,8 +11,8 @@ COPY constraints.txt ./
 RUN python3 -m venv /opt/turbofno
 ENV PATH=/opt/turbofno/bin:$PATH
 
-# PyTorch alone: the largest layer, and one that changes with constraints.txt only. Its own index gives the CPU
-# build and nothing else; what that needs comes from PyPI.
+# PyTorch has a layer of its own: the largest, and it changes only with constraints.txt. The CPU build comes from PyTorch's
+# index, its dependencies from PyPI.
 FROM python AS torch-cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
@@ -30,8 +29,7 @@ COPY models models
 COPY service service
 RUN TURBOFNO_PURE=true pip wheel --no-deps --wheel-dir /wheels .
 
-# The compiler comes as pinned wheels, so this stage needs no second base image of many gigabytes. The kernels are
-# plain CUDA: PyTorch is not needed to build them.
+# nvcc comes from pinned wheels instead of a second base image of several gigabytes. The kernels need no PyTorch to build.
 FROM python AS wheel-cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -39,7 +37,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV CUDA_HOME=/opt/turbofno/lib/python3.11/site-packages/nvidia/cu13
 ENV CUDACXX=${CUDA_HOME}/bin/nvcc
-# nvcc looks for its libraries in lib64, the wheels have them in lib.
+# nvcc searches lib64; the wheels install into lib.
 # hadolint ignore=DL3013
 RUN pip install \
     nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
@@ -66,7 +64,7 @@ RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent \
     --shell /usr/sbin/nologin turbofno
 WORKDIR /app
 COPY LICENSE ./
-# Nothing is written to disk: the root may be read-only.
+# The service writes nothing to disk, so the root file system may be read-only.
 ENV PATH=/opt/turbofno/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -76,11 +74,10 @@ ENV PATH=/opt/turbofno/bin:$PATH \
     TURBOFNO_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 8080
-# Ready, not only alive: what waits for this container waits for its models. Restarts are left to whoever
-# reads /healthz.
+# Readiness, so that containers which depend on this one wait for its models. For restarts use /healthz.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"TURBOFNO_PORT\"]}/readyz', timeout=4)"]
-# Process 1 is the server itself, so SIGTERM reaches it: it drains and exits with 0.
+# The server is process 1 and gets SIGTERM: it drains and exits with 0.
 ENTRYPOINT ["turbofno"]
 CMD ["serve"]
 
@@ -97,8 +94,7 @@ LABEL org.opencontainers.image.title="turbofno" \
 
 FROM runtime AS cuda
 COPY --from=environment-cuda /opt/turbofno /opt/turbofno
-# A container that was given a GPU and would serve without its kernels does not start.
-# Batches of 64: docs/serving-gpu-notes.md; the default, 16, is a CPU's.
+# Without its kernels the container does not start. 16, the default batch size, is for CPUs.
 ENV TURBOFNO_DEVICE=cuda \
     TURBOFNO_REQUIRE_NATIVE=true \
     TURBOFNO_MAX_BATCH_SIZE=64 \

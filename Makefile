@@ -1,24 +1,25 @@
-# Every target sets up what it needs in .venv; a second run is quick.
+# Each target installs what it needs into .venv; a second run is quick.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
+RELEASE_READY := $(VENV)/.release-ready
 
-.PHONY: install serve test test-thorough test-ray soak test-gpu lint format bench bench-gpu bench-serving clean
+.PHONY: install serve test test-thorough test-ray soak test-gpu lint format docs wheel bench bench-gpu bench-serving clean
 
 install: $(SERVE_READY)
 
 serve: $(SERVE_READY)
 	$(BIN)/turbofno serve
 
-# Two at a time: much of it waits for servers to start. Those of one file share theirs. What was only too slow for a
-# promised time is tried again (docs/decisions/0028-measured-again.md). Every run draws the same; with TEST_SEED=new, anew.
+# Two workers, because many tests wait for a server to start; the tests of a file share a worker and its server. Tests that
+# missed a time limit are run again.
 test: $(DEV_READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --reruns 2 --only-rerun TooSlow --rerun-show-tracebacks
 
-# Some minutes longer: more of what is drawn at random, and drawn anew; a failure shows the TEST_SEED that repeats it.
+# More random cases, with a new TEST_SEED; a failure prints the seed that repeats it.
 test-thorough: $(DEV_READY)
 	TEST_THOROUGH=1 TEST_SEED=$${TEST_SEED:-new} $(BIN)/python -m pytest
 
@@ -27,30 +28,46 @@ test-ray: $(DEV_READY)
 	$(PIP) --no-build-isolation --editable '.[ray]'
 	TEST_RAY=1 $(BIN)/python -m pytest tests/deploy/test_ray.py
 
-# An hour's worth of mixed requests: nothing lost, nothing left behind.
+# About an hour of mixed requests; checks that none is lost and that memory, threads and files do not grow.
 soak: $(DEV_READY)
 	SOAK_REQUESTS=200000 $(BIN)/python -m pytest -s tests/e2e/test_soak.py
 
-# mypy and import-linter do not follow an editable install, so the folders are linked under their import names.
-lint: $(DEV_READY)
-	mkdir -p build/importable/turbofno
-	ln -sfn ../../../service build/importable/turbofno/service
-	ln -sfn ../../../models build/importable/turbofno/models
-	ln -sfn ../../service/turbofno_client build/importable/turbofno_client
+lint: $(DEV_READY) build/importable
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=build/importable:. $(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.gpu.record
 
+# The packages under their import names, for mypy and import-linter, which do not follow an editable install, and to run
+# without an install: PYTHONPATH=build/importable:.
+build/importable:
+	mkdir -p $@/turbofno
+	ln -sfn ../../../service $@/turbofno/service
+	ln -sfn ../../../models $@/turbofno/models
+	ln -sfn ../../service/turbofno_client $@/turbofno_client
+
 format: $(DEV_READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in build/site.
+docs: $(DEV_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The sdist, the pure wheel and the Linux wheel with the kernels (needs nvcc), in dist/. auditwheel fails if the library
+# does not fit the tag.
+wheel: $(RELEASE_READY)
+	rm -rf dist build/unaudited
+	$(BIN)/python -m build --no-isolation --sdist .
+	TURBOFNO_PURE=1 $(BIN)/python -m build --no-isolation --wheel .
+	$(BIN)/python -m build --no-isolation --wheel --config-setting=cmake.define.TURBOFNO_CUDA=ON --outdir build/unaudited .
+	PATH=$(BIN):$$PATH auditwheel repair --plat manylinux_2_34_x86_64 --wheel-dir dist build/unaudited/*.whl
+
 bench: $(DEV_READY)
 	$(BIN)/python -m benchmarks
 
-# With a CUDA PyTorch in the environment and nvcc on the PATH, `make install` has built the kernels. Commit the record.
+# Needs a CUDA build of PyTorch in .venv, and nvcc on the PATH when `make install` ran. Commit the record that it writes.
 test-gpu: $(DEV_READY)
 	$(BIN)/python -m tests.gpu.run
 
@@ -60,25 +77,29 @@ bench-gpu: $(DEV_READY)
 	$(BIN)/python -m benchmarks.serving.gpu
 	$(BIN)/python -m benchmarks.tables
 
-# LitServe, MLServer, BentoML and Ray Serve get environments of their own, in .venv-peers.
-bench-serving: $(SERVE_READY)
+# Installs LitServe, MLServer, BentoML and Ray Serve, each into an environment of its own in .venv-peers.
+bench-serving: $(SERVE_READY) build/importable
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.tables
 
 clean:
-	rm -rf $(VENV) .venv-peers build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# No build isolation: the build tools are here anyway, because tests build the wheel and the kernels.
+# No build isolation: the tests, too, need the build tools in .venv.
 $(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*)
-	@echo "setting up $(VENV); the first time this downloads PyTorch and takes some minutes"
+	@echo "installing into $(VENV); the first time this downloads PyTorch and takes some minutes"
 	$(PIP) torch
 	$(PIP) scikit-build-core cmake ninja
 	$(PIP) --no-build-isolation --editable '.[serve]'
 	touch $@
 
 $(DEV_READY): $(SERVE_READY)
-	$(PIP) --no-build-isolation --editable '.[serve,otel,lint,test]'
+	$(PIP) --no-build-isolation --editable '.[serve,otel,lint,docs,test]'
+	touch $@
+
+$(RELEASE_READY): $(SERVE_READY)
+	$(PIP) --no-build-isolation --editable '.[release]'
 	touch $@

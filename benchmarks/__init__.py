@@ -1,1 +1,1 @@
-"""How fast it is, against what people use today. `python -m benchmarks` runs all of it."""
+"""Benchmarks against the libraries and servers in common use: `python -m benchmarks`."""

@@ -1,4 +1,4 @@
-"""Run every benchmark that this machine can run, and say what was left out."""
+"""Run the CPU benchmarks of layers, models and the service."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from benchmarks import models, ops, service
 
 
 def main() -> None:
-    """The layers, the whole models, the service."""
+    """Run all three."""
     ops.main()
     models.main()
     service.main()
     if torch.cuda.is_available():
-        print("\nleft out: the GPU; `make bench-gpu` measures its kernels")
-    else:
-        print("\nleft out: `make bench-gpu`, there is no GPU here")
+        print("\n`make bench-gpu` measures the GPU")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a field costs on a CPU core by how many the network takes at once: `python -m benchmarks.caches`."""
+"""CPU time of a field by the number of fields that the network gets at once: `python -m benchmarks.caches`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _first(served: Forward, x: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """CPU milliseconds a field of one thread, for a batch of 16 in pieces; write results/caches.jsonl."""
+    """Measure a batch of 16 in pieces of each size, on one thread; write results/caches.jsonl."""
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for name, grid in CASES:

@@ -1,7 +1,7 @@
-"""Share of imported networks that run as one chain: drawn with neuraloperator 2.0 itself, its defaults, PhysicsNeMo's FNOs.
+"""Share of imported networks that run as one chain: random and default neuraloperator 2.0 networks, and PhysicsNeMo FNOs.
 
-`python -m benchmarks.chains` prints the shares and the reasons for the rest, and writes results/chains.jsonl. A network
-counts on its training grid and on two others. On a GPU the kernels' own refusals count too.
+`python -m benchmarks.chains` prints the shares and the reasons for the rest, and writes results/chains.jsonl. Each network is
+tried on its training grid and on two others. On a GPU, refusals by the kernels count too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SEED = 0
 _ACTIVATIONS = (F.gelu, F.gelu, F.gelu, F.relu, F.silu, F.tanh, F.elu, F.mish, F.leaky_relu)
 _SKIPS = ("linear", "soft-gating", "identity", None)
 _GRIDS = {1: (128, 97, 256), 2: (32, 29, 45), 3: (16, 13, 18)}
-"""Points an axis of the training grid and of two others, by the number of axes."""
+"""Number of axes -> points on an axis of the training grid and of two others."""
 
 
 class Network(NamedTuple):
-    """A network as its library has it, or None where the library is not here, and what the import made of it."""
+    """A network of a library (None if the library is not installed) and the result of its import."""
 
     kind: str
     theirs: nn.Module | None
@@ -46,7 +46,7 @@ class Network(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Of a network: why it does not import or run on each grid, None where it does, and its largest distance from the library."""
+    """Reasons why a network is not imported or is no chain on each grid (None: it is), and its largest error."""
 
     imports: str | None
     grids: tuple[str | None, ...]
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:
-    """Arguments of neuraloperator's FNO: every one that changes what it computes takes its turn."""
+    """Random arguments of neuraloperator's FNO; every argument that changes the result varies."""
     n_dim = rng.choice((1, 2, 2, 2, 3))
     arguments: dict[str, Any] = {
         "n_modes": tuple(rng.randint(3, 12) for _ in range(n_dim)),
@@ -87,7 +87,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 
 
 def defaults() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The library's defaults in one, two and three dimensions, each of a few usual changes alone."""
+    """Names and arguments: defaults in one, two and three dimensions, each with one common change."""
     changes: tuple[dict[str, Any], ...] = (
         {}, {"norm": "instance_norm"}, {"norm": "group_norm"}, {"norm": "batch_norm"}, {"domain_padding": 0.25},
         {"positional_embedding": None}, {"use_channel_mlp": False}, {"preactivation": True}, {"stabilizer": "tanh"},
@@ -101,13 +101,13 @@ def defaults() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def neuraloperators(count: int) -> Iterator[Network]:
-    """The defaults, then `count` drawn networks, saved by the library and read by the importer."""
+    """The defaults, then `count` random networks, saved by the library and read by the importer."""
     rng = random.Random(SEED)
     for name, arguments in defaults():
         yield _built(f"{name} with defaults", name, arguments)
     left = count
     while left:
-        # it rounds the rank of a small factorisation to zero now and then, and cannot build that
+        # the library sometimes rounds the rank of a small factorisation to zero and fails
         with suppress(ZeroDivisionError, RuntimeError):
             arguments = drawn(rng)
             yield _built("drawn", "FNO", arguments)
@@ -119,7 +119,7 @@ def _built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
     with torch.no_grad():
         for tensor in (*theirs.parameters(), *theirs.buffers()):
             if tensor.is_floating_point():
-                # zeros and ones would hide what is left out
+                # a tensor of zeros or ones would hide an import that ignores it
                 tensor.add_(0.2 * torch.rand_like(tensor))
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_checkpoint(Path(folder), "model")
@@ -129,14 +129,14 @@ def _built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
 
 def _imported(path: Path) -> Imported | ImportRefused:
     try:
-        # a TFNO stores no defaults: nothing tells its release
+        # the file of a TFNO does not tell its release
         return convert(read_checkpoint(path), Options({"version": "2.0.0"}))
     except ImportRefused as refused:
         return refused
 
 
 def physicsnemos() -> Iterator[Network]:
-    """FNOs with the arguments that PhysicsNeMo takes, and tensors of the shapes that it gives them."""
+    """FNOs with arguments of PhysicsNeMo, and random tensors of its shapes."""
     for n_dim in (1, 2, 3):
         for version in ("1.3.0", "2.2.2"):
             for change in (
@@ -177,7 +177,7 @@ def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def judged(network: Network, device: torch.device) -> Verdict:
-    """If a network imports, and the grids on which it runs as a chain."""
+    """Find out if a network imports, and on which grids it runs as a chain."""
     imported = network.imported
     if isinstance(imported, ImportRefused):
         return Verdict(str(imported), (), 0.0)
@@ -200,7 +200,7 @@ def judged(network: Network, device: torch.device) -> Verdict:
 
 
 def shares(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
-    """A row for each kind of network: how many import, and which part of these runs as chains."""
+    """A row for each kind of network: number imported, and share of these that run as chains."""
     rows = []
     for kind in dict.fromkeys(kind for kind, _ in verdicts):
         of_kind = [verdict for name, verdict in verdicts if name == kind]
@@ -226,7 +226,7 @@ def shares(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
 
 
 def reasons(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
-    """A row for each reason why a network does not import, or does not run as a chain on a grid, and its count."""
+    """A row for each reason why a network is not imported or is no chain on a grid, with its count."""
     counts: Counter[tuple[str, str]] = Counter()
     for _, verdict in verdicts:
         if verdict.imports is not None:

@@ -1,7 +1,7 @@
-"""Factorised spectral weights: multiplied out once, as an import does, against contracting the factors at every call.
+"""Factorised spectral weights: multiplied out once, as the importer does, against contracting the factors in each call.
 
-`python -m benchmarks.factorised` times the product over channels of one layer, on the CPU (processor time of one
-thread) and on a GPU if there is one (a CUDA graph), and writes results/factorised.jsonl.
+`python -m benchmarks.factorised` times the channel product of one layer, on the CPU (CPU time of one thread) and on a GPU
+if there is one (a CUDA graph), and writes results/factorised.jsonl.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.timing import medians, print_table, processor, save
 from turbofno.models.importers.neuraloperator.spectral_weights import stored_weight
 from turbofno_ops._channels import mix, mode_major
 
-# width and kept modes: neuraloperator's n_modes 16x16, Li's 24x12, a network in 3D
+# width and kept modes
 LAYERS = ((64, (16, 9)), (64, (24, 12)), (32, (12, 12, 7)))
-# with 0.42 the rank of CP is in the thousands, far above the width
+# no CP with 0.42: its rank would be in the thousands, far above the width
 WEIGHTS = (
     ("Tucker", 0.42), ("Tucker", 0.1), ("Tucker", 0.01), ("CP", 0.1), ("CP", 0.01), ("TT", 0.42), ("TT", 0.1),
 )  # fmt: skip
@@ -36,7 +36,7 @@ Call = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to multiply a spectrum, `call(z)`, on the layout that suits it: of `spectra`, [batch, c, *modes]."""
+    """A way to multiply a spectrum [batch, c, *modes]: `back(call(layout(z)))`; only `call` is timed."""
 
     call: Call
     layout: Callable[[torch.Tensor], torch.Tensor]
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def candidates(weight: Any) -> dict[str, Candidate]:
-    """The ways to apply a tltorch weight: by name, on the weight's device."""
+    """Ways to apply a tltorch weight, by name."""
     stored = stored_weight(dict(weight.state_dict()), "weight")
     n_dim = len(stored.shape) - 2
     dense = mode_major(stored.dense().to(torch.complex64)).contiguous()
@@ -69,9 +69,9 @@ def candidates(weight: Any) -> dict[str, Candidate]:
 
 
 def _staged(parts: dict[str, torch.Tensor], n_dim: int) -> Call | None:
-    """The factors of the channels one after another, with those of the modes multiplied out ahead; None for TT.
+    """Contract the channel factors in each call, the mode factors beforehand; None for TT.
 
-    A tensor train has no factor of the channels alone: between its first two lies every other rank.
+    A tensor train has no factor of the channels alone.
     """
     names = [f"factors.factor_{k}" for k in range(n_dim + 2)]
     if "core" in parts:
@@ -86,14 +86,14 @@ def _staged(parts: dict[str, torch.Tensor], n_dim: int) -> Call | None:
         scale = parts["weights"]
         for name in names[2:]:
             scale = scale.unsqueeze(-2) * parts[name]
-        # one factor a mode and rank, the same for all of the batch
+        # [*modes, 1, rank], for every element of the batch
         scale = scale.unsqueeze(-2)
         return lambda z: ((z @ c_in) * scale) @ c_out
     return None
 
 
 def rows(device: torch.device) -> Iterator[dict[str, object]]:
-    """Milliseconds for each layer, weight and batch. Raises RuntimeError if two ways disagree."""
+    """A row for each layer, weight and batch. Raises RuntimeError if two candidates disagree."""
     for (width, modes), (kind, rank), batch in product(LAYERS, WEIGHTS, BATCHES):
         weight = tltorch.FactorizedTensor.new(
             (width, width, *modes), rank=rank, factorization=kind, dtype=torch.cfloat
@@ -139,7 +139,7 @@ def _check(found: dict[str, Candidate], spectrum: torch.Tensor) -> None:
 
 @torch.inference_mode()
 def _milliseconds(found: dict[str, Candidate], spectra: Sequence[torch.Tensor]) -> dict[str, float]:
-    """Of one product, by name."""
+    """Milliseconds of one product, by candidate."""
     fields = {name: [way.layout(z) for z in spectra] for name, way in found.items()}
     if spectra[0].is_cuda:
         graphs = [in_graph(way.call, fields[name]) for name, way in found.items()]

@@ -1,4 +1,4 @@
-"""Whole-model forward: ours, the same through torch.fft, and the same network in neuraloperator 2.0."""
+"""Forward pass of whole models: ours, and the same network in neuraloperator 2.0."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from turbofno.models.core.fno import FNO
 _LARGEST_DIFFERENCE = 1e-4
 _SECONDS = 2.0
 
-# No odd grids: there neuraloperator 2.0.0 shifts the spectrum back by one frequency too few, and the
-# two networks are not the same function.
+# No odd grids: there neuraloperator 2.0.0 shifts the spectrum back by one frequency too few and computes something else.
 CASES = (
     (1, (64, 64), 32, (24, 12)),
     (8, (64, 64), 32, (24, 12)),
@@ -60,7 +59,7 @@ def measure(
 
 
 def main() -> None:
-    """Run all cases and keep the result."""
+    """Measure all cases; write results/models.jsonl."""
     with torch.inference_mode():
         rows = [measure(*case) for case in CASES]
     print_table(f"4-layer FNO forward, {torch.get_num_threads()} threads, medians", rows)

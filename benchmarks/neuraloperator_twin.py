@@ -1,4 +1,4 @@
-"""The same network built in neuraloperator 2.0, with our weights in it: the peer, and an independent truth."""
+"""The same network in neuraloperator 2.0 with the same weights: a peer in benchmarks, a reference in tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def twin(ours: FNO) -> torch.nn.Module:
     padding = arch.domain_padding
     mlp = arch.channel_mlp
     theirs = NeuralopFNO(
-        # the last entry counts both signs there; m // 2 + 1 columns are kept
+        # theirs counts both signs of the last axis and keeps m // 2 + 1 columns
         n_modes=(*arch.modes[:-1], 2 * (arch.modes[-1] - 1)),
         in_channels=arch.in_channels,
         out_channels=arch.out_channels,
@@ -71,7 +71,7 @@ def _check(arch: FNOArchitecture) -> None:
 
 
 def _weights(ours: FNO) -> dict[str, torch.Tensor]:
-    """Our parameters under neuraloperator's names, not yet in its shapes."""
+    """Our parameters under neuraloperator's names, in our shapes."""
     filled: dict[str, torch.Tensor] = {}
     for part in ("lifting", "projection"):
         for i, linear in enumerate(getattr(ours, part).linears):

@@ -1,4 +1,4 @@
-"""Spectral convolution: matrix products against torch.fft, both checked against float64 on the same inputs."""
+"""Spectral convolution on a CPU: matrix products against torch.fft, both checked against float64."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LAYERS = (
     Layer(1, 20, (64, 64, 40), (16, 16, 8)),
 )
 
-# From few modes to all of them, to find where the two cost the same
+# From few modes to all, to find where both backends take the same time
 CROSSOVER = (
     *(Layer(4, 16, (64, 64), (2 * m, m)) for m in (8, 16, 24, 32)),
     *(Layer(4, 16, (256, 256), (2 * m, m)) for m in (16, 32, 64, 96, 128)),
@@ -66,7 +66,7 @@ def measure(layer: Layer) -> dict[str, object]:
     """One row: error and median time of each backend. Raises RuntimeError if a result is wrong."""
     n = len(layer.modes)
     x = torch.randn(layer.batch, layer.channels, *layer.size)
-    # stored mode by mode, as the model stores it
+    # mode-major in memory, as in a model
     weight = torch.randn(*layer.modes, layer.channels, layer.channels, dtype=torch.complex64)
     weight = (weight / layer.channels).permute(n, n + 1, *range(n))
     truth = spectral_conv(x.double(), weight.to(torch.complex128), backend="reference")
@@ -90,9 +90,9 @@ def measure(layer: Layer) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the table of layers, or with --crossover the shapes from which the dispatcher's constant comes."""
+    """Measure the layers, or with --crossover the shapes from which the constant in dispatch.py is derived."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ops", description=__doc__)
-    parser.add_argument("--crossover", action="store_true", help="measure where the backends meet")
+    parser.add_argument("--crossover", action="store_true", help="measure from few modes to all")
     arguments = parser.parse_args()
     name, layers = ("crossover", CROSSOVER) if arguments.crossover else ("ops", LAYERS)
     torch.manual_seed(torch.seed() % 2**31)

@@ -1,4 +1,4 @@
-"""Tables of the page of results."""
+"""Markdown tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table; numbers to three digits, None as an empty cell."""
+    """The lines of a table; numbers to three digits, None as an empty cell."""
     lines = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
 def cell(value: object) -> str:
-    """A value as it stands in a table."""
+    """The text of a cell."""
     if value is None:
         return ""
     if not isinstance(value, float):

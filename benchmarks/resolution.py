@@ -1,6 +1,6 @@
-"""Where to run a network that is asked on one grid and answers on another: its error at each place, against the solvers.
+"""Error of a network by the grid that it runs on, when input and output grids differ: `python -m benchmarks.resolution`.
 
-`python -m benchmarks.resolution` writes results/resolution.jsonl, on which decision 20 rests.
+The network can run on the grid of the input, of the output, or of its training, with interpolation before and after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAIRS = {
 
 
 def held_out(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and solutions float32 [samples, 1, *grid] on a fine grid, of which the others are every k-th point."""
+    """Inputs and solutions float32 [samples, 1, *grid] on a fine grid; coarser grids are every k-th point of it."""
     if name == BURGERS:
         u0 = burgers.sample_inputs(range(20), seed=HELD_OUT_SEED, n=8192)
         return u0[:, None].float(), burgers.solve(u0)[:, None].float()
@@ -53,7 +53,7 @@ def held_out(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def errors(name: str) -> Iterator[Row]:
-    """Mean relative L2 on the output grid, of the network run on the input's, the output's and its training grid."""
+    """Mean relative L2 on the output grid, for the network run on each of the three grids."""
     model = load_model(TRAINED / name)
     spec = model.config.grid
     onto, into = (partial(_bring, how, spec.boundary) for how in (at_points, band_limited))
@@ -100,7 +100,7 @@ def _cubic(fields: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def main() -> None:
-    """Measure all of it and keep the result."""
+    """Measure all models; write results/resolution.jsonl."""
     torch.set_num_threads(1)
     with torch.inference_mode():
         rows = [row for name in PAIRS for row in errors(name)]

@@ -1,4 +1,4 @@
-"""The service over HTTP on this machine against the bare forward of the same checkpoint: requests/s, p50, p99."""
+"""The service over loopback HTTP against the bare forward pass of the same checkpoint: fields/s, p50, p99."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import quantiles
 
 import httpx
@@ -26,20 +26,27 @@ from turbofno.models.zoo import TRAINED
 from turbofno.service.pipeline.worker import arithmetic_threads
 from turbofno_client import Client
 
-ROOT = Path(__file__).resolve().parent.parent
 _LARGEST_DIFFERENCE = 1e-5
 CONCURRENCIES = (1, 8, 32)
 
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
-    """A server process of this checkout on a free loopback port; gives its URL, stops it cleanly."""
+    """The URL of a `turbofno serve` process on a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [ROOT / "bin" / "turbofno", "serve", "--port", str(port), "--log-level", "warning"],
-        cwd=ROOT,
+        [
+            sys.executable,
+            "-m",
+            "turbofno.service",
+            "serve",
+            "--port",
+            str(port),
+            "--log-level",
+            "warning",
+        ],
         env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -55,7 +62,7 @@ def server() -> Iterator[str]:
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
-    """One request on a kept connection, with as little work on this side as can be."""
+    """One request on an open connection, with little CPU time in this process."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
@@ -65,7 +72,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 
 
 async def load(url: str, body: bytes, *, concurrency: int, seconds: float) -> list[float]:
-    """Latencies of a closed loop: `concurrency` clients, each sending its next request on an answer."""
+    """Latencies of a closed loop: `concurrency` clients, each with one request at a time."""
     target = httpx.URL(url)
     request = (
         f"POST {target.path} HTTP/1.1\r\nHost: {target.host}\r\n"
@@ -94,13 +101,12 @@ async def load(url: str, body: bytes, *, concurrency: int, seconds: float) -> li
 
 
 def measure(url: str, name: str, *, seconds: float) -> list[dict[str, object]]:
-    """Rows of one model: the bare forward at batch 1 and 16, then the service at rising concurrency."""
+    """Rows of one model: the bare forward pass at batch 1 and 16, then the service at each concurrency."""
     model = load_model(TRAINED / name)
     grid = model.config.grid.training
     generator = np.random.default_rng()
-    fields = generator.standard_normal(
-        (1, model.config.architecture.in_channels, *grid), np.float32
-    )
+    shape = (1, model.config.architecture.in_channels, *grid)
+    fields = np.abs(generator.standard_normal(shape, np.float32))  # darcy-2d takes values above 0
     one = torch.from_numpy(fields)
     many = one.expand(16, *one.shape[1:]).contiguous()
     with torch.inference_mode():
@@ -144,14 +150,14 @@ def measure(url: str, name: str, *, seconds: float) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Measure every zoo model; the load generator shares the processor with the server."""
+    """Measure every zoo model; write results/service.jsonl. The load generator shares the processor with the server."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="per row, default %(default)s")
     arguments = parser.parse_args()
     names = sorted(
         folder.name for folder in TRAINED.iterdir() if (folder / "config.json").is_file()
     )
-    # the bare forward gets what the server gives its models
+    # as many threads as the server gives its models
     torch.set_num_threads(arithmetic_threads(on_cpu=True) or torch.get_num_threads())
     with server() as url:
         rows = [row for name in names for row in measure(url, name, seconds=arguments.seconds)]

@@ -1,4 +1,4 @@
-"""How long the server takes to be alive, to be ready, and to stop, and the memory it holds: `python -m benchmarks.startup`."""
+"""Time until the server is alive, ready and, after SIGTERM, gone; and its memory: `python -m benchmarks.startup`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy as np
 from benchmarks.timing import print_table, save
 from turbofno_client import Client
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 5
 MIB = 2**20
 
@@ -35,32 +34,31 @@ def _until(url: str, path: str, began: float) -> float:
 
 
 def _memory(process: int, line: str) -> float:
-    """A line of /proc/PID/status in MiB: VmRSS is held now, VmHWM was the most."""
+    """A line of /proc/PID/status in MiB: VmRSS (now) or VmHWM (peak)."""
     status = Path(f"/proc/{process}/status").read_text()
     return next(int(x.split()[1]) * 1024 / MIB for x in status.splitlines() if x.startswith(line))
 
 
 def _load(url: str) -> None:
-    """Full batches of each model on its training grid."""
+    """Send full batches to each model on its training grid."""
     with Client(url) as client:
         for model in client.models():
             description = client.model(model["name"])
             shape = (16, len(description["input"]["channels"]), *description["grid"]["training"])
             for _ in range(4):
-                client.predict(model["name"], np.zeros(shape, np.float32))
+                client.predict(model["name"], np.ones(shape, np.float32))
 
 
 def measure() -> dict[str, float]:
-    """One start, some full batches, one stop, of the shipped models."""
+    """Start the server with the zoo, send full batches, stop it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"}
     began = time.perf_counter()
     server = subprocess.Popen(
         [sys.executable, "-m", "turbofno.service", "serve", "--port", str(port), "--device", "cpu"],
-        env=environment,
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -80,7 +78,7 @@ def measure() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure some starts and record the median of each figure."""
+    """Measure a few starts; write the median of each figure to results/startup.jsonl."""
     rounds = [measure() for _ in range(ROUNDS)]
     row = {name: round(median(one[name] for one in rounds), 2) for name in rounds[0]}
     rows = [{"what": f"three shipped models on a CPU, median of {ROUNDS}", **row}]

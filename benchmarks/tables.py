@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from the committed results, so that it says nothing they do not: `python -m benchmarks.tables`."""
+"""Write docs/benchmarks.md from the committed results: `python -m benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _by(rows: list[Row], *keys: str) -> list[list[Row]]:
 
 
 def _find(rows: list[Row], what: str, precision: str | None = None) -> Row | None:
-    """The fastest row whose `what` begins so, of the precision if one is given; None if there is none."""
+    """The fastest row, of the precision if one is given, whose `what` begins with `what`; None if there is none."""
     found = [
         row
         for row in rows
@@ -64,7 +64,7 @@ def _floors(row: Row | None) -> str | None:
 
 
 def gpu_layers(rows: list[Row]) -> list[str]:
-    """Fourier layers on a GPU: times against the floor, speed-ups, errors."""
+    """The section of Fourier layers: times against the floor, speed-ups, errors."""
     layers = _by(rows, "layer")
     times, gains, errors = [], [], []
     for of in layers:
@@ -97,10 +97,10 @@ def gpu_layers(rows: list[Row]) -> list[str]:
         "## Fourier layers on a GPU",
         "",
         *_measured_on(rows[0]),
-        "Spectral convolution, 1x1 skip, bias, GELU. ms of a layer and, in brackets, times the floor: the field read once",
-        "and written once at the copy bandwidth of the same run, at bf16 half of that. PyTorch at its best of calls and",
-        'CUDA graph. "In a chain" is one of eight such layers back to back, as a compiled model runs them, so that small',
-        'fields stay in the L2 cache; "alone" is one layer by itself, PyTorch too, on inputs that do not fit there.',
+        "Spectral convolution, 1x1 skip, bias, GELU. Milliseconds of a layer and, in brackets, its multiple of the floor: the",
+        "time to read and write the field once at the copy bandwidth of the same run (half of that at bf16). PyTorch at its",
+        'better of calls and CUDA graph. "In a chain": one of eight such layers in a compiled model, where small fields stay in',
+        'the L2 cache. "Alone", and all of PyTorch: one layer, on inputs that are not in the cache.',
         "",
         *markdown(
             [
@@ -125,9 +125,9 @@ def gpu_layers(rows: list[Row]) -> list[str]:
             ],
             gains,
         ),
-        'Relative L2 error against float64. PyTorch runs the 1x1 convolution in TF32 by default; "strict" is without. At some',
-        "sizes cuFFT's inverse reads the imaginary part of the zeroth modes, which a real field has none of and a mixed",
-        "spectrum does: hence PyTorch's errors of a percent. Ours and cuFFT+cuBLAS take the real part.",
+        'Relative L2 error against float64. PyTorch runs the 1x1 convolution in TF32 by default; "strict" is float32. A mixed',
+        "spectrum has imaginary parts in its zeroth modes. At some sizes cuFFT's inverse does not ignore them, hence",
+        "PyTorch's errors of a percent; ours and cuFFT+cuBLAS ignore them.",
         "",
         *markdown(["layer", *PRECISIONS, *_PEER_ERRORS, "eager strict", "cuFFT+cuBLAS"], errors),
     ]
@@ -139,7 +139,7 @@ def _peer_errors(rows: list[Row]) -> list[Any]:
 
 
 def gpu_models(rows: list[Row]) -> list[str]:
-    """Whole models on a GPU: fields a second, speed-ups, errors."""
+    """The section of whole models: fields a second, speed-ups, errors."""
     speeds, errors = [], []
     for of in _by(rows, "model", "batch"):
         own = [_find(of, "turbofno", precision) for precision in PRECISIONS]
@@ -162,7 +162,7 @@ def gpu_models(rows: list[Row]) -> list[str]:
         "## Whole models on a GPU",
         "",
         *_measured_on(rows[0]),
-        "Fields a second, and how many times faster ours is at fp32. Ours by calls of `compile_fno`'s result.",
+        "Fields a second, and the speed-up of ours at fp32. Ours: calls of the result of `compile_fno`.",
         "",
         *markdown(
             ["model", "batch", *PRECISIONS, *peers, *(f"x {peer}" for peer in peers)], speeds
@@ -173,8 +173,8 @@ def gpu_models(rows: list[Row]) -> list[str]:
     ]
 
 
-def gpu_people(rows: list[Row]) -> list[str]:
-    """Networks that people bring on a GPU: times of both libraries, speed-ups, errors."""
+def gpu_imported(rows: list[Row]) -> list[str]:
+    """The section of imported networks: times of both libraries, speed-ups, errors."""
     times, errors = [], []
     for of in _by(rows, "network", "batch"):
         own = _find(of, "turbofno")
@@ -197,14 +197,14 @@ def gpu_people(rows: list[Row]) -> list[str]:
         )
     peers = ("eager", "graph", "eager, TF32", "graph, TF32")
     return [
-        "## Networks that people bring",
+        "## Imported networks",
         "",
         *_measured_on(rows[0]),
-        "Networks of neuraloperator 2.0 with its defaults beside what is named (16 modes an axis in two dimensions, three",
-        "input channels, one output channel), in the library itself and imported here, as the service runs them: ms of a",
-        "batch, at fp32, and how many times faster. The library runs in strict float32 (`torch.backends.cuda.matmul.allow_tf32`",
-        "and `torch.backends.cudnn.allow_tf32` off) by calls and in a CUDA graph, and with convolutions in TF32 as PyTorch has",
-        f"it by default. Copying on this card: {cell(rows[0]['copy TB/s'])} TB/s.",
+        "Networks of neuraloperator 2.0 with its defaults except for what the name says (16 modes an axis in two dimensions,",
+        "three input channels, one output channel), in the library and imported, as the service runs them: milliseconds of a",
+        "batch at fp32, and speed-ups. The library runs in strict float32 (`torch.backends.cuda.matmul.allow_tf32` and",
+        "`torch.backends.cudnn.allow_tf32` off) by calls and in a CUDA graph, and with PyTorch's default, convolutions in TF32.",
+        f"Copy bandwidth of this card: {cell(rows[0]['copy TB/s'])} TB/s.",
         "",
         *markdown(
             [
@@ -214,9 +214,10 @@ def gpu_people(rows: list[Row]) -> list[str]:
             ],
             times,
         ),
-        "Runs as: one chain of kernels, or a CUDA graph of the module, or the module layer by layer.",
+        "Runs as: one chain of kernels, a CUDA graph of the module, or the module layer by layer.",
         "",
-        "Relative L2 error against the library in float64; on the CPU its strict float32, on the GPU what cuFFT makes of it.",
+        "Relative L2 error against the library in float64, of ours and of the library in float32 on the CPU and on the GPU. On the",
+        "GPU the library's inverse transform is cuFFT's, with the errors described above.",
         "",
         *markdown(
             ["network", "batch", "turbofno", "float32 on the CPU", "eager", "eager, TF32"], errors
@@ -225,7 +226,7 @@ def gpu_people(rows: list[Row]) -> list[str]:
 
 
 def gpu_heatmap(rows: list[Row]) -> list[str]:
-    """The picture over batch and channels."""
+    """The section of the heat map."""
     slowest = min(rows, key=lambda row: row["speed-up"])
     fastest = max(rows, key=lambda row: row["speed-up"])
     ends = " ".join(
@@ -246,16 +247,15 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
 _CPU_TITLES = {
     "ops": "Spectral convolution on a CPU",
     "models": "Whole models on a CPU",
-    "caches": "CPU milliseconds of a field by how many a core takes at once",
+    "caches": "CPU milliseconds of a field by the number of fields at once",
     "service": "The service",
-    "resolution": "Where to run a network between two grids: mean relative L2 against the solvers",
-    "mixed_grids": "Eight fields on eight grids on a CPU",
-    "factorised": "Factorised weights: one layer's product over channels",
+    "resolution": "Error by the grid on which the network runs",
+    "factorised": "Factorised weights: channel product of one layer",
 }
 
 
 def _cpu(name: str, lines: list[Row]) -> list[str]:
-    """A file whose first line is the environment and whose rows are flat."""
+    """The section of a file whose first line is the environment and whose rows are flat."""
     where, *rows = lines
     machine = f"{where['processor']}, {where['threads']} threads, PyTorch {where['torch']}"
     return [
@@ -268,18 +268,18 @@ def _cpu(name: str, lines: list[Row]) -> list[str]:
 
 
 def document(results: Path = RESULTS) -> str:
-    """The whole page, of the result files that are there."""
+    """The whole page, from the result files that exist."""
     lines = [
         "# Benchmarks",
         "",
-        "Made by `python -m benchmarks.tables` from `benchmarks/results/`: change neither by hand. `make bench` and, with a",
-        "GPU, `make bench-gpu` measure anew. Every figure is a median of alternating runs.",
+        "Generated by `python -m benchmarks.tables` from `benchmarks/results/`; do not edit. `make bench`, `make bench-serving`",
+        "and, with a GPU, `make bench-gpu` measure again. Times are medians of runs in turn.",
         "",
     ]
     for name, section in (
         ("gpu_layers", gpu_layers),
         ("gpu_models", gpu_models),
-        ("gpu_people", gpu_people),
+        ("gpu_imported", gpu_imported),
         ("gpu_heatmap", gpu_heatmap),
     ):
         if (file := results / f"{name}.jsonl").is_file():

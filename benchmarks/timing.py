@@ -1,4 +1,4 @@
-"""Fair timing and its record: candidates run in turn, medians, one JSON line a row with machine and versions."""
+"""Medians of candidates that run in turn, and result files: JSON lines with machine and versions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def medians(
     least_rounds: int = 7,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of each candidate, called in turn so that all see the same machine.
+    """Median seconds of each candidate. They are called in turn, so that other load on the machine affects all alike.
 
-    Runs for about `seconds`, but at least `least_rounds` rounds after two that do not count. Another `clock` counts
-    something else than time, for example the processor's.
+    Runs for about `seconds`, but at least `least_rounds` rounds, after two rounds that do not count. `clock` may be one of
+    CPU time.
     """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(2):
@@ -45,7 +45,7 @@ def medians(
 
 
 def processor() -> str:
-    """The processor's model name where the system tells it."""
+    """The processor's model name if the system knows it, otherwise its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -55,7 +55,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """What is measured, as git names it, or 'unknown' where git does not know."""
+    """`git describe` of the checkout, or 'unknown'."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=Path(__file__).parent,
@@ -67,7 +67,7 @@ def commit() -> str:
 
 
 def environment() -> dict[str, object]:
-    """What a figure depends on: commit, processor, threads, versions, time."""
+    """Commit, processor, threads, versions and time, for the first line of a result file."""
     return {
         "commit": commit(),
         "processor": processor(),
@@ -79,7 +79,7 @@ def environment() -> dict[str, object]:
 
 
 def save(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Write results/NAME.jsonl: the environment first, then a line a row."""
+    """Write results/NAME.jsonl: a line with the environment, then a line for each row."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{name}.jsonl"
     lines = [json.dumps(environment()), *(json.dumps(row) for row in rows)]
@@ -88,7 +88,7 @@ def save(name: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Rows as a text table; numbers to four digits."""
+    """Print rows as a text table, numbers to four digits."""
     print(f"\n{title}")
     columns = list(rows[0])
     cells = [columns] + [

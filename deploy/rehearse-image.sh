@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds one target of the Dockerfile without a Docker engine, and runs it as Kubernetes would: read-only root, user
-# 10001, no capabilities. As root on Debian, with debootstrap and buildah:
+# Builds one target of the Dockerfile without a Docker engine and runs it with the restrictions of deploy/kubernetes:
+# read-only root, user 10001, no capabilities. Needs root on Debian, debootstrap and buildah:
 #   deploy/rehearse-image.sh cpu|cuda FOLDER [options for buildah bud, such as --volume /etc/pip.conf:/etc/pip.conf:ro]
-# The base is Debian's own Python instead of the official image. FOLDER takes some 15 GB; delete it afterwards.
+# The base is Debian's Python, not the official image. FOLDER grows to about 15 GB; delete it afterwards.
 set -eu
 target=$1 folder=$2
 shift 2
@@ -21,7 +21,7 @@ buildah add --quiet "$base" "$folder/base" /
 buildah config --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$base"
 buildah commit --quiet --rm "$base" localhost/python:rehearsal
 
-# One commit a stage: vfs copies the whole tree for every layer.
+# No layers: the vfs driver copies the whole tree for each.
 buildah bud --isolation chroot --format docker --layers=false --build-arg PYTHON_IMAGE=localhost/python:rehearsal \
     --target "$target" --tag "localhost/turbofno:$target" "$@" "$root"
 
@@ -30,13 +30,13 @@ tree=$(buildah mount "$container")
 echo "size: $(du -sh "$tree" | cut -f1)"
 variables=$(buildah inspect --type image --format '{{range .Docker.Config.Env}}{{.}} {{end}}' "localhost/turbofno:$target")
 
-# shellcheck disable=SC2016,SC2086  # $0 is for the inner shell; the variables are words without spaces
+# shellcheck disable=SC2016,SC2086  # $0 belongs to the inner shell; the variables contain no spaces
 unshare --mount sh -euc '
     mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"
     mount -t tmpfs tmpfs "$0/tmp" && mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev"
     if touch "$0/app/file" 2> /dev/null; then echo "the root is writable" >&2; exit 1; fi
     exec env -i "$@" chroot "$0" sh -c "cd /app && exec setpriv --reuid 10001 --regid 10001 --clear-groups \
-        --inh-caps=-all --bounding-set=-all --no-new-privs python -m turbofno.service serve"
+        --inh-caps=-all --bounding-set=-all --no-new-privs turbofno serve"
 ' "$tree" $variables "TURBOFNO_PORT=$port" &
 server=$!
 for _ in $(seq 120); do
@@ -49,4 +49,4 @@ for _ in $(seq 120); do
 done
 status=0
 wait "$server" || status=$?
-echo "exit status after SIGTERM, or of a start that was refused: $status"
+echo "exit status: $status"

@@ -1,6 +1,6 @@
-"""Asks a deployed service everything that must work: `python deploy/smoke.py https://host`. Standard library only.
+"""Smoke test of a deployed service: `python deploy/smoke.py https://host`. Needs only the standard library.
 
-Exits with 0 if all of it does, 1 with the reason otherwise.
+Exits with 0 if everything works, otherwise with 1 and the reason.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LENGTH = "Inference-Header-Content-Length"
 
 
 class Failed(Exception):
-    """Something does not work; says what was expected."""
+    """A check failed."""
 
 
 class Service:
-    """The service at `url`; every call is a new connection, as from a new client."""
+    """The service at `url`. Each call opens a new connection."""
 
     def __init__(self, url: str, headers: dict[str, str], timeout: float) -> None:
         self._url, self._headers, self._timeout = url.rstrip("/"), headers, timeout
@@ -32,7 +32,7 @@ class Service:
     def call(
         self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, Any]:
-        """Status, body and headers of the answer, whatever its status."""
+        """Status, body and headers of the answer, also of an error."""
         request = urllib.request.Request(
             self._url + path, data=body, headers={**self._headers, **(headers or {})}
         )
@@ -46,7 +46,7 @@ class Service:
             raise Failed(f"{self._url}{path} cannot be reached: {error}") from None
 
     def get(self, path: str) -> Any:
-        """The JSON answer; Failed unless its status is 200."""
+        """The JSON answer. Raises Failed unless the status is 200."""
         status, body, _ = self.call(path)
         if status != 200:
             raise Failed(f"{path} gave {status}, expected 200: {body[:300]!r}")
@@ -54,7 +54,7 @@ class Service:
 
 
 def field_of(description: dict[str, Any]) -> tuple[list[int], list[float]]:
-    """Shape and values of one smooth field that the model takes: its training grid, its usual size of values."""
+    """Shape and values of a smooth field on the model's training grid, with the mean and spread of its training data."""
     grid = description["grid"]["training"]
     channels = description["input"]["channels"]
     points = math.prod(grid)
@@ -67,7 +67,7 @@ def field_of(description: dict[str, Any]) -> tuple[list[int], list[float]]:
 
 
 def check_model(service: Service, name: str) -> str:
-    """One model through both protocols; the numbers must be the same. Returns a line for the report."""
+    """Compare the binary and the JSON answer of a model. Returns a line for the report."""
     shape, values = field_of(service.get(f"/v1/models/{name}"))
     started = time.perf_counter()
     binary = predict_binary(service, name, shape, values)
@@ -87,7 +87,7 @@ def check_model(service: Service, name: str) -> str:
 def predict_binary(
     service: Service, name: str, shape: list[int], values: list[float]
 ) -> tuple[float, ...]:
-    """The answer by the Open Inference Protocol with binary tensors."""
+    """The prediction by the Open Inference Protocol with binary tensors."""
     blob = struct.pack(f"<{len(values)}f", *values)
     tensor = {
         "name": "input",
@@ -108,7 +108,7 @@ def predict_binary(
 
 
 def predict_json(service: Service, name: str, shape: list[int], values: list[float]) -> list[float]:
-    """The answer by the same protocol in JSON."""
+    """The prediction by the Open Inference Protocol in JSON."""
     tensor = {"name": "input", "shape": shape, "datatype": "FP32", "data": values}
     status, body, _ = service.call(
         f"/v2/models/{name}/infer",
@@ -122,7 +122,7 @@ def predict_json(service: Service, name: str, shape: list[int], values: list[flo
 
 
 def check_refusal(service: Service, name: str) -> None:
-    """A wrong request gets a 4xx with a reason, not a hang or a 500."""
+    """Check that an invalid request gets a 4xx status with a reason."""
     status, body, _ = service.call(
         f"/v1/models/{name}:predict", b'{"inputs": [', {"Content-Type": "application/json"}
     )
@@ -131,7 +131,7 @@ def check_refusal(service: Service, name: str) -> None:
 
 
 def check(service: Service, *, metrics: bool) -> list[str]:
-    """Everything, in the order in which things fail. Returns the report; raises Failed."""
+    """Run all checks. Returns the report; raises Failed."""
     service.get("/healthz")
     status, body, _ = service.call("/readyz")
     if status != 200:
@@ -155,10 +155,10 @@ def check(service: Service, *, metrics: bool) -> list[str]:
 def main() -> int:
     """Run the checks against the URL of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url", help="where the service is, for example http://127.0.0.1:8080")
+    parser.add_argument("url", help="URL of the service, for example http://127.0.0.1:8080")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one call")
     parser.add_argument(
-        "--no-metrics", action="store_true", help="the gateway in front hides /metrics"
+        "--no-metrics", action="store_true", help="skip /metrics, for example if a gateway hides it"
     )
     arguments = parser.parse_args()
     key = os.environ.get("TURBOFNO_API_KEY")

@@ -14,14 +14,12 @@ from turbofno.service.http import problems
 from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.admin import router as admin_router
 from turbofno.service.http.asgi import CallMiddleware
-from turbofno.service.http.docs import docs
 from turbofno.service.http.guard import Guard
 from turbofno.service.http.keys import HEALTH, Keys
-from turbofno.service.http.oip_server import router as oip_router
+from turbofno.service.http.pages import PAGE_PATHS, pages
 from turbofno.service.http.published import PublishedAPI
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
-from turbofno.service.http.ui import PAGE_PATHS, page
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admission
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
@@ -120,7 +118,7 @@ def create_app(
     app.state.context = context
     app.add_middleware(CallMiddleware, context=context)
     problems.install(app)
-    for router in (oip_router, admin_router, page, docs):
+    for router in (admin_router, pages):
         app.include_router(router)
     return app
 

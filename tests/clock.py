@@ -1,11 +1,11 @@
-"""What a test measures by the clock, and nothing else, may be tried again: docs/decisions/0028-measured-again.md."""
+"""Time limits of tests. `make test` runs a test again if it fails with TooSlow, and for no other reason."""
 
 
 class TooSlow(AssertionError):
-    """Slower than promised, by a clock that also counts what the machine stood still."""
+    """A measured time is over its limit, possibly because the machine was busy."""
 
 
 def within(found: float, most: float) -> None:
-    """Raises TooSlow where what was measured is over what was promised."""
+    """Raise TooSlow if `found` is above `most`."""
     if not found <= most:
         raise TooSlow(f"{found:.4g}, expected {most:.4g} at most")

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one arithmetic thread, and random numbers that are the same in every run (`tests/draws.py`)."""
+"""Fixtures of all tests: one PyTorch thread, and the same random numbers in every run (`tests/draws.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.draws import VARIABLE, seeded, settle_run_seed
 
-# Its deadline and one of its checks measure how busy the machine is.
+# hypothesis' deadline and this health check would measure the load on the machine
 settings.register_profile("turbofno", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("turbofno")
 
@@ -35,7 +35,7 @@ def pytest_report_header() -> str:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, Any, Any]:
-    """Have what several tests share drawn alike, whichever of them comes first."""
+    """Seed shared fixtures, so that they do not depend on which test uses them first."""
     if fixturedef.scope == "function":
         return (yield)
     with seeded(f"{fixturedef.baseid}::{fixturedef.argname}[{request.param_index}]"):
@@ -44,7 +44,7 @@ def pytest_fixture_setup(
 
 @pytest.fixture(autouse=True)
 def _seed(request: pytest.FixtureRequest) -> Iterator[None]:
-    # pytest shows it with a failure
+    # pytest shows this line with a failure
     print(f"draws follow {VARIABLE}={settle_run_seed()}")  # noqa: T201
     with seeded(request.node.nodeid):
         yield
@@ -52,7 +52,7 @@ def _seed(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """On fields as small as the tests' more threads only wait for each other, above all on a busy machine."""
+    """Use one PyTorch thread: for small fields more threads are slower, especially on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,7 +1,7 @@
-"""Random draws of tests: the same in every run unless TEST_SEED says otherwise, whichever tests ran before.
+"""Random numbers of tests: seeded from TEST_SEED and the test's name, so they do not depend on tests that ran before.
 
-TEST_SEED is a number, 0 if it is not set, or `new`: then a number is drawn. What a test draws follows from that number and
-the test's own name, so a failure is repeated by running that test with the number that it shows.
+TEST_SEED is a number (default 0) or `new` for a random number. A failed test prints it; running that test with the same
+TEST_SEED repeats the failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "TEST_SEED"
 
 
 def settle_run_seed() -> int:
-    """The number of this run, left in the environment for the processes that it starts.
+    """The seed of this run, stored in the environment for child processes.
 
     Raises:
         ValueError: TEST_SEED is neither a number from 0 to 2**32 - 1 nor `new`.
@@ -34,13 +34,13 @@ def settle_run_seed() -> int:
 
 
 def seed_of(name: str) -> int:
-    """Below 2**32; from the run's number and a name."""
+    """A seed below 2**32 from the run's seed and a name."""
     return crc32(name.encode(), int(os.environ[VARIABLE]))
 
 
 @contextmanager
 def seeded(name: str) -> Iterator[None]:
-    """Let what `random`, torch and `generator()` draw inside follow from `name`, and change nothing for what comes after."""
+    """Seed `random`, torch and `generator()` from `name`; restore their states on exit."""
     before = random.getstate(), torch.get_rng_state()
     random.seed(seed_of(name))
     torch.manual_seed(seed_of(name))
@@ -50,5 +50,5 @@ def seeded(name: str) -> Iterator[None]:
 
 
 def generator(name: str | None = None) -> np.random.Generator:
-    """numpy's random numbers for a test; with a name, for what is drawn outside of tests and fixtures."""
+    """A numpy generator for a test or fixture; elsewhere it needs a name."""
     return np.random.default_rng(random.getrandbits(64) if name is None else seed_of(name))

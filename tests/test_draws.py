@@ -1,4 +1,4 @@
-"""The draws of the tests themselves: alike in every run, whichever tests ran before, and anew when asked for."""
+"""Random numbers of tests: the same in every run and in any order, new if asked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_third(xs):
 
 
 def drawn(folder: Path, *tests: str) -> list[str]:
-    """Draws of these tests of FILE, a line each, in a run of their own."""
+    """Random numbers that these tests of FILE get, one line each, in a pytest run of their own."""
     folder.mkdir()
     conftest = Path(__file__).with_name("conftest.py")
     (folder / "conftest.py").write_text(conftest.read_text())
@@ -72,7 +72,7 @@ def drawn(folder: Path, *tests: str) -> list[str]:
     return (folder / "drawn.jsonl").read_text().splitlines()
 
 
-def test_a_test_draws_the_same_whichever_tests_ran_before(tmp_path: Path) -> None:
+def test_random_numbers_do_not_depend_on_the_order_of_tests(tmp_path: Path) -> None:
     forwards = drawn(tmp_path / "forwards", "first", "second", "third")
     backwards = drawn(tmp_path / "backwards", "third", "second")
     assert len(set(forwards)) > 20
@@ -81,7 +81,7 @@ def test_a_test_draws_the_same_whichever_tests_ran_before(tmp_path: Path) -> Non
     assert set(backwards) < set(forwards)
 
 
-def test_what_is_drawn_follows_the_number_and_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_depend_on_seed_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(name: str) -> tuple[float, float, float, float]:
         with seeded(name):
             return (
@@ -102,7 +102,7 @@ def test_what_is_drawn_follows_the_number_and_the_name(monkeypatch: pytest.Monke
     assert not set(draw("a")) & set(one)
 
 
-def test_the_number_of_a_run_is_given_or_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_of_a_run_is_given_or_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     assert settle_run_seed() == 0
     monkeypatch.setenv(VARIABLE, "new")

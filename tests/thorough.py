@@ -1,4 +1,4 @@
-"""Length of tests that could go on for ever: a part by default, more in `make test-thorough`."""
+"""Number of cases of randomised tests: more with `make test-thorough`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _THOROUGH = "TEST_THOROUGH" in os.environ
 
 
 def tried(by_default: int, thoroughly: int) -> int:
-    """So many cases, or seconds of load."""
+    """The number of cases, or seconds of load, of this run."""
     return thoroughly if _THOROUGH else by_default

@@ -34,7 +34,7 @@ from turbofno_ops.plan import CompiledFNO, compile_fno
 from turbofno_ops.replay import Replay, Unrecordable
 from turbofno_ops.spectral_conv import spectral_conv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ACTIVATIONS",

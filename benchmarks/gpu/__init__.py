@@ -1,1 +1,1 @@
-"""How fast on a GPU: layers, whole models, a map over batch and channels. `python -m benchmarks.gpu`."""
+"""Benchmarks on a GPU: layers, whole models, a heat map, imported networks. `python -m benchmarks.gpu`."""

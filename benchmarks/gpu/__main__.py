@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [people]`, all of them if none is named."""
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported]`; without names, all parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "people")
+PARTS = ("layers", "models", "heatmap", "imported")
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
-    """The measurements of a part, by label; a part needs no other's imports."""
+    """The measurements of a part, by label."""
     compiled, seconds = not arguments.no_compile, arguments.seconds
     if part == "layers":
         from benchmarks.gpu import layers
@@ -30,11 +30,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"compiled": compiled, "seconds": seconds / 2}
         return {x.name: partial(models.measure, x, **alike) for x in models.cases()}
-    if part == "people":
-        from benchmarks.gpu import people
+    if part == "imported":
+        from benchmarks.gpu import imported
 
         alike = {"seconds": seconds, "quick": arguments.quick}
-        return {x.label: partial(people.measure, x, bandwidth, **alike) for x in people.CASES}
+        return {x.label: partial(imported.measure, x, bandwidth, **alike) for x in imported.CASES}
     from benchmarks.gpu import heatmap
 
     return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}
@@ -50,7 +50,7 @@ def _rows(
 
 
 def _keep(part: str, rows: Iterator[dict[str, object]], where: Machine, *, written: bool) -> None:
-    """Print every row as it comes; write the file once all are right, if asked to."""
+    """Print every row as it is measured; then, if `written`, write them to the part's result file."""
     lines = []
     for row in described(rows, where):
         lines.append(json.dumps(row) + "\n")
@@ -65,18 +65,21 @@ def _keep(part: str, rows: Iterator[dict[str, object]], where: Machine, *, writt
 
 
 def main() -> None:
-    """Measure the parts that are asked for; exits non-zero if there is no GPU or a result is wrong."""
+    """Measure the parts; exits with an error if there is no GPU or a result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--seconds", type=float, default=0.4, help="device time for each layer")
     parser.add_argument(
         "--quick", action="store_true", help="few repeats, one field each; nothing is written"
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="what has this in its name; nothing is written"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="cases whose name contains TEXT; nothing is written",
     )
-    parser.add_argument("--commit", help="to write beside the figures where git does not know it")
+    parser.add_argument("--commit", help="name of the commit, if the tree is no git checkout")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no part {sorted(unknown)}; there are {', '.join(PARTS)}")
@@ -84,7 +87,7 @@ def main() -> None:
         arguments.seconds /= 20
     require_gpu()
     torch.manual_seed(torch.seed() % 2**31)
-    # the peer's convolutions shall be the fastest that cuDNN has
+    # let cuDNN choose the fastest convolutions for the peer
     torch.backends.cudnn.benchmark = True
     where = machine(arguments.commit)
     bandwidth = copy_bandwidth()

@@ -1,4 +1,4 @@
-"""Candidates that are timed side by side: a name, its error, how to run it; and PyTorch's ways of running a function."""
+"""Candidates that are timed side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.gpu.device import Call, each, in_graph, relative_l2, strict_floa
 
 
 def checked_error(what: str, error: float, limit: float) -> float:
-    """The error itself; raises RuntimeError if it is over the limit or not a number."""
+    """Return the error; raise RuntimeError if it is above the limit or NaN."""
     if not error <= limit:
         raise RuntimeError(f"{what}: wrong result, relative L2 error {error:.1e} over {limit:.0e}")
     return error
@@ -19,9 +19,9 @@ def checked_error(what: str, error: float, limit: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something that computes the layer or network: what it is called, its precision in words, its error, how to run it.
+    """An implementation of a layer or network, with its error.
 
-    A run is one call on each field, or `layers_each` layers; what `less` takes counts as not taken.
+    `run` makes one call on each field, or runs `layers_each` layers. The time of `less` is subtracted from that of `run`.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def runs(self) -> list[Callable[[], object]]:
-        """The timed calls: the run, and `less` if there is one."""
+        """The calls to time: `run`, and `less` if there is one."""
         return [self.run] if self.less is None else [self.run, self.less]
 
 
@@ -47,7 +47,7 @@ def published_candidates(
     convolution: str,
     compiled: bool,
 ) -> Iterator[Candidate]:
-    """PyTorch as it comes and in strict float32, and torch.compile if asked; each by calls and as a CUDA graph."""
+    """PyTorch eager by default and in strict float32, and torch.compile if asked; each by calls and as a CUDA graph."""
     strict = strict_float32(default)
     convolves = f"fp32, {convolution} TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
     for call, precision in ((default, convolves), (strict, "fp32")):

@@ -1,4 +1,4 @@
-"""Timing on a GPU: device events, CUDA graphs, the card's own copy bandwidth, and what a figure depends on."""
+"""Timing on a GPU: device events, CUDA graphs, copy bandwidth, relative errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_ROUNDS = 7
 
 
 def require_gpu() -> None:
-    """Raises SystemExit, with what to do, where there is no GPU or no library of kernels."""
+    """Raise SystemExit if there is no GPU or the kernels are not loaded."""
     if not torch.cuda.is_available():
         raise SystemExit(f"nothing measured: PyTorch {torch.__version__} sees no GPU here")
     status = native_status()
@@ -28,7 +28,7 @@ def require_gpu() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the figures of one run depend on; part of every row."""
+    """GPU, versions, commit and time of a run; part of every row."""
 
     gpu: str
     torch: str
@@ -38,7 +38,7 @@ class Machine:
 
 
 def machine(commit: str | None) -> Machine:
-    """This machine; the commit is asked of git where the caller does not know it."""
+    """This machine. Without `commit`, git is asked."""
     return Machine(
         gpu=torch.cuda.get_device_name(),
         torch=torch.__version__,
@@ -49,17 +49,17 @@ def machine(commit: str | None) -> Machine:
 
 
 def described(rows: Iterable[Mapping[str, object]], where: Machine) -> Iterator[dict[str, object]]:
-    """The rows as they come, each with the machine it was measured on."""
+    """The rows, each with the machine that it was measured on."""
     return ({**row, **asdict(where)} for row in rows)
 
 
 def floor_ms(values: int, bytes_each: int, bandwidth: float, *, weight_bytes: int = 0) -> float:
-    """Milliseconds to read a field of `values` once and write it once (and read the weights), bandwidth in bytes/s."""
+    """Milliseconds to read a field of `values` once and write it once (and read the weights) at `bandwidth` bytes/s."""
     return (2 * values * bytes_each + weight_bytes) / bandwidth * 1e3
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written each second by a large copy on the device."""
+    """Bytes read and written a second by a large copy on the device."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     (ms,) = milliseconds([lambda: target.copy_(source)], seconds=0.05)
@@ -67,7 +67,7 @@ def copy_bandwidth() -> float:
 
 
 def rotating(shape: tuple[int, ...], *, most: int = 32) -> list[torch.Tensor]:
-    """Random float32 fields, enough of them that their turns do not find them in the L2 cache."""
+    """Random float32 fields: so many that, used in turn, they are no longer in the L2 cache."""
     one = torch.randn(shape, device="cuda")
     cache: int = torch.cuda.get_device_properties(one.device).L2_cache_size
     count = min(most, -(-2 * cache // one.nbytes))
@@ -75,7 +75,7 @@ def rotating(shape: tuple[int, ...], *, most: int = 32) -> list[torch.Tensor]:
 
 
 def each(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
-    """`call` on every field, issued from Python."""
+    """A function that calls `call` on every field."""
 
     def run() -> None:
         for x in fields:
@@ -85,7 +85,7 @@ def each(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
 
 
 def in_graph(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
-    """`call` on every field as one CUDA graph."""
+    """A function that replays a CUDA graph of `call` on every field."""
     for x in fields[:2]:
         call(x)
     torch.cuda.synchronize()
@@ -95,7 +95,7 @@ def in_graph(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
             call(x)
 
     def run(owner: Call = call) -> None:
-        # the graph reads memory of `call`, which has to live as long
+        # the graph uses memory that `call` owns; this argument keeps it alive
         del owner
         graph.replay()
 
@@ -105,7 +105,7 @@ def in_graph(call: Call, fields: list[torch.Tensor]) -> Callable[[], object]:
 def milliseconds(
     runs: Sequence[Callable[[], object]], *, seconds: float, least_rounds: int = _LEAST_ROUNDS
 ) -> list[float]:
-    """Median device time of each run, in turn so that all see the same machine, for about `seconds` together."""
+    """Median device time of each run. They are called in turn, for about `seconds` in total."""
     taken: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
@@ -124,7 +124,7 @@ def milliseconds(
 
 
 def ends(x: torch.Tensor) -> torch.Tensor:
-    """First and last batch element: what is checked against float64."""
+    """First and last batch element, which are checked against float64."""
     return x[:1] if len(x) == 1 else torch.stack([x[0], x[-1]])
 
 
@@ -134,7 +134,7 @@ def relative_l2(value: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def strict_float32(call: Call) -> Call:
-    """`call` with convolutions and matrix products in plain float32; PyTorch's default convolves in TF32."""
+    """`call` with convolutions in float32; by default PyTorch uses TF32 for them."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
         before = torch.backends.cudnn.allow_tf32

@@ -1,10 +1,10 @@
-"""A Fourier layer through cuFFT and cuBLAS called directly: the conventional pipeline without PyTorch's overhead.
+"""A Fourier layer by direct calls of cuFFT and cuBLAS: the conventional pipeline without PyTorch's overhead.
 
 x -> cuFFT R2C -> kept corners, mode by mode -> cuBLAS Cgemm, one matrix a mode -> zeros and corners -> cuFFT C2R
   -> += skip . x by cuBLAS Sgemm -> GELU in place
 
-All in float32, modes below Nyquist. Plans and buffers are made once; a call is capturable in a CUDA graph. What can be
-folded is: the inverse's 1/N into the weights, the bias into the zeroth mode, the addition of the skip into its product.
+Float32, modes below Nyquist. Plans and buffers are made once; a CUDA graph can capture a call. The inverse's 1/N is folded
+into the weights, the bias into the zeroth mode, the addition of the skip into its product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Corner = tuple[slice, ...]
 
 
 def corners(modes: Sequence[int]) -> list[tuple[Corner, Corner]]:
-    """Where the kept modes lie: pairs of (index into a full half spectrum, index into the kept modes)."""
+    """Places of the kept modes: pairs of (index into the half spectrum, index into the kept modes)."""
     *others, last = modes
     columns = slice(0, last)
     if not others:
@@ -63,16 +63,16 @@ def folded_weight(weight: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def mirror(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Where the frequencies -k of the zeroth column lie, for k in order."""
+    """Indices of the frequencies -k of the zeroth column, for k in order."""
     h = math.prod(size[:-1])
     return -torch.arange(h, device=device) % h
 
 
 def complete(spectrum: torch.Tensor, mirrored: torch.Tensor, bias: torch.Tensor) -> None:
-    """Add to the zeroth column its mirror image, so that it belongs to a real field, and a bias a channel.
+    """Add to the zeroth column its mirror image, which makes it Hermitian, and add the bias of each channel.
 
-    What cuFFT's inverse makes of a column that is not Hermitian depends on the size. The column of a mixed spectrum is
-    not; torch.fft.irfftn takes its Hermitian part, which is half of the column and half of its mirror image.
+    After the mix the column is not Hermitian, and for such a column the result of cuFFT's inverse depends on the size.
+    torch.fft.irfftn takes the Hermitian part: half of the column plus half of its mirror image.
     """
     column = spectrum[..., 0].view(*spectrum.shape[:2], -1)
     column += column[..., mirrored].conj_physical_()
@@ -118,7 +118,7 @@ class DirectLayer:
         return torch.ops.aten.gelu_(y)
 
     def _mix(self) -> None:
-        # row-major [batch, c] is cuBLAS's [c, batch]: mixed^T = weight^T kept^T
+        # cuBLAS is column-major: mixed^T = weight^T kept^T
         batch, c_in = self.kept.shape[-2:]
         c_out = self.mixed.shape[-1]
         one, zero = (ctypes.c_float * 2)(1, 0), (ctypes.c_float * 2)(0, 0)
@@ -140,7 +140,7 @@ class DirectLayer:
 
 
 Matrices = tuple[torch.Tensor, int, int]
-"""Data, leading dimension, elements from one matrix to the next."""
+"""Data, leading dimension, stride from one matrix to the next."""
 
 
 def _gemm(
@@ -155,7 +155,7 @@ def _gemm(
     c: Matrices,
     count: int,
 ) -> None:
-    # PyTorch's handle: it is set to the current stream and has a workspace that graphs may capture
+    # PyTorch's handle uses the current stream and a workspace that graphs may capture
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
     operands = [
         value
@@ -204,7 +204,7 @@ def _check(name: str, status: int) -> None:
 
 @cache
 def _library(name: str) -> ctypes.CDLL:
-    """lib{name}.so.* as PyTorch has loaded it."""
+    """The lib{name}.so.* that PyTorch has loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]
         if Path(path).name.startswith(f"lib{name}.so"):

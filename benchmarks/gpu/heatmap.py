@@ -1,4 +1,4 @@
-"""Our float32 layer against PyTorch's over batch and channels, as the TurboFNO paper's Figures 14 and 19 show theirs."""
+"""Our float32 layer against PyTorch's over batch and channels, as in Figures 14 and 19 of the TurboFNO paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYERS = tuple(
 
 
 def measure(layer: Layer, *, seconds: float) -> Iterator[dict[str, object]]:
-    """One cell, a row: each side at its better of calls and a CUDA graph. Raises RuntimeError if our result is wrong."""
+    """The row of a cell; each side at its better of calls and CUDA graph. Raises RuntimeError if our result is wrong."""
     inputs = draw(layer)
     own, theirs = ours(inputs, "fp32"), eager(inputs)
     expected = truth(inputs)

@@ -1,8 +1,8 @@
 """Fourier layers: ours at each precision, alone and in a chain, against PyTorch and against cuFFT and cuBLAS.
 
-Every candidate is checked on the inputs it is timed on, against float64 on the CPU. "alone" is one layer: analysis, mix,
-rows. "in a chain" is what one more costs in a compiled model: a network of ten such layers less one of two, each as a CUDA
-graph, over eight.
+Every candidate is checked against float64 on the CPU, on the inputs that it is timed on. "alone" is one layer. "in a chain"
+is the time that one more layer takes in a compiled model: that of ten layers minus that of two, divided by eight, each as a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LAYERS = (
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What every candidate gets: several fields, one weight (complex, mode by mode in memory), skip, bias."""
+    """Inputs of all candidates: several fields, one weight (complex, mode-major in memory), skip, bias."""
 
     fields: list[torch.Tensor]
     weight: torch.Tensor
@@ -67,7 +67,7 @@ class Inputs:
 
 
 def draw(layer: Layer) -> Inputs:
-    """Fresh random inputs."""
+    """Random inputs."""
     n, c = len(layer.modes), layer.channels
     weight = torch.randn(*layer.modes, c, c, dtype=torch.complex64, device="cuda") / math.sqrt(c)
     return Inputs(
@@ -91,7 +91,7 @@ def truth(inputs: Inputs) -> torch.Tensor:
 
 
 def ours(inputs: Inputs, precision: str) -> Call:
-    """The library's layer on the kernels; at bf16 on a field that is stored in bfloat16."""
+    """Our layer on the kernels; at bf16 for fields stored in bfloat16."""
     weight, skip, bias = inputs.weight, inputs.skip, inputs.bias
     if precision == "bf16":
         return lambda x: _cuda_layer.layer(x, weight, skip, bias, "gelu", x.shape[2:], precision)
@@ -107,7 +107,7 @@ def ours(inputs: Inputs, precision: str) -> Call:
 
 
 class Chain:
-    """A network of `length` such layers between maps of one channel, as a compiled model runs it, on the first field's shape."""
+    """A compiled network of `length` such layers between maps from and to one channel, for the shape of the first field."""
 
     def __init__(self, layer: Layer, inputs: Inputs, precision: str, length: int) -> None:
         module = network(layer, inputs, length)
@@ -122,11 +122,11 @@ class Chain:
         self._forward.load(x, self._forward.slot(self.buffer))
 
     def __call__(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The network's output for what is in the buffer, [batch, 1, *grid]."""
+        """The network's output [batch, 1, *grid] for the input in the buffer."""
         return self._forward.run(buffer)
 
     def error(self) -> float:
-        """Relative L2, against float64."""
+        """Relative L2 error against float64."""
         return relative_l2(self(self.buffer), self._expected)
 
 
@@ -153,7 +153,7 @@ def network(layer: Layer, inputs: Inputs, length: int) -> FNO:
 
 
 def eager(inputs: Inputs) -> Call:
-    """The layer of the published codes."""
+    """The layer as published FNO codes write it."""
     return partial(
         published.fourier_layer,
         corners=published.corners_of(inputs.weight),
@@ -201,7 +201,7 @@ def _others(
 def measure(
     layer: Layer, bandwidth: float, *, compiled: bool, seconds: float
 ) -> list[dict[str, object]]:
-    """The rows of one layer. Raises RuntimeError if our result, or that of cuFFT and cuBLAS, is wrong."""
+    """The rows of one layer. Raises RuntimeError if our result or that of cuFFT and cuBLAS is wrong."""
     inputs = draw(layer)
     expected = truth(inputs)
     candidates = [

@@ -1,4 +1,4 @@
-"""Whole models: ours through `compile_fno` at each precision, the same network in PyTorch eager, in a graph, compiled."""
+"""Whole models: ours through `compile_fno` at each precision, PyTorch eager, in a CUDA graph, and torch.compile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LARGEST_ERROR = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-1}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model and the grid that it runs on."""
+    """A model and its grid."""
 
     name: str
     model: FNO
@@ -45,7 +45,7 @@ def _random(size: tuple[int, ...], hidden: int, modes: tuple[int, ...]) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Three 4-layer networks with random weights, then the zoo on its training grids; on the CPU."""
+    """Three 4-layer networks with random weights, then the zoo on its training grids."""
     yield _random((64, 64), 32, (24, 12))
     yield _random((128, 128), 64, (24, 12))
     yield _random((1024,), 64, (16,))
@@ -73,7 +73,7 @@ def measure(case: Case, *, compiled: bool, seconds: float) -> Iterator[dict[str,
     in_float64: Call = published(case.model).double()
     model = case.model.eval().requires_grad_(False).cuda()
     for batch in BATCHES:
-        # few fields: a whole model passes far more through the cache than its input
+        # few fields: the activations of a model evict its input from the cache
         fields = rotating((batch, case.model.arch.in_channels, *case.size), most=4)
         expected = in_float64(ends(fields[0]).cpu().double())
         candidates = [

@@ -1,4 +1,4 @@
-"""Draw the map over batch and channels from its result file; needs no GPU: `python -m benchmarks.gpu.picture`."""
+"""Draw the heat map from its result file: `python -m benchmarks.gpu.picture`. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 def speed_ups(
     rows: list[Row],
 ) -> tuple[list[int], list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-    """Batches, channels, and the speed-up [channels, batches] of one grid; NaN where nothing was measured."""
+    """Batches, channels, and the speed-ups [channels, batches] of one grid; NaN if not measured."""
     batches = sorted({row["batch"] for row in rows})
     channels = sorted({row["channels"] for row in rows})
     table = np.full((len(channels), len(batches)), np.nan)
@@ -32,7 +32,7 @@ def speed_ups(
 
 def _panel(axes: Axes, rows: list[Row], scale: LogNorm) -> AxesImage:
     batches, channels, table = speed_ups(rows)
-    # red is faster and blue slower, as in the paper; both are told apart by the colour-blind
+    # red is faster, blue slower, as in the paper; safe for colour-blind readers
     image = axes.imshow(table, origin="lower", cmap="RdBu_r", norm=scale, aspect="auto")
     if np.nanmin(table) < 1 < np.nanmax(table):
         axes.contour(table, levels=[1.0], colors="black", linewidths=2)
@@ -50,7 +50,7 @@ def _panel(axes: Axes, rows: list[Row], scale: LogNorm) -> AxesImage:
 
 
 def draw(rows: list[Row], file: Path) -> None:
-    """A panel for each grid in the rows; one-fold is white, and a black line where it is crossed."""
+    """Draw a panel for each grid; equal speed is white and a black contour."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -76,7 +76,7 @@ def draw(rows: list[Row], file: Path) -> None:
 
 
 def main() -> None:
-    """Draw what was measured last."""
+    """Draw the last results."""
     file = DOCUMENT.parent / PICTURE
     draw(read(RESULTS / "gpu_heatmap.jsonl"), file)
     print(f"written to {file.relative_to(DOCUMENT.parents[1])}")

@@ -1,4 +1,4 @@
-"""The peer: Fourier layers and whole models in plain PyTorch, as the published FNO codes write them."""
+"""The peer: Fourier layers and whole models in plain PyTorch, as published FNO codes write them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from turbofno_ops._activations import activate
 
 
 def _corners(rows: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Slices of the kept frequencies of every axis but the last, first or last ones of each."""
+    """Slices of the kept frequencies on every axis but the last: all combinations of low and high ones."""
     each = [(slice(0, (count + 1) // 2), slice(-(count // 2), None)) for count in rows]
     return list(itertools.product(*each))
 
 
 def corners_of(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A weight [c_in, c_out, *modes] as those codes store it: contiguous, one tensor a corner of frequencies."""
+    """A weight [c_in, c_out, *modes] as a contiguous tensor for each corner of frequencies."""
     return tuple(weight[:, :, *corner].contiguous() for corner in _corners(weight.shape[2:-1]))
 
 
 def spectral_conv(x: torch.Tensor, corners: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """rfftn, einsum a corner into zeros, irfftn."""
+    """rfftn, an einsum for each corner, irfftn."""
     axes = list(range(2, x.ndim))
     modes = corners[0].shape[-1]
     rows = [
@@ -45,7 +45,7 @@ def spectral_conv(x: torch.Tensor, corners: tuple[torch.Tensor, ...]) -> torch.T
 
 
 def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A linear map of the channels as a 1x1 convolution, which cuDNN runs in TF32 unless told otherwise."""
+    """A linear map of the channels as a 1x1 convolution, for which cuDNN uses TF32 by default."""
     convolve = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
     return convolve(x, weight.view(*weight.shape, *[1] * (x.ndim - 2)), bias)
 
@@ -90,10 +90,10 @@ class _Pointwise(nn.Module):
 
 
 def published(model: FNO) -> FNO:
-    """The same network with the same weights, every layer as the published codes write it.
+    """The same network with the same weights, every layer as published codes write it.
 
     Raises:
-        ValueError: a layer that the published network does not have.
+        ValueError: the network has a layer that published ones do not have.
     """
     twin = copy.deepcopy(model)
     twin.blocks = nn.ModuleList(_Block(block) for block in twin.blocks)

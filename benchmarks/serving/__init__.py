@@ -1,1 +1,1 @@
-"""turbofno against the servers that a user would pick instead: `python -m benchmarks.serving`, `make bench-serving`."""
+"""turbofno against other model servers: `python -m benchmarks.serving`, `make bench-serving`."""

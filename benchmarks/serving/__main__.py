@@ -1,4 +1,4 @@
-"""The whole comparison in one command: make the environments, run every server under every load, save the results."""
+"""The comparison: install the servers, run each under every load, save the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHOWN = ("load", "offered/s", "fields/s", "p50 ms", "p99 ms", "CPU ms/field", "
 
 
 def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Row]:
-    """All rows of one server; a server that cannot be measured gives one row that says why."""
+    """All rows of one server, or one row with the reason if it cannot be measured."""
     found: list[Row] = []
     try:
         for checkpoint, plans in ((light, LIGHT_PLANS), (TRAINED / HEAVY, HEAVY_PLANS)):
@@ -49,7 +49,7 @@ def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Ro
 
 
 def forward_rows(light: Path, cores: set[int]) -> list[Row]:
-    """The network alone, what every server would take if serving cost nothing; also as its library would run it."""
+    """The network without a server: the module, replayed as turbofno runs it, and through torch.fft."""
     return [
         {
             "server": "bare forward",
@@ -68,7 +68,7 @@ def forward_rows(light: Path, cores: set[int]) -> list[Row]:
 
 
 def show(found: list[Row], plans: list[Plan], model: str) -> None:
-    """One server's rows, a table for each body format and size."""
+    """Print the rows of one server, a table for each body format and size."""
     for plan in plans:
         key = (model, plan.body, plan.side)
         of = [row for row in found if (row.get("model"), row.get("body"), row.get("side")) == key]
@@ -78,16 +78,18 @@ def show(found: list[Row], plans: list[Plan], model: str) -> None:
 
 
 def main() -> None:
-    """Measure, print, save results/serving.jsonl."""
+    """Measure all servers; write results/serving.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     names = [server.name for server in SERVERS]
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {names}; nothing is saved")
-    parser.add_argument("--seconds", type=float, default=1.2, help="a phase, default %(default)s")
+    parser.add_argument(
+        "--seconds", type=float, default=1.2, help="of a phase, default %(default)s"
+    )
     arguments = parser.parse_args()
     chosen = [s for s in SERVERS if arguments.only is None or s.name in arguments.only]
     for server in chosen:
         install(server)
-    # ended from outside, it still stops the servers
+    # SIGTERM must still stop the servers
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     client, cores = split_cores()
     os.sched_setaffinity(0, client)

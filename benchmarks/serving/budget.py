@@ -1,8 +1,7 @@
-"""Where the CPU time of a small binary prediction goes, without sockets: `python -m benchmarks.serving.budget`.
+"""CPU time of a small binary prediction by part of the service, without sockets: `python -m benchmarks.serving.budget`.
 
-Connections of the server's own protocol class get whole requests as bytes, one after another, and their answers are
-thrown away. CPU seconds of threads bear other work on the machine better than wall time does, but not well: compare
-two commits in turn, and the numbers of calls, which are exact.
+Connections of the server's protocol class get requests as bytes; their answers are dropped. CPU time varies with other load
+on the machine, though less than wall time: run two commits in turn, and compare the numbers of calls, which are exact.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _PARTS = {
     "metrics": ("prometheus_client/", "service/metrics.py"),
     "asyncio, contextlib": ("asyncio/", "contextlib.py", "_weakrefset.py"),
 }  # fmt: skip
-"""What a function belongs to: the first part that its file's path contains."""
+"""Part -> pieces of file paths. A function belongs to the first part of which its path contains a piece."""
 
 
 class Wire:
-    """A transport that is always ready, and forgets what is written."""
+    """A transport that is always writable and drops what is written."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
@@ -61,18 +60,18 @@ class Wire:
         return 0
 
     def write(self, data: Any) -> None:
-        """Away with it."""
+        """Drop the data."""
 
     writelines = write
 
     def close(self) -> None:
-        raise RuntimeError("the server gave the connection up")
+        raise RuntimeError("the server closed the connection")
 
     abort = pause_reading = resume_reading = close
 
 
 class Load:
-    """Connections that send their next request on the answer to their last."""
+    """Connections, each with one request at a time."""
 
     def __init__(self, app: Any, settings: Settings, connections: int) -> None:
         config = server_config(app, settings)
@@ -104,7 +103,7 @@ class Load:
             self._done.set()
 
     async def run(self, requests: int) -> None:
-        """Return when so many requests have been answered."""
+        """Send that many requests; return when all are answered."""
         self._left, self._active = requests, len(self._connections)
         self._done.clear()
         for connection in self._connections:
@@ -113,7 +112,7 @@ class Load:
 
 
 async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
-    """CPU microseconds of the threads first, then calls and shares of the event loop's parts."""
+    """A row with CPU microseconds of the threads, then a row for each part of the event loop's work."""
     settings = Settings(
         model_repository=repository, models=(LIGHT,), device="cpu", torch_threads=1, port=8080,
         max_batch_size=MAX_BATCH, max_queued_fields_per_model=MAX_WAITING, max_fields_per_request=MAX_BATCH, log_level="warning",
@@ -122,7 +121,7 @@ async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
     app = create_app(settings)
     async with app.router.lifespan_context(app):
         engine = app.state.context.engine
-        while not engine.ready:  # noqa: ASYNC110 - told by state only
+        while not engine.ready:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
         keep_objects()
         load = Load(app, settings, connections)
@@ -150,7 +149,7 @@ async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
     }
     parts = _parts(profile)
     whole["calls"] = sum(part["calls"] for part in parts)
-    print_table("CPU of a request (best round), calls of the event loop", [whole])
+    print_table("CPU time of a request (best round), calls on the event loop", [whole])
     print_table("The event loop by parts", parts)
     return [whole, *({"connections": connections, **part} for part in parts)]
 
@@ -164,7 +163,7 @@ def _parts(profile: cProfile.Profile) -> list[dict[str, Any]]:
             calls[_part(file)] += count
             seconds[_part(file)] += own
         elif "SimpleQueue" not in name:
-            # there the device thread takes the interpreter's lock: waiting, not work
+            # time in SimpleQueue is the device thread waiting for the GIL
             for (caller, _, _), (_, times, own_for, _) in callers.items():
                 calls[_part(caller)] += times
                 seconds[_part(caller)] += own_for
@@ -183,7 +182,7 @@ def _part(file: str) -> str:
 
 
 def main() -> None:
-    """Measure, print, save results/serving_budget.jsonl."""
+    """Measure with 1 and 32 connections; write results/serving_budget.jsonl."""
     sys.setswitchinterval(SWITCH_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         write_light(Path(folder))

@@ -1,4 +1,4 @@
-"""What all servers serve: checkpoints with random weights, fresh fields, and the true answers in float64."""
+"""Inputs of the comparison: checkpoints with random weights, random fields, and their answers in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, Mode
 from turbofno.models.core.fno import FNO
 
 LARGEST_ERROR = 1e-5
-"""Relative L2 error against float64 up to which an answer is right."""
+"""Largest relative L2 error against float64 of a right answer."""
 LIGHT = "light-2d"
 WIDE = "wide-2d"
 HEAVY = "navier-stokes-2d"
@@ -31,7 +31,7 @@ class Question:
     truth: NDArray[np.float64]
 
     def is_answered_by(self, answer: Array) -> bool:
-        """Whether the values are right, whatever shape they came in."""
+        """True if the values are right, in any shape."""
         if answer.size != self.truth.size:
             return False
         error = np.linalg.norm(answer.reshape(-1) - self.truth.reshape(-1))
@@ -39,10 +39,10 @@ class Question:
 
 
 def write_light(repository: Path) -> None:
-    """A network of one narrow layer with random weights.
+    """Save a network of one narrow layer with random weights.
 
-    At 64x64 it takes about 70 microseconds a field on one core, as a large one does on a GPU: so that what the
-    server does around the model shows.
+    At 64x64 it takes about 70 microseconds a field on one core, like a large network on a GPU, so that the server's own time
+    is visible.
     """
     architecture = FNOArchitecture(
         in_channels=1, out_channels=1, hidden_channels=4, n_layers=1, modes=(8, 5),
@@ -52,7 +52,7 @@ def write_light(repository: Path) -> None:
 
 
 def write_wide(repository: Path) -> None:
-    """A network of four layers of 64 channels with random weights, as large as published ones."""
+    """Save a network of four layers of 64 channels, the size of published ones, with random weights."""
     architecture = FNOArchitecture(
         in_channels=1, out_channels=1, hidden_channels=64, n_layers=4, modes=(24, 12)
     )
@@ -77,7 +77,7 @@ def _write(repository: Path, name: str, what: str, architecture: FNOArchitecture
 
 
 def questions(checkpoint: Path, side: int) -> list[Question]:
-    """Fresh random fields of side x side points, each with its true answer."""
+    """Random fields of side x side points with their answers."""
     module = load_model(checkpoint).module.double()
     fields = np.random.default_rng().standard_normal((_DISTINCT_FIELDS, 1, side, side), np.float32)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""How a field and its answer look on the wire of each server."""
+"""Request and answer formats of each server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Form:
     headers: str = ""
 
     def request(self, field: Array, *, model: str, port: int) -> bytes:
-        """The whole HTTP request for fields [n, 1, side, side]."""
+        """The HTTP request for fields [n, 1, side, side]."""
         path = self.path.format(model=model, fields=len(field), side=field.shape[-1])
         body = self.body(field)
         head = (
@@ -67,7 +67,7 @@ def _from_base64(body: bytes) -> Array:
 
 
 def _after_json(body: bytes) -> Array:
-    """Of an Open Inference Protocol answer whose one output follows the JSON as raw bytes."""
+    """The values of an Open Inference Protocol answer with one binary output after the JSON."""
     found = _BINARY_SIZE.search(body)
     if found is None:
         raise ValueError(f"no output follows the JSON of {body[:200]!r}")
@@ -108,9 +108,9 @@ PLAIN = {
     "binary": Form("/binary", _RAW, lambda field: field.tobytes(), _raw_values),
     "JSON": Form("/json", _JSON, lambda field: _json({"input": field}), _from_lists),
 }
-"""Of the servers whose handlers are ours."""
+"""For servers whose handlers are in `peers`."""
 LITSERVE = {
     "binary": replace(PLAIN["binary"], path="/predict"),
-    # not called JSON, for LitServe to leave it to orjson
+    # text/plain, so that LitServe leaves parsing to the handler's orjson
     "JSON": replace(PLAIN["JSON"], path="/predict", content_type="text/plain"),
 }

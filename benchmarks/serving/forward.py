@@ -1,7 +1,6 @@
-"""Median milliseconds of a checkpoint's network on one thread: `python -m benchmarks.serving.forward FOLDER SIDE BATCH`.
+"""Median milliseconds of a checkpoint's network on one thread: `python -m benchmarks.serving.forward FOLDER SIDE BATCH [HOW]`.
 
-With a fourth argument, torch.fft, its layers go through that, as in the libraries that the network comes from; with
-replayed it runs as turbofno serves it.
+HOW is torch.fft, for layers through torch.fft as in other libraries, or replayed, as turbofno serves the network.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ REPLAYED = "replayed"
 
 
 def main() -> None:
-    """Print the median."""
+    """Measure and print."""
     folder, side, batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if sys.argv[4:] == [TORCH_FFT]:
         slow = dispatch.Choice("reference", "asked for")

@@ -1,7 +1,6 @@
-"""The load generator: closed and open loops over kept connections, latency from when a request was due.
+"""The load generator: closed and open loops over persistent connections; latency counts from when a request was due.
 
-Its own cost stays small: a bare protocol on uvloop, request bytes made beforehand, answers kept and checked only
-after the clock has stopped.
+To use little CPU time it is a bare protocol on uvloop, requests are built beforehand and answers are checked afterwards.
 """
 
 from __future__ import annotations
@@ -22,36 +21,36 @@ _LEAST_BUFFER = 64 * 1024
 _HEAD_END = b"\r\n\r\n"
 NEVER_SENT = -1
 _SPIN_SECONDS = 0.002
-"""Timers of the event loop are a millisecond coarse: the last stretch before a request is due is waited out awake."""
+"""Timers of the event loop are a millisecond coarse, so the loop spins for this long before a request is due."""
 _CONNECT_SECONDS = 0.5
-"""What a server has to take in hundreds of new connections before the open loop's first request is due."""
+"""Pause between opening the connections of an open loop and its first request."""
 GRACE_SECONDS = 2.0
-"""How long after the last request was due its answer may still come."""
+"""Time that answers may take after the last request was due."""
 
 
 @dataclass
 class Outcome:
-    """What became of one request. Times are of time.perf_counter."""
+    """The result of one request. Times are of time.perf_counter."""
 
     question: int
     due: float
     done: float = 0.0
     status: int = 0
-    """HTTP status; 0: the connection was lost or no answer came in time. NEVER_SENT: no connection became free."""
+    """HTTP status. 0: connection lost or no answer in time. NEVER_SENT: no connection was free."""
     body: bytes = b""
 
 
 @dataclass
 class Load:
-    """One measured phase: the right answers' latencies, all else counted by kind."""
+    """One measured phase: latencies of right answers, errors counted by kind."""
 
     seconds: float
     offered: int
     latencies: list[float] = field(default_factory=list)
     answered: int = 0
-    """Answers with status 200 in all, those of the warm-up too."""
+    """Answers with status 200, including the warm-up."""
     right_in_time: int = 0
-    """Right answers that came before the phase ended."""
+    """Right answers before the end of the phase."""
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -60,7 +59,7 @@ class Load:
         return self.right_in_time / self.seconds
 
     def percentile_ms(self, q: float) -> float | None:
-        """Latency in milliseconds that a share `q` of the right answers stayed within; None if there is none."""
+        """The `q` quantile of the latencies of right answers in milliseconds; None if there are none."""
         if not self.latencies:
             return None
         ordered = sorted(self.latencies)
@@ -68,7 +67,7 @@ class Load:
 
 
 class Answers:
-    """Bodies, equal ones to the same question kept once: else a fast server fills the memory within seconds."""
+    """Answer bodies. Equal answers to a question are stored once; otherwise a fast server fills the memory in seconds."""
 
     def __init__(self) -> None:
         self._kept: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -76,7 +75,7 @@ class Answers:
     def keep(self, question: int, body: memoryview) -> bytes:
         kept = self._kept[question]
         for one in kept:
-            # compares bytes, where == would go through the view's items
+            # compares bytes; == would compare the view's items one by one
             if len(one) == len(body) and one.startswith(body):
                 return one
         kept.append(bytes(body))
@@ -84,7 +83,7 @@ class Answers:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One kept HTTP/1.1 connection with at most one request under way."""
+    """A persistent HTTP/1.1 connection with at most one request at a time."""
 
     def __init__(
         self, idle: Callable[[Connection], None], lost: Callable[[], None], answers: Answers
@@ -104,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by class
+        # uvloop's transports are no subclass of asyncio's
         self._transport = cast("asyncio.Transport", transport)
 
     def send(self, request: bytes, outcome: Outcome) -> None:
@@ -155,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
 
 @dataclass(frozen=True)
 class Target:
-    """Where to send, ready-made requests, and who says whether an answer to request i is right."""
+    """Address, prepared requests, and the check of an answer to request i."""
 
     host: str
     port: int
@@ -164,7 +163,7 @@ class Target:
 
 
 class Pool:
-    """Connections, opened again when they are lost; `idle` gets each one that is free to be used."""
+    """Connections, reopened when lost; `idle` is called with each that is free."""
 
     def __init__(self, target: Target, idle: Callable[[Connection], None]) -> None:
         self._target = target
@@ -198,13 +197,13 @@ class Pool:
             task.add_done_callback(self._reopening.discard)
 
     async def _reopen(self) -> None:
-        # a server that is gone leaves the loop without connections
+        # if the server is gone, the loop goes on without connections
         with contextlib.suppress(OSError):
             await self.open(1)
 
 
 async def closed_loop(target: Target, *, connections: int, seconds: float, warm_up: float) -> Load:
-    """Each connection sends its next request on the answer to its last; answers of the first `warm_up` seconds do not count."""
+    """Load with one request at a time on each connection; answers of the first `warm_up` seconds do not count."""
     outcomes: list[Outcome] = []
     end = time.perf_counter() + warm_up + seconds
     turn = 0
@@ -228,11 +227,11 @@ async def closed_loop(target: Target, *, connections: int, seconds: float, warm_
 async def open_loop(
     target: Target, *, rate: float, connections: int, seconds: float, warm_up: float
 ) -> tuple[Load, float]:
-    """Requests due at random (Poisson) times, `rate` a second on average, whatever has been answered.
+    """Load of requests at random (Poisson) times, `rate` a second on average, independent of answers.
 
-    Answers of the first `warm_up` seconds do not count. A request that finds no connection free waits for one, and its
-    waiting counts. Also returns the generator's own lateness in milliseconds: how long after it was due a request went
-    out that found a connection free, p99.
+    Answers of the first `warm_up` seconds do not count. Time that a request waits for a free connection counts. Also returns
+    the p99 in milliseconds of the generator's own delay: between the due time and the sending of requests that found a
+    connection free.
     """
     outcomes: list[Outcome] = []
     free: deque[Connection] = deque()
@@ -264,7 +263,7 @@ async def open_loop(
         else:
             waiting.append(outcome)
         if len(outcomes) % 8 == 0:
-            # Past what the server takes the generator is never ahead: answers must be read all the same.
+            # Above the server's capacity the generator is always late and never sleeps; let it read answers.
             await asyncio.sleep(0)
     for outcome in waiting:
         outcome.done, outcome.status = time.perf_counter(), NEVER_SENT
@@ -277,7 +276,7 @@ async def open_loop(
 async def _until(due: float) -> None:
     if (ahead := due - time.perf_counter()) > _SPIN_SECONDS:
         await asyncio.sleep(ahead - _SPIN_SECONDS)
-    while time.perf_counter() < due:  # noqa: ASYNC110 - no event says what time it is
+    while time.perf_counter() < due:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0)
 
 

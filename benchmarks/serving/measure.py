@@ -1,4 +1,4 @@
-"""One server under one load after another: the rows of a result."""
+"""The rows of one server under each load."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 _START_SECONDS = 90.0
 _SETTLE_SECONDS = 2.0
-"""A started server counts as ready once it has answered for this long without an error: Ray Serve's proxy drops its
-connections once, when it first learns where the model runs."""
+"""A server is ready after it has answered for this long without an error. Ray Serve's proxy drops its connections once,
+when it first learns where the model runs."""
 _OPEN_CONNECTIONS = 512
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Loads at one body format and size. Open loads are in shares of the best that the closed loops reached."""
+    """Loads with one body format and size. `open_shares` are shares of the best rate of the closed loops."""
 
     body: str
     side: int
@@ -42,21 +42,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a phase that count, and of the warm-up before them."""
+    """Seconds of a phase and of its warm-up."""
 
     measured: float = 1.2
     warm_up: float = 0.4
 
 
 class ServerFailed(RuntimeError):
-    """The server ended, or did not answer a single client rightly in time."""
+    """The server ended, or gave no right answer in time."""
 
 
 @contextmanager
 def serving(
     server: Server, checkpoint: Path, cores: set[int]
 ) -> Iterator[tuple[ServerProcess, int]]:
-    """The server with this checkpoint on these cores, and its port; it may not answer yet."""
+    """The started server with this checkpoint on these cores, and its port; it may not answer yet."""
     port = free_port()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         place = Place(checkpoint, port, Path(scratch))
@@ -71,7 +71,7 @@ def rows(
     """Start the server and measure every plan.
 
     Raises:
-        ServerFailed: with the end of the server's log.
+        ServerFailed: the message has the end of the server's log.
     """
     with serving(server, checkpoint, cores) as (process, port):
         for number, plan in enumerate(plans):
@@ -88,7 +88,7 @@ def rows(
 
 
 def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *options: str) -> float:
-    """Median milliseconds of the network alone, in a process of its own on these cores; options as `forward` takes."""
+    """Median milliseconds of the network in a process of its own on these cores; options as in `forward`."""
     command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
     command += [str(side), str(batch), *options]
     with running(command, environment=ARITHMETIC, cores=cores, cwd=ROOT) as process:
@@ -98,7 +98,7 @@ def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *option
 
 
 def generator_rows(side: int, cores: set[int], pace: Pace) -> Iterator[Row]:
-    """The load generator against a server that does nothing, at the sizes of binary bodies."""
+    """Rows of the load generator against a server that does nothing, with bodies of the size of binary ones."""
     body = bytes(side * side * 4)
     port = free_port()
     head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -125,7 +125,7 @@ def _target(server: Server, plan: Plan, asked: list[Question], *, model: str, po
 
 
 def free_port() -> int:
-    """A TCP port that nobody listened on just now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -133,7 +133,7 @@ def free_port() -> int:
 
 
 def wait_until_right(target: Target, process: ServerProcess, *, seconds: float = 0.1) -> None:
-    """Return once one client got right answers for so long. Raises ServerFailed."""
+    """Return once one client got only right answers for `seconds`. Raises ServerFailed."""
     until = time.monotonic() + _START_SECONDS
     failure = "it does not listen"
     while time.monotonic() < until:
@@ -198,6 +198,6 @@ def _with_cpu(phase: Coroutine[Any, Any, T], process: ServerProcess) -> tuple[T,
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives, on an event loop of uvloop."""
+    """Run the coroutine on a uvloop event loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)

@@ -1,7 +1,6 @@
-"""A server that does nothing: it answers each body of the length that it is told with one of the same length.
+"""A server that answers each body with zeros of the same length: `python -m benchmarks.serving.null_server PORT LENGTH`.
 
-What the load generator reaches against it is the most that it could measure: `python -m benchmarks.serving.null_server`
-PORT LENGTH.
+Its rate is the highest that the load generator can measure.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import uvloop
 
 
 class Null(asyncio.Protocol):
-    """Counts bytes and looks at none after the header's end."""
+    """Counts the bytes of requests whose bodies have `length` bytes."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -28,7 +27,7 @@ class Null(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._left:
-            # headers are small: they come in one piece
+            # the small headers arrive in one piece
             self._left = self._length + data.index(b"\r\n\r\n") + 4
         self._left -= len(data)
         if not self._left:

@@ -1,4 +1,4 @@
-"""Server processes: started on their own cores, all their descendants found by a mark in the environment."""
+"""Server processes on their own cores; a mark in the environment identifies all descendants."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def split_cores() -> tuple[set[int], set[int]]:
-    """Cores of the client (the first) and of the server (all others; the same one if there is no other)."""
+    """The client's core (the first) and the server's (all others, or the same if there is only one)."""
     cores = sorted(os.sched_getaffinity(0))
     return {cores[0]}, set(cores[1:]) or {cores[0]}
 
 
 class ServerProcess:
-    """A running server with all the processes that it started, whatever became their parent."""
+    """A running server with all its descendants, including those with another parent now."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, log: IO[bytes]) -> None:
         self._process = process
@@ -37,12 +37,12 @@ class ServerProcess:
         return self._process.poll() is not None
 
     def log_tail(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         self._log.seek(0)
         return self._log.read()[-3000:].decode(errors="replace")
 
     def pids(self) -> list[int]:
-        """Living processes that carry the mark."""
+        """Running processes with the mark."""
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -52,17 +52,17 @@ class ServerProcess:
         return found
 
     def cpu_seconds(self) -> float:
-        """User and system time of all its living processes so far."""
+        """User and system time so far of all its running processes."""
         total = 0
         for pid in self.pids():
             with contextlib.suppress(OSError):
-                # the second field, the name, may hold blanks and brackets
+                # the second field, the name, may contain blanks and brackets
                 rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 total += int(rest[11]) + int(rest[12])
         return total / _TICK
 
     def stop(self) -> None:
-        """Ask the first process to end, then end what is left."""
+        """Send SIGTERM to the first process, then kill the remaining ones."""
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
@@ -79,7 +79,7 @@ class ServerProcess:
 def running(
     command: Sequence[str | Path], *, environment: Mapping[str, str], cores: set[int], cwd: Path
 ) -> Iterator[ServerProcess]:
-    """The command on these cores; stopped with all its descendants in the end."""
+    """Run the command on these cores; on exit stop it and all descendants."""
     mark = secrets.token_hex(8)
     own_cores = os.sched_getaffinity(0)
     with tempfile.TemporaryFile() as log:

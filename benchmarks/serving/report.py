@@ -25,15 +25,15 @@ _COLUMNS = (
 
 
 def serving(lines: list[Row]) -> list[str]:
-    """The section of results/serving.jsonl; its first lines are the environment and how the cores were shared."""
+    """The section of results/serving.jsonl, whose first lines are the environment and the shares of cores."""
     where, cores, *rows = lines
     machine = f"{where['processor']}, PyTorch {where['torch']}, commit {where['commit']}"
     shared = f"client on {cores['client cores']} core, server on {cores['server cores']}"
     page = [
         "## Servers compared",
         "",
-        f"{machine}, {where['at'][:10]}; {shared}; `make bench-serving`. How each was set up, and what the columns mean:",
-        "[serving-comparison.md](serving-comparison.md).",
+        f"{machine}, {where['at'][:10]}; {shared}; `make bench-serving`. Configurations and columns:",
+        "[Comparison](explanation/comparison.md).",
         "",
     ]
     found = [row for row in rows if "body" in row and "model" in row]
@@ -81,7 +81,7 @@ def _line(name: str, rows: list[Row]) -> list[object]:
 
 
 def _ratios(servers: dict[str, list[Row]]) -> list[str]:
-    """Ours against the best peer with batching, the figures of the goals."""
+    """A line with our rate and p99 relative to the best peer that batches."""
     peers = {name: of for name, of in servers.items() if not name.startswith((_OURS, _BARE))}
     if _OURS not in servers or not peers:
         return []
@@ -101,7 +101,7 @@ def _ratios(servers: dict[str, list[Row]]) -> list[str]:
 
 
 def _limits(rows: list[Row]) -> list[str]:
-    """The ends of the scale: no server at all, and no work at all."""
+    """The limits: the network without a server, and a server without work."""
     of_forward = ("model", "side", "load", "network", "p50 ms", "fields/s", "above")
     of_null = ("side", "load", "fields/s", "p50 ms", "p99 ms", "late ms")
     forward = [
@@ -117,10 +117,10 @@ def _limits(rows: list[Row]) -> list[str]:
     null = [row for row in rows if row["server"] == "null server"]
     failed = [[row["server"], row["failed"]] for row in rows if "failed" in row]
     return [
-        "### The ends of the scale",
+        "### Limits",
         "",
-        "The network alone on the server's cores, one thread: the module that all servers run here, replayed as turbofno",
-        "runs it, and the same weights through torch.fft, which a peer's user has who serves the network of its library:",
+        "The network without a server on the server's cores, one thread: the module that all servers run here, replayed as",
+        "turbofno runs it, and through torch.fft, as other libraries run such networks:",
         "",
         *markdown(
             (
@@ -140,7 +140,7 @@ def _limits(rows: list[Row]) -> list[str]:
 
 
 def _above(forward: Row, rows: list[Row]) -> float | None:
-    """Milliseconds that one client waits for a binary answer of ours longer than the module takes."""
+    """Milliseconds by which our p50 for one client and binary bodies exceeds that of the module."""
     wanted = {"server": _OURS, "model": forward["model"], "side": forward["side"]}
     wanted |= {"body": "binary", "load": "closed, 1"}
     for row in rows:

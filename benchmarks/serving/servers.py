@@ -1,4 +1,4 @@
-"""The compared servers: what each needs installed, how it is started, which body formats it speaks."""
+"""The compared servers: packages, start commands, body formats."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ENVIRONMENTS = ROOT / ".venv-peers"
 _PEERS = "benchmarks.serving.peers"
 
 MAX_BATCH = 16
-"""Most fields in one batch, for every server that batches."""
+"""Largest batch, for every server that batches."""
 MAX_WAITING = 256
-"""Most requests that a server takes in before it refuses, for every server that has such a limit."""
+"""Queue limit, for every server that has one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server finds the model and listens: the checkpoint's folder, a port, a folder for its files."""
+    """The checkpoint's folder, the port to listen on, and a folder for the server's files."""
 
     checkpoint: Path
     port: int
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Server:
-    """One row of the comparison. `packages`, pinned, go into an environment of its own."""
+    """One row of the comparison. Pinned `packages` are installed into an environment of its own."""
 
     name: str
     forms: Mapping[str, Form]
@@ -63,12 +63,12 @@ def _turbofno(*options: str) -> Callable[[Place], list[str | Path]]:
 
 
 def _mlserver(place: Place) -> list[str | Path]:
-    """MLServer is configured by files: one for the server, one for the model."""
+    """Write MLServer's configuration files and return its command."""
     model = {
         "name": place.checkpoint.name,
         "implementation": f"{_PEERS}.mlserver_model.Runtime",
         "max_batch_size": MAX_BATCH,
-        # Its queue holds no more than one batch, so what waits is taken at once; 0 would run each request alone.
+        # Its queue holds one batch, which it takes at once; with 0 it would run each request alone.
         "max_batch_time": 0.001,
     }
     server = {
@@ -132,18 +132,21 @@ SERVERS = (
 
 ARITHMETIC = {
     "OMP_NUM_THREADS": "1",
-    # as `turbofno serve` sets it
+    # as `turbofno serve` sets them
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "1073741824",
 }
-"""Environment of every process that runs the network."""
+"""Environment variables of every process that runs the network."""
 
 
 def environment(server: Server, place: Place) -> dict[str, str]:
-    """What every server is told: the checkpoint, the limits, one thread of arithmetic, glibc's memory kept."""
+    """Environment variables of a server: checkpoint, limits, one thread, malloc settings.
+
+    `turbofno` is not installed in the peers' environments; `make build/importable` makes it importable there.
+    """
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "build" / "importable", ROOT))),
         "BENCH_CHECKPOINT": str(place.checkpoint),
         "BENCH_PORT": str(place.port),
         "BENCH_SCRATCH": str(place.scratch),
@@ -155,7 +158,7 @@ def environment(server: Server, place: Place) -> dict[str, str]:
 
 
 def install(server: Server) -> None:
-    """Make the server's own environment, once. PyTorch and numpy it sees in the project's, after its own packages.
+    """Create the server's environment, once. PyTorch and numpy come from the project's, after its own packages.
 
     Raises:
         subprocess.CalledProcessError: pip could not install the packages.
@@ -172,7 +175,7 @@ def install(server: Server) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", *server.packages], check=True)
     packages = next(folder.glob("lib/python*/site-packages"))
-    # a path file, not --system-site-packages: what the peer pins comes first
+    # a path file instead of --system-site-packages: the peer's own pins come first
     (packages / "zz-torch.pth").write_text(f"{_own_packages()}\n")
     ready.write_text(wanted)
 

@@ -1,8 +1,8 @@
-"""The service as a Ray Serve deployment: each replica is the whole application with the engine in its process.
+"""The service as a Ray Serve deployment. Each replica is the whole application with the engine in its process.
 
     serve run deploy/ray/cpu.yaml
 
-Ray places and counts replicas, hands requests out and replaces what dies; batching, limits and answers are ours.
+Ray starts, scales and replaces replicas and routes requests; the service does batching, limits and answers.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Engine
 
 FULL_BATCHES = 4
-"""Most requests in one replica, in full batches of one field each: one runs, one waits, the rest are read or written."""
+"""Concurrent requests of a replica, in full batches: one runs, one is queued, the others are being read or written."""
 
 
 def application(args: dict[str, Any]) -> Application:
-    """The Serve application. `args` are settings by name; the TURBOFNO_* variables give the others.
+    """The Serve application. `args` are settings by name; TURBOFNO_* variables set the others.
 
     Raises:
-        ValueError: a setting is wrong, or of no use under Ray.
+        ValueError: a setting is invalid, or cannot be used under Ray.
     """
     settings = Settings(**args)
     for name, instead in (
-        ("frontends", "num_replicas or autoscaling_config gives the number of processes"),
-        ("tls_certificate", "Ray's proxy, or what stands before it, speaks TLS"),
+        ("frontends", "set num_replicas or autoscaling_config instead"),
+        ("tls_certificate", "configure TLS in Ray's proxy or a proxy before it"),
     ):
         if getattr(settings, name):
-            raise ValueError(f"{env_name(name)} has no use under Ray Serve: {instead}")
-    # A model would be loaded by whichever replica got the request, and by no other.
+            raise ValueError(f"{env_name(name)} cannot be used under Ray Serve: {instead}")
+    # Only the replica that gets the request would load the model.
     settings = settings.model_copy(update={"model_control": False})
-    # Who reaches Ray's proxy, and by which names, is not known from our own address.
+    # Clients connect to Ray's proxy, whose address the service does not know.
     if "ui" not in settings.model_fields_set:
         settings = settings.model_copy(update={"ui": False})
     if "host" not in settings.model_fields_set:
@@ -64,12 +64,12 @@ def application(args: dict[str, Any]) -> Application:
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=settings.drain_seconds + 5.0,
-        logging_config={"enable_access_log": False},  # ours says more
+        logging_config={"enable_access_log": False},  # the service writes its own
     )
     @serve.ingress(build)
     class Replica:
         def check_health(self) -> None:
-            """Asked by Ray; a replica that raises is replaced."""
+            """Called by Ray, which replaces a replica that raises."""
             context: AppContext = self.app.state.context  # type: ignore[attr-defined] # ingress adds it
             if context.engine.failure:
                 raise RuntimeError(context.engine.failure)
@@ -78,7 +78,7 @@ def application(args: dict[str, Any]) -> Application:
 
 
 def replica_application(settings: Settings) -> FastAPI:
-    """The application of one replica. Its start ends when the models are warm, so that it gets no request earlier."""
+    """The application of one replica. Its startup ends when the models are warm, so that it gets no request before."""
     logs.configure(settings, process=serve.get_replica_context().replica_id.unique_id)
     sys.setswitchinterval(SWITCH_SECONDS)
     share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
@@ -103,5 +103,5 @@ async def _ready(engine: Engine) -> None:
         statuses = engine.statuses()
         if all(one.state != "LOADING" for one in statuses):
             reasons = [f"{one.name} {one.version}: {one.reason}" for one in statuses if one.reason]
-            raise RuntimeError(f"the models could not be made ready: {'; '.join(reasons)}")
+            raise RuntimeError(f"models could not be loaded: {'; '.join(reasons)}")
         await asyncio.sleep(0.05)

@@ -1,15 +1,14 @@
 # %% [markdown]
 """Tutorial: design a heat spreader with a surrogate over REST, and check the design with the PDE solver.
 
-A chip heats a square plate evenly; its four edges are kept cold. We may make half of the plate from a good
-conductor (12) and the rest from a poor one (3). Where should the good one go, so that the plate is cool? With u
-the temperature and a the conductivity that is Darcy's equation, -div(a grad u) = 1, u = 0 on the edges: the model
-darcy-2d. All numbers are non-dimensional.
+A chip heats a square plate evenly; its four edges are kept cold. Half of the plate may be a good conductor (12), the rest
+is a poor one (3). Where should the good one go, so that the plate is cool? With u the temperature and a the conductivity
+this is Darcy's equation, -div(a grad u) = 1, u = 0 on the edges: the model darcy-2d. All numbers are non-dimensional.
 
     make serve                                                          # in one terminal
     .venv/bin/python docs/tutorial/heat_spreader.py        # in another, under two minutes
 
-Pictures and numbers go to the current folder. The `# %%` cells run one by one in editors that know them.
+Pictures and numbers are written to the current folder. Editors that support `# %%` cells run them one by one.
 """
 
 # %%
@@ -43,11 +42,11 @@ rng = np.random.default_rng(0)
 print(card["description"], "Grid:", card["grid"]["training"])
 
 # %% [markdown]
-# ## What a design is
+# ## Designs
 #
-# A smooth random field of 8 x 8 cosine waves, cut where a given share of the plate lies above. Its law is close to that
-# of the model's training data (`card["pde"]["input_distribution"]`), and it is a function of the place: the solver
-# will see the same design on a finer grid than the model does.
+# A design is a smooth random field of 8 x 8 cosine waves with a threshold: above it the plate conducts well. Its
+# distribution is close to that of the training data (`card["pde"]["input_distribution"]`). Because it is a function of
+# the place, the solver can use the same design on a finer grid.
 
 # %%
 WAVES = 8
@@ -68,7 +67,7 @@ def height(coefficients: Array, n: int = N) -> Array:
 
 
 def cut(field: Array, share: float) -> Array:
-    """The height above which `share` of each field lies, [..., 1, 1]."""
+    """The threshold that `share` of each field exceeds, [..., 1, 1]."""
     return np.asarray(np.quantile(field, 1 - share, axis=(-2, -1), keepdims=True))
 
 
@@ -95,7 +94,7 @@ def solved(coefficients: Array, share: float = 0.5) -> Array:
 
 
 def mean(temperature: Array) -> Array:
-    """Mean temperature of each plate: what we want to be low."""
+    """Mean temperature of each plate, which the design should minimise."""
     return np.asarray(temperature.mean(axis=(-2, -1)))
 
 
@@ -106,16 +105,16 @@ def distance(one: Array, truth: Array) -> Array:
 
 
 # %% [markdown]
-# ## How fast: one caller, many callers
+# ## Speed: one caller, many callers
 #
-# Every design is a request of its own, as it would be from many users. While the device works on one, the service
-# collects what else has come and runs it as one batch. That is meant for GPUs; a CPU is kept busy by a single field.
-# (One caller with many fields at hand sends one request of many, as we do further below.)
+# Every design is a request of its own, as from many users. While the device computes one, the service gathers the
+# others and runs them as one batch. That helps a GPU; a single field already keeps a CPU busy. One caller with many
+# fields sends them in one request, as further below.
 
 
 # %%
 def batches() -> tuple[float, float]:
-    """How many batches of darcy-2d the service has run, and of how many fields together."""
+    """Number of batches of darcy-2d that the service has run, and of fields in them."""
     lines = httpx.get(f"{URL}/metrics").text.splitlines()
     values = {
         end: sum(
@@ -149,8 +148,7 @@ for callers, (speed, size) in throughput.items():
 # ## A sweep with uncertainty
 #
 # How cool is a plate of random structure with 30 % to 70 % of conductor? Many random plates for each share give the
-# spread. The model has been trained on shares around one half: at each share we have the solver answer for a few
-# plates too, to see how far the surrogate can be trusted.
+# spread. The model was trained on shares around one half, so at each share the solver checks a few plates.
 
 # %%
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)
@@ -214,10 +212,9 @@ for _ in range(GENERATIONS):
 # %% [markdown]
 # ## Optimise with gradients
 #
-# `vjp` gives the derivative of the mean temperature with respect to every point of the plate, in one call. To
-# follow it we blur the cut between the two materials a little (a sigmoid of the height) and
-# go down by Adam; half of the plate stays conductor, because the cut moves along. What we judge is always
-# the sharp plate.
+# `vjp` gives the derivative of the mean temperature with respect to every point of the plate, in one call. To use it,
+# the threshold between the two materials is blurred (a sigmoid of the height), and Adam descends. Half of the plate stays
+# conductor, because the threshold moves along. The sharp plate is evaluated.
 
 # %%
 STEPS = 6 if QUICK else 40
@@ -242,10 +239,10 @@ for step in range(1, STEPS + 1):
     descent.append(float(mean(predicted(plate(descended)[None]))[0]))
 
 # %% [markdown]
-# ## Is it real?
+# ## Check with the solver
 #
-# An optimiser finds what is good in the eyes of the surrogate, its errors included. So the solver has the last word:
-# on a finer grid, for the designs found and for a random one to compare with.
+# An optimiser exploits the surrogate's errors. So the solver computes the designs found, and a random one for
+# comparison, on a finer grid.
 
 # %%
 typical = middle_sweep["coefficients"][middle_sweep["mean"].argsort()[PLATES // 2]]
@@ -265,8 +262,8 @@ results = {
 for name, found in results.items():
     gain = 1 - found["solver"] / results["random"]["solver"]
     print(
-        f"{name:14} mean temperature {found['surrogate']:.5f} says the surrogate, {found['solver']:.5f} "
-        f"the solver: {gain:.0%} cooler than random; surrogate off by {found['relative_l2']:.1%}"
+        f"{name:14} mean temperature {found['surrogate']:.5f} by the surrogate, {found['solver']:.5f} "
+        f"by the solver: {gain:.0%} cooler than random; surrogate off by {found['relative_l2']:.1%}"
     )
 
 # %%
@@ -296,7 +293,7 @@ axis.plot(
     label="their ends, by the solver",
 )  # fmt: skip
 axis.set(xscale="log", xlabel="fields asked of the service", ylabel="mean temperature")
-axis.set_title("found so far, by the surrogate")
+axis.set_title("best so far, by the surrogate")
 axis.legend(fontsize="small")
 figure.savefig(OUT / "designs.png", dpi=90)
 

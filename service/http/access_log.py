@@ -1,4 +1,4 @@
-"""Response headers, metrics and the access line of every reply, whichever way its request came."""
+"""Common response headers, metrics and the access log line of every request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 access = logging.getLogger("service.access")
 
 POLLED = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
-"""By machines: logged at DEBUG and not traced, lest they bury the rest."""
+"""Paths that machines poll: logged at DEBUG and not traced."""
 
 
 class AccessLog:
-    """One for all requests of an application."""
+    """The access log and request metrics of one application."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class AccessLog:
         *,
         cors_origins: Iterable[str] = (),
     ) -> None:
-        """Pages of `cors_origins` may read the replies to what they send."""
+        """Web pages of `cors_origins` may read replies."""
         self._metrics = metrics
         self._shedding = shedding
         self._server = (b"server", server.encode("latin-1"))
         self._origins = frozenset(origin.encode("latin-1") for origin in cors_origins)
 
     def headers(self, call: Call) -> Headers:
-        """Headers of its reply beside the operation's own."""
+        """Reply headers in addition to the operation's own."""
         headers = [self._server, (b"x-request-id", call.request_id.encode("latin-1"))]
         if call.trace:
             headers.append((b"traceresponse", call.trace.encode("latin-1")))
@@ -53,7 +53,7 @@ class AccessLog:
         return headers
 
     def close(self, call: Call, status: int, sent_bytes: int) -> None:
-        """Count and log a request whose reply has been sent, or is of use to nobody, and give back what it holds."""
+        """Count and log a finished request, and release what it holds."""
         call.release()
         seconds = time.perf_counter() - call.started
         if call.span is not None and call.context.tracer is not None:
@@ -61,7 +61,7 @@ class AccessLog:
         metrics = self._metrics
         metrics.requests.labels(call.model, call.version, call.protocol, status).inc()
         if call.model:
-            # A rollout lasts as long as its client reads on, which says nothing of how soon requests are answered.
+            # A streamed rollout lasts as long as its client reads, so it would distort the latency.
             if call.protocol != "rollout":
                 metrics.request_duration.labels(call.model, call.version).observe(seconds)
             for step, taken in call.steps:
@@ -91,5 +91,5 @@ class AccessLog:
 
 
 def shown_path(call: Call) -> str:
-    """Still percent-encoded, so that a path cannot forge a log line."""
+    """The path for a log line: percent-encoded, so that it cannot contain a line break."""
     return ascii(call.raw_path.decode("latin-1"))[1:-1]

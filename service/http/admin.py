@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, and what models there are, with everything needed to call them well."""
+"""Health, readiness, metrics, and the models with their descriptions, cards and pictures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
-"""Most of a card, and of each of its pictures."""
+"""Size limit of a card and of each of its pictures."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Health(BaseModel):
-    """The process answers."""
+    """The process responds."""
 
     live: bool = True
 
 
 class Readiness(BaseModel):
-    """Whether this instance should get traffic, and if not, why."""
+    """True if this instance should get traffic; otherwise the reasons."""
 
     ready: bool
     reasons: list[str] = []
@@ -73,18 +73,18 @@ class ModelSummary(BaseModel):
     reason: str = ""
     description: str = ""
     backend: str = ""
-    """What the spectral layers run on."""
+    """Implementation of the spectral layers."""
     precision: str = ""
-    """What is computed in: fp32, tf32 or bf16."""
+    """Precision in use: fp32, tf32 or bf16."""
     asked_precision: str = ""
-    """What the model's configuration or the server's setting asks for; a CPU computes in fp32 whatever is asked."""
+    """Precision requested by the model's configuration or the server's setting; a CPU always computes in fp32."""
     execution: str = ""
-    """The way it runs: chain (of CUDA kernels), graph (a CUDA graph of the module), module (layer by layer); on a CPU replay or
+    """Execution: chain (of CUDA kernels), graph (a CUDA graph of the module) or module (layer by layer); on a CPU replay or
     module."""
     execution_reason: str = ""
-    """Why a GPU runs it as nothing faster."""
+    """Why a GPU does not use a faster execution."""
     trust: str = ""
-    """The trust signals of a READY model's answers, or that it has none, and whether it was evaluated."""
+    """The trust signals of a READY model's answers, if any, and whether it was evaluated."""
 
 
 class ModelList(BaseModel):
@@ -94,7 +94,7 @@ class ModelList(BaseModel):
 
 
 class Reference(BaseModel):
-    """Where random inputs of a model can be had and solved, and what the sampler can be asked for."""
+    """Routes that draw and solve random inputs of a model, and the sampler's parameters."""
 
     sample: str
     solve: str
@@ -102,13 +102,13 @@ class Reference(BaseModel):
 
 
 class ModelDescription(ModelSummary):
-    """Everything needed to call a model and to judge its answer."""
+    """A model's signature, limits and measured errors."""
 
     input: Signature
     output: Signature
     grid: GridSpec
     smallest_grid: tuple[int, ...]
-    """Fewest points that hold the model's kept modes; `grid.minimum` is what it accepts."""
+    """Fewest points that resolve the model's modes; `grid.minimum` is the smallest grid accepted."""
     time_step: float | None
     pde: PDE | None
     """The equation, and the range of each parameter seen in training."""
@@ -118,12 +118,12 @@ class ModelDescription(ModelSummary):
     predict: str
     card: str
     reference: Reference | None
-    """The sampler and the PDE solver that the service has for this model, if any."""
+    """The service's sampler and PDE solver for this model, if any."""
 
 
 @router.get("/healthz", tags=["health"])
 async def health() -> Health:
-    """Live: the event loop turns."""
+    """Live: the event loop runs."""
     return Health()
 
 
@@ -182,7 +182,7 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     responses={200: {"content": {"text/markdown": {}}}, **_ERRORS},
 )
 def model_card(request: Request, name: ModelName) -> Response:
-    """The model card, as Markdown: what the model is for, how it was trained, how well it does."""
+    """The model card as Markdown: purpose, training, measured errors."""
     return Response(_file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8")
 
 
@@ -201,7 +201,7 @@ def model_picture(
     name: ModelName,
     picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
 ) -> Response:
-    """A picture that the card shows; relative links in the card lead here."""
+    """A picture of the card, whose relative links lead here."""
     return Response(_file_of(request, name, f"{picture}.png"), media_type="image/png")
 
 
@@ -225,17 +225,17 @@ def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
     return ModelSummary(
         **asdict(status),
         description=config.description,
-        trust=trust_status(config, judged=context.settings.trust),
+        trust=trust_status(config, enabled=context.settings.trust),
     )
 
 
 def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     base = f"/v1/models/{config.name}"
-    knobs = parameters_of(config.pde) if context.solver else None
+    parameters = parameters_of(config.pde) if context.solver else None
     return ModelDescription(
         **asdict(status_of(config, context.engine)),
         description=config.description,
-        trust=trust_status(config, judged=context.settings.trust),
+        trust=trust_status(config, enabled=context.settings.trust),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
         grid=config.grid,
@@ -248,8 +248,8 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
         predict=f"{base}:predict",
         card=f"{base}/card",
         reference=None
-        if knobs is None
-        else Reference(sample=f"{base}/sample", solve=f"{base}:solve", parameters=knobs),
+        if parameters is None
+        else Reference(sample=f"{base}/sample", solve=f"{base}:solve", parameters=parameters),
     )
 
 

@@ -1,4 +1,4 @@
-"""The way in over ASGI: operations from the table, everything else from FastAPI's routes."""
+"""The ASGI transport: serves the table of operations, and passes other requests to FastAPI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from turbofno.service.http.call import Body, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, execute, target_of
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WATCHED_AFTER_SECONDS = 0.2
-"""From when on work that waits in a model's queue is cancelled if its client leaves: mostly it is short, and watching
-takes a task, which would cost more than all else here."""
+"""Delay before queued work is cancelled when its client leaves: most work ends sooner, and watching the connection costs
+a task."""
 
 _WAIT_BYTES = 32 * 1024
-"""Shorter bodies are within what a server buffers for any connection."""
+"""Longer bodies are sent on their own, so that the server can apply backpressure."""
 
 
 class ReceivedBody(Body):
-    """A body as ASGI messages bring it."""
+    """A body received as ASGI messages."""
 
     __slots__ = ("_receive", "_whole")
 
@@ -53,24 +53,25 @@ class ReceivedBody(Body):
         self._whole.set()
 
     async def until_left(self) -> None:
-        """Return when the client has left. While the body is read nobody looks: who reads it notices."""
+        """Return when the client has left. Waits for the end of the body first: its reader detects the end of the client."""
         await self._whole.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
-    """The request of an ASGI scope."""
+    """The `Call` of an ASGI scope."""
     path: str = scope["path"]
     raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
     headers = [(name.lower(), value) for name, value in scope["headers"]]
+    target = target_of(quote(path, errors="replace").encode())
     return Call(
-        context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive)
+        context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive), target
     )  # fmt: skip
 
 
 class CallMiddleware:
-    """Around FastAPI: every request is one call, those for operations end here."""
+    """The outermost layer: makes a `Call` of each request and serves those for the table of operations."""
 
     def __init__(self, app: ASGIApp, *, context: AppContext) -> None:
         self._app = app
@@ -95,34 +96,32 @@ class CallMiddleware:
         except asyncio.CancelledError:
             if sending.started:
                 raise
-            # Answered, so not raised again: the server would put a traceback into the log for each.
-            await sending.reply(given_up(call))
+            # Not raised again, since it is answered: the server would log a traceback for each.
+            await sending.reply(stopped(call))
         finally:
             self._context.access_log.close(call, sending.status, sending.size)
             request_id.reset(token)
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, sending: _Sending) -> None:
-        target = target_of(quote(call.path, errors="replace").encode())
-        reply = begin(call, target)
+        reply = begin(call)
         if reply is not None:
             await sending.reply(reply)
-        elif target is None or target.operation is None:
-            # FastAPI knows of no HEAD where there is a GET; the server leaves its body out.
+        elif call.target is None:
+            # FastAPI's GET routes do not serve HEAD; the server omits the body.
             method = "GET" if call.method == "HEAD" else call.method
             await self._app({**scope, "method": method}, receive, sending)
         else:
-            operation = target.operation
-            wait = WATCHED_AFTER_SECONDS if operation.queued else 0.0
+            wait = WATCHED_AFTER_SECONDS if call.operation.queued else 0.0
 
             async def answer() -> None:
-                await sending.reply(await execute(call, operation))
+                await sending.reply(await execute(call))
 
             assert isinstance(call.body, ReceivedBody)
             await unless_left(call.body, answer(), watched_after=wait)
 
 
 class _Sending:
-    """ASGI's `send` for one request, which notes what was sent and adds the headers of every reply."""
+    """ASGI's `send` for one request: adds the headers common to all replies, records status and size."""
 
     def __init__(self, call: Call, send: Send) -> None:
         self._call = call
@@ -144,7 +143,7 @@ class _Sending:
         await self._send(message)
 
     async def reply(self, reply: Reply) -> None:
-        """Send all of it."""
+        """Send a whole reply."""
         headers = reply.headers
         if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
             headers = [*headers, (b"content-length", str(reply.size).encode())]
@@ -164,17 +163,16 @@ class _Sending:
         else:
             self.size += size
         if size > _WAIT_BYTES and not more:
-            # The server takes a body at once and waits before the next message, if need be, until the client has
-            # read enough of it.
+            # The server applies backpressure before the message that follows a body, not during it.
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def unless_left(body: ReceivedBody, work: Awaitable[T], *, watched_after: float = 0.0) -> T:
-    """Result of `work`, which is cancelled if the client leaves first. Raises ClientLeft then.
+    """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first.
 
-    For the first `watched_after` seconds nobody looks: who left meanwhile is noticed at their end.
+    The connection is not watched for the first `watched_after` seconds.
     """
     waiting = asyncio.current_task()
     assert waiting is not None
@@ -188,11 +186,11 @@ async def unless_left(body: ReceivedBody, work: Awaitable[T], *, watched_after: 
         left = True
         waiting.cancel()
 
-    def look() -> None:
+    def start_watch() -> None:
         nonlocal watch
         watch = loop.create_task(until_left())
 
-    timer = loop.call_later(watched_after, look)
+    timer = loop.call_later(watched_after, start_watch)
     try:
         return await work
     except asyncio.CancelledError:
@@ -203,5 +201,5 @@ async def unless_left(body: ReceivedBody, work: Awaitable[T], *, watched_after: 
         timer.cancel()
         if watch is not None:
             watch.cancel()
-        # Else an error and this frame would refer to each other, and keep the fields until garbage is collected.
+        # Break the reference cycle of error and frame, which would hold the fields until a garbage collection.
         del work

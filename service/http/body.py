@@ -1,4 +1,4 @@
-"""Request bodies: bounded in size and time, read once into one buffer, decompressed within the same bounds."""
+"""Request bodies: read into one buffer and decompressed, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from turbofno.service.pipeline.admission import ByteBudget
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
-"""zlib window arguments of the three formats."""
+"""zlib's `wbits` of the three formats."""
 
 
 def declared_size(call: Call) -> int | None:
-    """Decoded body bytes as the headers state them; None if they cannot know (chunked, compressed).
+    """Size of the decoded body by the headers; None if they do not give it (chunked, compressed).
 
     Raises:
         BadRequest: Content-Length is not a whole number.
@@ -45,33 +45,31 @@ async def read_body(
     """Read and decompress the whole body.
 
     Args:
-        room: where its bytes are counted as they arrive.
-        limit: most bytes, on the wire and decompressed.
+        budget: holds the bytes as they arrive.
+        limit: largest size in bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
-        aligned_at: given for a body whose fields are used as they stand: it is put into the engine's memory, the
-            byte at this offset on a 64-byte boundary. Fields of other bodies are copied there once they are decoded.
+        aligned_at: for a body whose fields are used without a copy: read it into the engine's memory, with the byte at
+            this offset on a 64-byte boundary.
 
     Returns:
         A writable view of bytes.
 
     Raises:
-        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest: as the messages
-            say.
-        ClientLeft: the client went away.
+        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest, ClientLeft.
     """
     coding = _coding(call)
     body = call.body
     if not body.complete:
         if call.reservation is not None:
-            # A body that dawdles must not keep others out.
+            # A slow body must not occupy a queue slot.
             call.reservation.leave()
-        await _in_time(call, budget, coding, limit, setting)
+        await _receive(call, budget, coding, limit, setting)
     else:
         if body.size > limit:
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
         budget.hold(body.size)
     size = body.size
-    # Taken only now: what a client announces, and does not send, must not use up the engine's memory.
+    # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
     if aligned_at is None or coding is not None:
         whole = heap_buffer(size)
     else:
@@ -91,41 +89,34 @@ async def read_body(
     return decoded
 
 
-async def _in_time(
+async def _receive(
     call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
 ) -> None:
-    context = call.context
+    context, body = call.context, call.body
     seconds = context.settings.body_timeout_seconds
     try:
-        async with asyncio.timeout(seconds) as patience:
-            with context.admission.reading(patience):
-                await _read(call, budget, coding, limit, setting)
+        async with asyncio.timeout(seconds) as timeout:
+            with context.admission.reading(timeout):
+                declared = _content_length(call)
+                if declared is not None and declared > limit:
+                    raise _too_large(call, f"the body has {declared} bytes", limit, setting)
+                expected = declared if coding is None else None
+                if body.size:
+                    budget.hold(body.size)
+                while not body.complete:
+                    await body.more()
+                    if expected is not None and body.size > expected:
+                        raise BadRequest(f"Content-Length says {expected} bytes, but more arrived")
+                    if body.size > limit:
+                        raise _too_large(call, "the body is longer than allowed", limit, setting)
+                    budget.hold(body.size)
     except TimeoutError:
         context.admission.refuse_if_ended()
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None
-
-
-async def _read(
-    call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
-) -> None:
-    body, declared = call.body, _content_length(call)
-    if declared is not None and declared > limit:
-        raise _too_large(call, f"the body has {declared} bytes", limit, setting)
-    expected = declared if coding is None else None
-    if body.size:
-        # What came with the header, before the wait for the rest.
-        budget.hold(body.size)
-    while not body.complete:
-        await body.more()
-        if expected is not None and body.size > expected:
-            raise BadRequest(f"Content-Length says {expected} bytes, but more came")
-        if body.size > limit:
-            raise _too_large(call, "the body is longer than allowed", limit, setting)
-        budget.hold(body.size)
     if expected is not None and body.size != expected:
-        raise BadRequest(f"Content-Length says {expected} bytes, but {body.size} came")
+        raise BadRequest(f"Content-Length says {expected} bytes, but {body.size} arrived")
 
 
 def _coding(call: Call) -> str | None:
@@ -177,10 +168,10 @@ def _join(pieces: list[bytes | bytearray], body: memoryview) -> None:
 
 
 def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memoryview | None:
-    """Decompress; None if the result would be longer than `limit`. Raises BadRequest if it is broken."""
+    """Decompress; None if the result exceeds `limit`. Raises BadRequest if the data is damaged."""
     window = _GZIP
     if coding == "deflate":
-        # HTTP's deflate is a zlib stream; some clients send the bare stream. The header tells them apart.
+        # HTTP's deflate is a zlib stream, but some clients send raw deflate: check for the zlib header.
         zlib_header = len(data) >= 2 and data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
         window = _ZLIB if zlib_header else _RAW_DEFLATE
     stream = zlib.decompressobj(window)
@@ -193,10 +184,9 @@ def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memo
     if len(decoded) > limit:
         return None
     if not stream.eof:
-        raise BadRequest(f"the {coding} body ends too early: only {len(data)} bytes came")
+        raise BadRequest(f"the {coding} body ends too early: only {len(data)} bytes arrived")
     if stream.unused_data:
-        # Concatenated gzip members are legal in files, but nothing sends them, and millions of empty ones
-        # would cost far more time than bytes.
+        # Concatenated gzip members are refused: millions of empty ones take long to decompress.
         raise BadRequest(f"{len(stream.unused_data)} bytes follow the end of the {coding} body")
     body = heap_buffer(len(decoded), aligned_at)
     body[:] = decoded

@@ -1,15 +1,16 @@
-"""One request as a value, whichever way its bytes came, and the reply to it."""
+"""A request (`Call`), the operation that serves it, and the reply: the same for every transport."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from turbofno.service.logs import accept_request_id
 from turbofno.service.pipeline.admission import ANYONE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
     from turbofno.service.http.served import Served
@@ -17,20 +18,54 @@ if TYPE_CHECKING:
     from turbofno.service.pipeline.admission import ByteBudget, Caller
 
     Headers = list[tuple[bytes, bytes]]
-    """As they came, names in lower case."""
+    """In the order received, names in lower case."""
     Bytes = bytes | memoryview
 
-Protocol = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
+ProtocolLabel = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
 _SMALL_PIECE = 4096
 
 
 class ClientLeft(Exception):
-    """Nobody is there to read the reply."""
+    """The client closed the connection before the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One entry of the table of operations: its paths, its functions and its description in OpenAPI."""
+
+    run: Callable[[Call], Awaitable[Reply]]
+    """Reads the body, does the work, returns the reply. Raises ServiceError, ClientLeft."""
+    paths: Mapping[str, dict[str, Any]] = field(repr=False)
+    """Path template -> its operation in OpenAPI; empty: not documented."""
+    method: str = "POST"
+    parse: Callable[[Call], Any] | None = None
+    """Reads `Call.parameters` from the headers alone. Raises ServiceError.
+
+    None: an operation without fields, for which neither a ready model nor capacity is required.
+    """
+    protocol: ProtocolLabel = "admin"
+    """Label of its requests in the metrics."""
+    queued: bool = True
+    """True if its fields wait in the model's queue."""
+    of_model: bool = True
+    """True if its requests count as the model's in metrics."""
+
+
+class Target(NamedTuple):
+    """The resource that a path names."""
+
+    path: str
+    """Percent-decoded."""
+    operations: Mapping[str, Operation]
+    """By method; empty: a model's path with an unknown verb."""
+    model: str
+    version: str | None
+    """None: the newest."""
 
 
 class Body:
-    """A request's body as it arrives, in pieces; each way in has its own `more`."""
+    """A request's body as it arrives, in pieces; each transport implements `more`."""
 
     __slots__ = ("complete", "pieces", "size")
 
@@ -40,7 +75,7 @@ class Body:
         self.complete = False
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece; small ones are put together, else a client could send millions, each an object."""
+        """Append a piece. Small ones are merged: a client could send millions, each an object."""
         self.size += len(piece)
         if len(piece) >= _SMALL_PIECE:
             self.pieces.append(piece)
@@ -50,23 +85,22 @@ class Body:
             self.pieces.append(bytearray(piece))
 
     def skip(self) -> None:
-        """Note that nobody is going to read it, or what is left of it."""
+        """Mark the body as complete: the rest will not be read."""
         self.complete = True
 
     async def more(self) -> None:
-        """Wait until more of the body has come, or its end. Raises ClientLeft."""
+        """Wait for the next piece or the end of the body. Raises ClientLeft."""
         raise NotImplementedError
 
 
 class Call:
-    """A request, and what is learnt of it on its way to the reply.
+    """A request and its state until the reply is sent.
 
-    `model` and `version` are set only to names the engine knows, so that metric labels stay bounded. Times are
-    seconds; None means that the step did not happen.
+    `model` and `version` hold only names known to the engine, so that metric labels stay bounded. A duration of
+    None means that the step did not run.
     """
 
     __slots__ = (
-        "asked",
         "body",
         "body_bytes",
         "budget",
@@ -79,11 +113,12 @@ class Call:
         "headers",
         "method",
         "model",
+        "operation",
+        "parameters",
         "path",
         "protocol",
         "query",
         "queue_seconds",
-        "raw_headers",
         "raw_path",
         "request_id",
         "reservation",
@@ -91,6 +126,7 @@ class Call:
         "shed",
         "span",
         "started",
+        "target",
         "trace",
         "version",
     )  # fmt: skip
@@ -104,33 +140,36 @@ class Call:
         query: bytes,
         headers: Headers,
         body: Body,
+        target: Target | None = None,
     ) -> None:
-        """`path` is decoded, `raw_path` as it came."""
+        """`path` is percent-decoded, `raw_path` is not; without `target` FastAPI's routes serve the request."""
         self.started = time.perf_counter()
         self.context = context
         self.method = method
         self.path = path
         self.raw_path = raw_path
         self.query = query
-        self.raw_headers = headers
         given = dict(headers)
-        # Several headers of one name mean the same as one with their values in a list (RFC 9110).
+        # Repeated headers are equivalent to one with a comma-separated list (RFC 9110).
         self.headers = given if len(given) == len(headers) else _joined(headers)
         self.body = body
+        self.target = target
+        self.operation: Operation
+        """The target's operation for the method, set by `operations.begin`."""
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         self.caller: Caller = ANYONE
-        self.protocol: Protocol = "admin"
+        self.protocol: ProtocolLabel = "admin"
         self.model = self.version = ""
         self.served: Served
-        """The model that it is for, once that is known to be there."""
-        self.asked: Any = None
-        """Its parameters, as the operation's `parse` gave them."""
+        """The requested model, set once it is known to be ready."""
+        self.parameters: Any = None
+        """Parameters, the result of the operation's `parse`."""
         self.budget: ByteBudget | None = None
-        """Its room, held until the reply has been sent, or nobody is there to send it to."""
+        """Bytes held until the reply has been sent or the client has left."""
         self.reservation: Reservation | None = None
-        """Its place in the queue while it is on its way there."""
+        """A queue slot, held until the request enters the queue."""
         self.shed = False
-        """Refused because the queue was full."""
+        """True if refused because the queue was full."""
         self.fields = self.body_bytes = 0
         self.decode_seconds: float | None = None
         self.queue_seconds: float | None = None
@@ -138,15 +177,15 @@ class Call:
         self.encode_seconds: float | None = None
         self.span: Any = None
         self.trace = ""
-        """The W3C traceparent of its span; empty if it is not traced."""
+        """W3C traceparent of the request's span; empty if not traced."""
 
     def header(self, name: bytes) -> str | None:
-        """A header's value, several joined by commas; `name` in lower case."""
+        """Return a header's value, repeated ones joined by commas; `name` in lower case."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     def release(self) -> None:
-        """Give back what it holds: the reply has been sent, or nobody is there to send it to. Repeatable."""
+        """Release the queue slot and the byte budget. Idempotent."""
         if self.reservation is not None:
             self.reservation.leave()
         if self.budget is not None:
@@ -154,7 +193,7 @@ class Call:
 
     @property
     def steps(self) -> list[tuple[str, float]]:
-        """The steps that it took, with their seconds."""
+        """The steps that ran, with their durations in seconds."""
         taken = (
             ("decode", self.decode_seconds),
             ("queue", self.queue_seconds),
@@ -165,7 +204,7 @@ class Call:
 
 
 class Reply:
-    """A status, its own headers and a body: whole, in pieces, or a stream of pieces."""
+    """A status, headers and a body, given in pieces or as a stream of pieces."""
 
     __slots__ = ("body", "headers", "size", "status", "stream")
 
@@ -180,12 +219,12 @@ class Reply:
         self.headers = [*headers]
         self.body = body
         self.size = sum(map(len, body))
-        """Bytes of a whole body."""
+        """Length of `body` in bytes."""
         self.stream = stream
 
 
 def encoded(headers: Mapping[str, str]) -> Headers:
-    """Headers as they go on the wire."""
+    """Headers as bytes, names in lower case."""
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 

@@ -1,10 +1,10 @@
-"""The way in from a socket: uvicorn's HTTP protocol, with bounds it lacks, and operations without ASGI between.
+"""The socket transport: uvicorn's HTTP protocol with limits that it lacks; operations bypass ASGI.
 
-What of uvicorn is overridden or called here, and nowhere else (test_edge.py fails where a version lacks it):
-`HttpToolsProtocol` with its parser callbacks, `data_received`, `eof_received`, `send_400_response`,
-`on_response_complete`, `shutdown`, `_unset_keepalive_if_required`; its queue `pipeline` of (cycle, application), each
-started as `cycle.run_asgi(application)`; of the cycle that it knows as `self.cycle`, `response_started`,
-`response_complete`, `disconnected`, `keep_alive`, and of its own ones `message_event`.
+This file alone overrides or calls uvicorn's internals (test_edge.py fails if a version lacks one): `HttpToolsProtocol`
+with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`,
+`_unset_keepalive_if_required`; its queue `pipeline` of (cycle, application), each started as
+`cycle.run_asgi(application)`; of `self.cycle`: `response_started`, `response_complete`, `disconnected`, `keep_alive`, and
+`message_event` of uvicorn's own cycles.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Call
-    from turbofno.service.http.operations import Target
+    from turbofno.service.http.call import Call, Target
 
 LINGER_SECONDS = 5.0
-"""Time for which a refused body may go on arriving. Closing at once would reset the connection, and the client, still
-sending, would never read why it was refused."""
+"""How long the rest of a refused body is still read. Closing at once would reset the connection before a client that is
+still sending has read the reply."""
 FIRST_PROBE_SECONDS, LONGEST_PROBE_SECONDS = 0.02, 1.0
-"""Between signs of life to a client that has ended its side of the connection: each time twice as long."""
+"""Intervals between probes of a half-closed connection; each is twice the one before."""
 MOST_PIPELINED = 4
-"""Requests that wait on a connection behind others; then it is not read. As long as it is read, the end of the client
-is noticed."""
+"""Pipelined requests at which reading pauses. A disconnect is detected only while the connection is read."""
 
 
 def edge_protocol(context: AppContext) -> type[Edge]:
-    """A protocol class for an application, as uvicorn makes one object for each connection from a class."""
+    """The protocol class of an application: uvicorn instantiates it once per connection."""
 
     class ContextEdge(Edge):
         app_context = context
@@ -46,9 +44,7 @@ def edge_protocol(context: AppContext) -> type[Edge]:
 
 
 class Edge(HttpToolsProtocol):
-    """One connection. What it refuses itself it refuses with a JSON body that both protocols' clients can read: `error`
-    and RFC 9457's members.
-    """
+    """One connection. Its own refusals have a JSON body for clients of both protocols: `error` and RFC 9457's members."""
 
     app_context: AppContext
 
@@ -63,9 +59,9 @@ class Edge(HttpToolsProtocol):
         self._pause_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._unanswered: deque[Any] = deque()
-        """Exchanges, and uvicorn's cycles, in the order of their requests."""
+        """Exchanges and uvicorn's cycles, in the order of their requests."""
         self._arriving = False
-        """Of the newest of them there is more to come."""
+        """True while the newest request is incomplete."""
         self._half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -83,7 +79,6 @@ class Edge(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
-        # Those that have not begun never will.
         self.pipeline.clear()
         for cycle in self._unanswered:
             cycle.disconnected = True
@@ -92,12 +87,12 @@ class Edge(HttpToolsProtocol):
             else:
                 cycle.message_event.set()
         self._unanswered.clear()
-        # Else this and the last exchange would refer to each other, and wait for garbage to be collected.
+        # Break the reference cycle with the last exchange, which would wait for a garbage collection.
         self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. True: it may still read what it asked for."""
+        """Handle the client's half-close. Returns True to keep the connection open for the replies."""
         if self._arriving or not self._unanswered or self.transport.get_extra_info("sslcontext"):
             return False
         self._half_closed = True
@@ -109,18 +104,17 @@ class Edge(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        # Counted since the last header's end or body byte, so trailers and chunk extensions too. What
-        # came in one piece is bounded by the read size.
+        # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         if not self._feed(data):
             return
         if self._in_header:
             if self._header_bytes and self._header_timer is None:
-                # Part of a header has come, and not its end.
+                # A header has begun and not ended.
                 self._start_header_timer()
             if not self._unanswered and not self._header_bytes:
-                self._await_next()
+                self._start_keep_alive_timer()
         if self._header_bytes > self._limits.max_header_bytes:
             self._refuse(
                 431,
@@ -135,7 +129,7 @@ class Edge(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            # The parser takes what follows for another protocol, and stops: `_feed` goes on.
+            # The parser stops here, expecting another protocol; `_feed` goes on.
             return
         self._in_header = False
         self._header_bytes = 0
@@ -146,7 +140,7 @@ class Edge(HttpToolsProtocol):
         path, _, query = self.url.partition(b"?")
         target = target_of(path)
         if target is not None:
-            self._meet(path, query, target)
+            self._start_exchange(path, query, target)
         else:
             super().on_headers_complete()
             self._unanswered.append(self.cycle)
@@ -187,7 +181,7 @@ class Edge(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_reading()
+        self._start_reader_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -202,7 +196,7 @@ class Edge(HttpToolsProtocol):
         self._refuse(400, "no_http", msg)
 
     def _feed(self, data: bytes) -> bool:
-        """Parse what has come. False: it was no HTTP, and was refused."""
+        """Parse received bytes. Returns False if they were not HTTP and have been refused."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -220,9 +214,7 @@ class Edge(HttpToolsProtocol):
                 return True
 
     def _without_upgrade(self) -> bytes:
-        """The head of a request that offers another protocol, without the offer: none but HTTP/1.1 is spoken here, and the
-        client goes on in that (RFC 9110, 7.8).
-        """
+        """The head of a request without its `Upgrade`, which a server may ignore (RFC 9110, 7.8)."""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
@@ -233,8 +225,8 @@ class Edge(HttpToolsProtocol):
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
-    def _meet(self, path: bytes, query: bytes, target: Target) -> None:
-        """A request for an operation, whose headers have come."""
+    def _start_exchange(self, path: bytes, query: bytes, target: Target) -> None:
+        """Begin a request for an operation, whose headers are complete."""
         exchange = Exchange(self, path, query, target)
         first = not self._unanswered
         self._unanswered.append(exchange)
@@ -251,22 +243,22 @@ class Edge(HttpToolsProtocol):
             self.tasks.add(task)
 
     def _pace(self, call: Call) -> None:
-        """Let the next request wait on a connection whose last one was shed."""
+        """Pause reading on a connection whose last request was shed."""
         if call.shed and not self._unanswered:
             pause = self.app_context.shedding.pause()
             if pause and not self.flow.read_paused:
                 self.flow.pause_reading()
                 self._pause_timer = self.loop.call_later(pause, self.flow.resume_reading)
 
-    def _await_next(self) -> None:
-        """Close the connection if no other request comes."""
+    def _start_keep_alive_timer(self) -> None:
+        """Start the keep-alive timeout."""
         if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def _probe(self, seconds: float) -> None:
-        """Make a client that has left altogether reset the connection, which a write then tells; others skip it."""
+        """Write `100 Continue` at intervals: a client that has left resets the connection, another ignores it."""
         waiting = self._unanswered[0] if self._unanswered else None
         if waiting is None or self.transport.is_closing():
             return
@@ -281,18 +273,18 @@ class Edge(HttpToolsProtocol):
             self._limits.header_timeout_seconds, self._header_too_slow
         )
 
-    def _expect_reading(self) -> None:
+    def _start_reader_timer(self) -> None:
         unread = self.transport.get_write_buffer_size()
         self._reader_timer = self.loop.call_later(
             self._limits.keep_alive_seconds, self._drop_unless_read, unread
         )
 
     def _drop_unless_read(self, unread: int) -> None:
-        """A client that stopped reading must not keep its answer in memory; closing would wait for it."""
+        """Abort if the client has read nothing: its reply must not stay in memory. A close would wait for the client."""
         if self.transport.get_write_buffer_size() >= unread:
             self.transport.abort()
         else:
-            self._expect_reading()
+            self._start_reader_timer()
 
     def _header_too_slow(self) -> None:
         if not self._header_bytes:
@@ -320,7 +312,7 @@ class Edge(HttpToolsProtocol):
         self._pause_timer = self._probe_timer = None
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
-        """Answer what is no request, and close."""
+        """Send an error for a request that could not be read, and close."""
         self._stop_timers()
         if self.transport.is_closing():
             return

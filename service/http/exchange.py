@@ -1,4 +1,4 @@
-"""One operation's request and reply on a connection: its body as it arrives, its task, the bytes that go out."""
+"""One operation's request and reply on a connection: the body as it arrives, the task, the bytes sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Call, Reply
 from turbofno.service.http.operations import begin, execute
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, given_up, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
 
     from uvicorn._types import ASGI3Application
 
-    from turbofno.service.http.call import Bytes
+    from turbofno.service.http.call import Bytes, Target
     from turbofno.service.http.edge import Edge
-    from turbofno.service.http.operations import Target
 
 logger = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UNREAD_BYTES = 256 * 1024
-"""Of a body, before the connection is not read any more: what a read or two take off the socket."""
-_NONE = Body()
+"""Unread body bytes at which reading pauses: about two reads of the socket."""
+_NO_BODY = Body()
 
 
 class Exchange(Body):
-    """One operation's request and reply on a connection; what uvicorn asks of its own cycles it can ask of this."""
+    """One operation's request and reply on a connection, with the attributes that uvicorn reads of its own cycles."""
 
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_target", "_task", "_unread", "call", "chunked", "disconnected",
+        "_begun", "_edge", "_expects_continue", "_more", "_task", "_unread", "call", "chunked", "disconnected",
         "keep_alive", "response_complete", "response_started",
     )  # fmt: skip
 
@@ -44,24 +43,25 @@ class Exchange(Body):
         super().__init__()
         parser = edge.parser
         method = parser.get_method().decode("ascii")
-        self.call = Call(edge.app_context, method, target.path, path, query, edge.headers, self)
+        self.call = Call(
+            edge.app_context, method, target.path, path, query, edge.headers, self, target
+        )
         self.chunked = parser.get_http_version() != "1.0"
-        """The client reads chunked bodies, and interim responses."""
+        """True if the client accepts chunked bodies and interim responses."""
         self.keep_alive = self.chunked and parser.should_keep_alive()
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
         self._more: asyncio.Future[None] | None = None
-        """Whoever waits for more of the body."""
+        """Set while `more` waits for the body."""
         self._edge = edge
-        self._target = target
         self._begun = False
         self._task: asyncio.Task[None] | None = None
         self._unread = 0
         self._expects_continue = edge.expect_100_continue
 
     def take(self, piece: bytes) -> None:
-        """Keep what has come of the body, unless it was answered without."""
+        """Add a piece of the body, unless the request was already answered."""
         if self.response_complete:
             return
         self.add(piece)
@@ -71,10 +71,10 @@ class Exchange(Body):
         self._wake()
 
     def end_body(self) -> None:
-        """All of the body has come."""
+        """Mark the body as complete."""
         self.complete = True
         if self._unread > _UNREAD_BYTES:
-            # Of a connection that is not read nobody hears that the client has left.
+            # A disconnect is detected only while the connection is read.
             self._edge.flow.resume_reading()
         self._wake()
 
@@ -92,29 +92,29 @@ class Exchange(Body):
         await self._more
 
     def abandon(self) -> None:
-        """The client has left: nobody wants the reply any more."""
+        """Cancel the work: the client has left."""
         if self._task is not None:
             self._task.cancel()
         else:
-            self._let_go()
+            self._release()
 
     def begin(self) -> Reply | None:
-        """The reply, if the headers decide it."""
+        """Return the reply if the headers decide it."""
         self._begun = True
-        return begin(self.call, self._target)
+        return begin(self.call)
 
     def refuse(self, reply: Reply) -> None:
-        """Send a reply at once, before the body has come."""
+        """Send a reply at once, without reading the body."""
         call = self.call
         token = request_id.set(call.request_id)
         self._edge.transport.writelines((self._head(reply), *self._body(reply)))
         call.context.access_log.close(call, reply.status, reply.size)
         request_id.reset(token)
         self._end()
-        self._let_go()
+        self._release()
 
     async def run_asgi(self, app: ASGI3Application) -> None:
-        """Answer, and be done with the request; under the name by which uvicorn starts it."""
+        """Serve the request; uvicorn calls a cycle by this name."""
         del app
         call = self.call
         request_id.set(call.request_id)
@@ -128,29 +128,28 @@ class Exchange(Body):
         except Exception:
             status, size = await self._send_unexpected()
         except asyncio.CancelledError:
-            # The process ends, while the client reads its answer; or that one has left.
+            # The process ends while the reply is sent, or the client has left.
             if not self.disconnected:
                 logger.warning("%s %s was cut short", call.method, shown_path(call))
                 self._edge.transport.close()
         finally:
             call.context.access_log.close(call, status, size)
-            self._let_go()
+            self._release()
 
     async def _reply(self) -> Reply | None:
-        """The reply to send; None: nobody is there to read it."""
+        """Return the reply, or None if the client has left."""
         if self.disconnected:
             return None
         try:
             reply = None if self._begun else self.begin()
             if reply is None:
-                assert self._target.operation is not None
-                reply = await execute(self.call, self._target.operation)
+                reply = await execute(self.call)
         except asyncio.CancelledError:
-            return None if self.disconnected else given_up(self.call)
+            return None if self.disconnected else stopped(self.call)
         return reply
 
     async def _send_unexpected(self) -> tuple[int, int]:
-        """Tell of an exception while a reply was sent, if nothing was; status and bytes of the body."""
+        """Send a 500 if nothing has been sent; return the status and the size of its body."""
         reply = unexpected(self.call)
         if self.response_started:
             self._edge.transport.close()
@@ -158,7 +157,7 @@ class Exchange(Body):
         return reply.status, await self._send(reply)
 
     async def _send(self, reply: Reply) -> int:
-        """Send it; how many bytes of a body that was."""
+        """Send the reply; return the size of its body."""
         flow, transport = self._edge.flow, self._edge.transport
         if flow.write_paused:
             await flow.drain()
@@ -169,7 +168,7 @@ class Exchange(Body):
         transport.writelines((head, *self._body(reply)))
         size = reply.size
         if flow.write_paused:
-            # What the reply holds is counted until the client has read enough of it.
+            # The reply's bytes are held until the client has read enough of them.
             await flow.drain()
         if reply.stream is not None:
             size += await self._send_stream(reply.stream)
@@ -194,7 +193,7 @@ class Exchange(Body):
         return (b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,)
 
     def _head(self, reply: Reply) -> bytes:
-        """All bytes before the body. Nothing is checked: no value may hold what a client chose freely."""
+        """Status line and headers. Values are not checked: none may contain text chosen by a client."""
         edge = self._edge
         headers = [
             *edge.server_state.default_headers,
@@ -220,10 +219,10 @@ class Exchange(Body):
             return reply.body
         return [part for piece in reply.body for part in self._chunk(piece)]
 
-    def _let_go(self) -> None:
-        """Keep nothing of the request: a connection has this until its next one. And leave no cycle of references."""
+    def _release(self) -> None:
+        """Drop body, pieces and task, without a reference cycle: the connection keeps this object until its next request."""
         self._task = None
-        self.call.body = _NONE
+        self.call.body = _NO_BODY
         self.pieces.clear()
 
     def _end(self) -> None:

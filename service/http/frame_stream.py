@@ -1,11 +1,11 @@
-"""A rollout's frames as they are made: the two streamed forms, and the stream in either (docs/rollouts.md)."""
+"""Streams of a rollout's frames in two formats: length-prefixed binary records and server-sent events."""
 
 from __future__ import annotations
 
 import base64
 import struct
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,62 +23,52 @@ if TYPE_CHECKING:
 _PREFIX = struct.Struct("<II")
 
 
-class Form(Protocol):
-    """One form of a stream."""
+def _record(event: Event, fields: Fields | None = None) -> Sequence[bytes | memoryview]:
+    """Lengths of JSON and payload in bytes as two little-endian uint32; the JSON; the payload as <f4."""
+    text = orjson.dumps(event)
+    if fields is None:
+        return [_PREFIX.pack(len(text), 0) + text]
+    payload = np.ascontiguousarray(fields, "<f4").reshape(-1).view(np.uint8).data
+    return [_PREFIX.pack(len(text), len(payload)) + text, payload]
+
+
+def _server_sent_event(event: Event, fields: Fields | None = None) -> Sequence[bytes | memoryview]:
+    """`data` is the JSON, whose member `data` holds the fields in base64."""
+    if fields is not None:
+        data = base64.b64encode(np.ascontiguousarray(fields, "<f4").data).decode()
+        event = {**event, "data": data}
+    return [b"event: %b\ndata: %b\n\n" % (event["event"].encode(), orjson.dumps(event))]
+
+
+class StreamFormat(NamedTuple):
+    """A media type, and the function that encodes an event and its fields in pieces."""
 
     media_type: str
-
-    def write(self, event: Event, fields: Fields | None = None) -> Sequence[bytes | memoryview]:
-        """The bytes of one event, in pieces."""
-        ...
+    write: Callable[..., Sequence[bytes | memoryview]]
 
 
-class Records:
-    """Length of the JSON and of the payload in bytes, as two little-endian uint32; the JSON; the payload, <f4."""
-
-    media_type = "application/vnd.turbofno.frames"
-
-    def write(self, event: Event, fields: Fields | None = None) -> Sequence[bytes | memoryview]:
-        text = orjson.dumps(event)
-        if fields is None:
-            return [_PREFIX.pack(len(text), 0) + text]
-        payload = np.ascontiguousarray(fields, "<f4").reshape(-1).view(np.uint8).data
-        return [_PREFIX.pack(len(text), len(payload)) + text, payload]
+RECORDS = StreamFormat("application/vnd.turbofno.frames", _record)
+SERVER_SENT_EVENTS = StreamFormat("text/event-stream", _server_sent_event)
 
 
-class ServerSentEvents:
-    """For browsers: `data` is the JSON, with the fields in base64 as its member `data`."""
-
-    media_type = "text/event-stream"
-
-    def write(self, event: Event, fields: Fields | None = None) -> Sequence[bytes | memoryview]:
-        if fields is not None:
-            data = base64.b64encode(np.ascontiguousarray(fields, "<f4").data).decode()
-            event = {**event, "data": data}
-        return [b"event: %b\ndata: %b\n\n" % (event["event"].encode(), orjson.dumps(event))]
-
-
-FORMS: tuple[Form, ...] = (Records(), ServerSentEvents())
-
-
-def form_asked_for(accept: str) -> Form | None:
-    """The streamed form that Accept names, if any: a wildcard asks for none."""
+def accepted_format(accept: str) -> StreamFormat | None:
+    """The stream format that Accept names, if any; a wildcard matches none."""
     names = [item.partition(";")[0].strip().lower() for item in accept.split(",")]
-    return next((form for form in FORMS if form.media_type in names), None)
+    return next((one for one in (RECORDS, SERVER_SENT_EVENTS) if one.media_type in names), None)
 
 
 async def stream(
     frames: AsyncGenerator[Frame],
-    form: Form,
+    form: StreamFormat,
     about: Event,
     warnings_of: Callable[[Frame], tuple[str, ...]],
 ) -> AsyncGenerator[bytes | memoryview]:
-    """The bytes of `start`, then of `frame` and `progress` as they come, then of `end` or `failed`; a stream without was cut.
+    """Encode the events `start`, `frame` and `progress`, and last `end` or `failed`; a stream without either was cut off.
 
-    Closing it ends the rollout. `warnings_of` gives the texts of the warnings that begin with a frame.
+    Closing the generator ends the rollout. `warnings_of` returns the texts of the warnings that begin with a frame.
 
     Raises:
-        ServiceError: of what fails before the first frame; but a blow-up is always told in the stream.
+        ServiceError: the rollout failed before the first frame. A blow-up is an event of the stream even then.
     """
     start: Event | None = {"event": "start", **about}
     step = about["start"]
@@ -116,7 +106,7 @@ def _event_of(frame: Frame, warnings: tuple[str, ...]) -> Event:
 
 
 def _failure(error: ServiceError, step: int) -> Event:
-    """`step` is the last that is good; a blow-up names its own."""
+    """`step` is the last good one, except for a blow-up, which names its own."""
     event: Event = {"event": "failed", "reason": error.slug, "step": step, "detail": error.message}
     if isinstance(error, BlowUp):
         event |= {"reason": error.reason, "step": error.step}

@@ -1,7 +1,6 @@
-"""Requests that a web page sends behind its reader's back: refused by Host, by origin and by Content-Type.
+"""Protection against cross-site requests and DNS rebinding, by the headers Host, Origin, Sec-Fetch-Site and Content-Type.
 
-A browser sends them from inside a network, where the server trusts whoever reaches it. What no browser sends is let
-through.
+A browser inside a network can reach servers that trust the network. Requests that no browser sends pass.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
     from turbofno.service.settings import Settings
 
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_OWN_SITES = frozenset({b"same-origin", b"none"})
-"""Sec-Fetch-Site of the server's own page, and of what a user typed."""
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_SAME_SITE = frozenset({b"same-origin", b"none"})
+"""Sec-Fetch-Site of requests from the server's own page and of typed addresses."""
 _FORM_TYPES = frozenset(
     {b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data"}
 )
-"""Content types that a page may send to any origin without asking it (Fetch standard: "CORS-safelisted")."""
+"""Content types that a page may send to any origin without a preflight (Fetch standard: "CORS-safelisted")."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]]*)?\]|[^:\[\]]*)(?::[0-9]*)?")
 _PRIVATE_SUFFIXES = (".svc", ".svc.cluster.local", ".internal", ".local")
-"""Of names that nobody can register, so that no page of an attacker can have them."""
+"""Suffixes that cannot be registered, so no attacker's page can have such a name."""
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 REASONS: dict[type[ServiceError], str] = {
     Misdirected: "host",
     Forbidden: "origin",
     UnsupportedMediaType: "form_type",
 }
-"""Of refusals, as the metric counts them."""
-_KNOWN_HOSTS = 256
-"""Host headers whose verdict is remembered."""
+"""The metric's label of each refusal."""
+_CACHED_HOSTS = 256
+"""Number of Host headers whose result is cached."""
 
 
 class Guard:
-    """The checks, on the headers alone."""
+    """The checks of one application, on the headers alone."""
 
     def __init__(self, settings: Settings) -> None:
         self._names = frozenset({"localhost", "", settings.host.lower(), *settings.allowed_hosts})
@@ -52,33 +51,33 @@ class Guard:
             self._names |= {socket.gethostname().lower()}
         self._loopback = is_loopback(settings.host)
         self._origins = frozenset(origin.encode() for origin in settings.cors_origins)
-        self._serves = lru_cache(_KNOWN_HOSTS)(self._is_served)
+        self._serves = lru_cache(_CACHED_HOSTS)(self._is_served)
 
     def check(self, call: Call) -> None:
-        """Let a request through.
+        """Check a request.
 
         Raises:
-            Misdirected: it names a host that this server is not known as (DNS rebinding).
-            Forbidden: a page of another origin would change something, or asks whether it may.
-            UnsupportedMediaType: a body of the Open Inference Protocol as a form would send it.
+            Misdirected: Host is none of the server's names (DNS rebinding).
+            Forbidden: a web page of another origin sent it, and it is no read or is a preflight.
+            UnsupportedMediaType: an Open Inference Protocol body with a content type that forms can send.
         """
         try:
             self.check_host(call.headers.get(b"host", b""))
-            if call.method not in _READING or is_preflight(call):
+            if call.method not in _SAFE_METHODS or is_preflight(call):
                 self._check_page(call)
         except ServiceError as error:
             call.context.metrics.reject(REASONS[type(error)])
             raise
 
     def check_host(self, host: bytes) -> None:
-        """Raises Misdirected for the header Host of a name that is not the server's."""
+        """Raise Misdirected if the Host header is none of the server's names."""
         if not self._serves(host):
-            raise _foreign_host(host)
+            raise _unknown_host(host)
 
     def _check_page(self, call: Call) -> None:
         given = call.headers
-        if not self._is_own(given):
-            raise _foreign_page(given)
+        if not self._is_same_origin(given):
+            raise _cross_origin(given)
         if not call.path.startswith("/v2"):
             return
         kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -90,7 +89,7 @@ class Guard:
 
     def _is_served(self, header: bytes) -> bool:
         match = _HOST.fullmatch(header.decode("latin-1").strip().lower())
-        # A comma: two of them, of which a proxy may have believed the other.
+        # A comma means two Host headers: a proxy may have used the other one.
         if match is None or b"," in header:
             return False
         name = match[1].rstrip(".")
@@ -103,25 +102,25 @@ class Guard:
             _, _, parent = parent.partition(".")
         return not self._loopback and ("." not in name or name.endswith(_PRIVATE_SUFFIXES))
 
-    def _is_own(self, given: Mapping[bytes, bytes]) -> bool:
-        """True of what no browser sent, the server's own page, and pages of the origins that the settings name."""
+    def _is_same_origin(self, given: Mapping[bytes, bytes]) -> bool:
+        """True if from no browser, from the server's own page, or from an origin in the settings."""
         origin = given.get(b"origin")
         if origin is not None and origin.lower() in self._origins:
             return True
         site = given.get(b"sec-fetch-site")
         if site is not None:
-            return site in _OWN_SITES
+            return site in _SAME_SITE
         return origin is None or _same_host(origin, given.get(b"host", b""))
 
 
-def _foreign_host(value: bytes) -> Misdirected:
+def _unknown_host(value: bytes) -> Misdirected:
     return Misdirected(
         f"this server is not known as {value[:80].decode('latin-1')!r}: call it by IP address, as localhost, or by "
         f"a name in {env_name('allowed_hosts')}; add this one there if a proxy or DNS leads here by it"
     )
 
 
-def _foreign_page(given: Mapping[bytes, bytes]) -> Forbidden:
+def _cross_origin(given: Mapping[bytes, bytes]) -> Forbidden:
     origin = given.get(b"origin")
     whose = "another origin" if origin is None else repr(origin[:80].decode("latin-1"))
     return Forbidden(
@@ -131,15 +130,15 @@ def _foreign_page(given: Mapping[bytes, bytes]) -> Forbidden:
 
 
 def is_preflight(call: Call) -> bool:
-    """True of a browser's question whether a page may send what it is about to send."""
+    """True if a browser asks whether a page may send a request (CORS)."""
     return call.method == "OPTIONS" and b"access-control-request-method" in call.headers
 
 
 def preflight() -> Reply:
-    """The methods and headers that a page of an allowed origin may send; the access log adds the origin."""
+    """The reply to a preflight: allowed methods and headers. `AccessLog.headers` adds the origin."""
     headers = {
         "Access-Control-Allow-Methods": "GET, POST",
-        # The star does not stand for Authorization (Fetch standard).
+        # "*" does not cover Authorization (Fetch standard).
         "Access-Control-Allow-Headers": "*, Authorization",
         "Access-Control-Max-Age": "600",
     }
@@ -147,7 +146,7 @@ def preflight() -> Reply:
 
 
 def _is_address(name: str) -> bool:
-    """True of IP addresses: rebinding needs a name, whose address can be changed."""
+    """True if an IP address: DNS rebinding needs a name."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -156,8 +155,8 @@ def _is_address(name: str) -> bool:
 
 
 def _same_host(origin: bytes, host: bytes) -> bool:
-    """True if a page of `origin` calls where it came from; the scheme is a proxy's business."""
-    scheme, _, place = origin.decode("latin-1").lower().partition("://")
+    """True if `origin` and `host` are the same host and port. The scheme is ignored: a proxy may change it."""
+    scheme, _, address = origin.decode("latin-1").lower().partition("://")
     default = ":" + _DEFAULT_PORTS.get(scheme, "")
     called = host.decode("latin-1").strip().lower()
-    return bool(place) and place.removesuffix(default) == called.removesuffix(default)
+    return bool(address) and address.removesuffix(default) == called.removesuffix(default)

@@ -1,20 +1,29 @@
-"""From checked fields to a result: what predictions and gradients do between decoding and encoding."""
+"""Run the model on checked fields, between decoding and encoding; on its training grid, if an output grid is given."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING
 
+from turbofno.service.codec.grids import OUTPUT_GRID, from_network, to_network
 from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.errors import PayloadTooLarge
+from turbofno.service.http.offload import offload
+from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from turbofno.service.answer_warnings import AnswerWarning
+    from turbofno.service.codec.grids import Grid
     from turbofno.service.engine.interface import Fields, PredictResult
     from turbofno.service.engine.vjp import VjpShapes
     from turbofno.service.http.call import Call
+
+_HEAVY_VALUES = 16 * 1024
+"""Fields of more values (about 0.5 ms) are interpolated off the event loop."""
 
 
 async def infer(
@@ -25,17 +34,16 @@ async def infer(
     seconds: float | None,
     vjp: VjpShapes | None = None,
 ) -> PredictResult:
-    """Run the fields (rows for gradients, with `vjp`); dropped if not started within `seconds`.
+    """Run the model on the fields, or on rows for gradients with `vjp`; the work is dropped unless started within `seconds`.
 
     Raises:
-        NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField, InferenceFailed: as the
-            engine says.
+        NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField, InferenceFailed: as `Engine.predict`.
     """
     served = call.served
     work = call.context.engine.predict(
         PredictRequest(
             model=served.name,
-            # The version whose limits the fields were checked against, even if a newer one comes.
+            # The version that the fields were checked against, even if a newer one is loaded meanwhile.
             version=served.version,
             config=served.config,
             fields=fields,
@@ -49,7 +57,7 @@ async def infer(
         )
     )
     if call.reservation is not None:
-        # After the first step of the work, which takes room in the queue.
+        # Runs after the first step of the work, which has then entered the queue.
         asyncio.get_running_loop().call_soon(call.reservation.leave)
     result = await work
     call.fields = len(fields)
@@ -58,14 +66,64 @@ async def infer(
     return result
 
 
+async def infer_onto(
+    call: Call,
+    fields: Fields,
+    *,
+    output_grid: Grid | None,
+    priority: int,
+    seconds: float | None,
+) -> PredictResult:
+    """Call `infer`; for an `output_grid`, on fields interpolated to the training grid, and interpolate the result.
+
+    Raises:
+        PayloadTooLarge, QueueFull: the interpolated fields exceed the memory limit, or what is free of it now.
+    """
+    if output_grid is None:
+        return await infer(call, fields, priority=priority, seconds=seconds)
+    config = call.served.config
+    _hold_interpolated(call, len(fields), output_grid)
+    started = time.perf_counter()
+    inside = len(fields) * math.prod(config.grid.training)
+    fields = await offload(fields.size + inside > _HEAVY_VALUES, to_network, fields, config)
+    call.decode_seconds = (call.decode_seconds or 0.0) + time.perf_counter() - started
+    result = await infer(call, fields, priority=priority, seconds=seconds)
+    started = time.perf_counter()
+    outside = len(fields) * math.prod(output_grid)
+    answer = await offload(
+        result.fields.size + outside > _HEAVY_VALUES,
+        from_network, result.fields, output_grid, config,
+    )  # fmt: skip
+    call.encode_seconds = time.perf_counter() - started
+    result.fields = answer
+    return result
+
+
+def _hold_interpolated(call: Call, count: int, output_grid: Grid) -> None:
+    """Reserve memory for input and output on the training grid, and for the answer: a small body can ask for a large one."""
+    config = call.served.config
+    channels = config.architecture
+    inside = channels.in_channels + channels.out_channels
+    values = inside * math.prod(config.grid.training)
+    size = 4 * count * (values + channels.out_channels * math.prod(output_grid))
+    most = call.context.settings.max_inflight_bytes
+    if size > most:
+        raise PayloadTooLarge(
+            f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
+            f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
+        )
+    assert call.budget is not None
+    call.budget.hold_more(size)
+
+
 def deadline(call: Call, seconds: float | None) -> float:
-    """By when work must have started, on the monotonic clock: a request's own time limit can shorten the server's."""
+    """Latest start of the work on the monotonic clock: `seconds` from now, at most the server's limit."""
     allowed = call.context.settings.request_deadline_seconds
     return time.monotonic() + (allowed if seconds is None else min(allowed, seconds))
 
 
-def counted(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:
-    """The texts of an answer's warnings, whose reasons are counted."""
+def count_warnings(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:
+    """Count the warnings by reason; return their texts."""
     warnings = tuple(warnings)
     if not warnings:
         return ()

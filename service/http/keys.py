@@ -1,4 +1,4 @@
-"""API keys: who may call, checked before a route or a body is looked at."""
+"""API keys, checked before the route and the body."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
 
 HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Open to everybody: load balancers and container platforms ask these, and send no keys."""
+"""Open without a key: load balancers and container platforms send none."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[\x21-\x7e]{16,256}")
@@ -26,7 +26,7 @@ _FORM = "NAME KEY [fields=N] [bytes=N]"
 
 
 class Keys:
-    """The keys of a file, kept as digests."""
+    """The keys of a file, stored as digests."""
 
     def __init__(self, path: Path, callers: dict[bytes, Caller]) -> None:
         self._path = path
@@ -36,22 +36,20 @@ class Keys:
     def read(cls, path: Path) -> Keys:
         """Read a file of lines NAME KEY [fields=N] [bytes=N]; `#` starts a comment line.
 
-        The limits are the most fields, and body and unsent answer bytes, that requests with this key may have in
-        work at once.
+        The limits bound the fields, and the body and unsent answer bytes, of a key's concurrent requests.
 
         Raises:
-            ValueError: a line that is not of this form, a name or key that is given twice, no key at all. Names the
-                line, never the key.
+            ValueError: a malformed line, a repeated name or key, or no key at all. Names the line, never the key.
             OSError: the file cannot be read.
         """
         return cls(path, _read(path))
 
     def reload(self) -> None:
-        """Read the file again. Raises as `read` does, and keeps what was, if it cannot be used."""
+        """Read the file again; on an error, raise as `read` does and keep the present keys."""
         self._callers = _read(self._path)
 
     def check(self, call: Call) -> None:
-        """Note whose request it is, unless its path is open to everybody. Raises Unauthorized."""
+        """Set `call.caller`, unless the path is open. Raises Unauthorized."""
         context, given = call.context, call.headers.get(b"authorization")
         if call.path in context.open_paths:
             return
@@ -66,7 +64,7 @@ class Keys:
         call.caller = caller
 
     def caller(self, authorization: bytes) -> Caller | None:
-        """Whose key the header `Authorization: Bearer KEY` carries; as slow for a key that is nearly right."""
+        """The caller of the header `Authorization: Bearer KEY`, if known; compared in constant time."""
         scheme, _, key = authorization.partition(b" ")
         given = hashlib.sha256(key.strip()).digest()
         found = None
@@ -85,7 +83,7 @@ def _read(path: Path) -> dict[bytes, Caller]:
         try:
             digest, caller = _parse(line)
             if caller.name in names or digest in callers:
-                raise ValueError("the name or the key was given before")
+                raise ValueError("the name or the key is repeated")
         except ValueError as error:
             raise ValueError(
                 f"{env_name('api_keys_file')}={path}, line {number}: {error}"

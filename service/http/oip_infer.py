@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over REST, with its binary tensor extension: inference."""
+"""Inference by the Open Inference Protocol v2 over REST, with its binary tensor extension."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http.body import read_body
-from turbofno.service.http.inference import counted
+from turbofno.service.http.call import Operation
+from turbofno.service.http.inference import count_warnings, infer_onto
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
-from turbofno.service.http.operation import Operation
-from turbofno.service.http.output_grid import infer_onto
 from turbofno.service.http.parameters import read_query
-from turbofno.service.http.predict import answered
+from turbofno.service.http.predict import success_reply
 from turbofno.service.http.trust import largest
 from turbofno.service.settings import env_name
 
@@ -34,49 +33,51 @@ _COMPRESS_HEAVY = 16 * 1024
 _PARAMETERS = (RAW_SHAPE,)
 
 
-class Asked(NamedTuple):
-    """The headers of an inference, read."""
+class Parameters(NamedTuple):
+    """Parameters of an inference."""
 
     header_length: str | None
-    """Of the JSON before the tensor, not checked yet; None: all of the body is JSON."""
+    """Length of the JSON before the tensor, not checked yet; None if the whole body is JSON."""
     raw_shape: str | None
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     shape: str | None = read_query(call, _PARAMETERS)["shape"]
     length = call.header(_HEADER_NAME)
     if length is not None and "," in length:
         raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
-    return Asked(None if length is None else length.strip(), shape)
+    return Parameters(None if length is None else length.strip(), shape)
 
 
 async def _run(call: Call) -> Reply:
     settings, served = call.context.settings, call.served
-    header, raw_shape = call.asked
+    header, raw_shape = call.parameters
     body = await _read(call, header, settings)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
-    asked, fields = await offload(
+    request, fields = await offload(
         json_length > JSON_BYTES or len(body) > BINARY_BYTES,
         _decode, body, None if header is None else json_length, raw_shape, served,
     )  # fmt: skip
     call.decode_seconds = time.perf_counter() - started
-    given, timeout = asked.output_grid, asked.timeout_us
+    given, timeout = request.output_grid, request.timeout_us
     grid = None if given is None else parse_output_grid(given, served.config)
     result = await infer_onto(
         call, fields,
         output_grid=grid,
-        priority=asked.priority,
+        priority=request.priority,
         seconds=None if timeout is None else timeout / 1e6,
     )  # fmt: skip
-    warnings = counted(call, served.warnings(fields.shape[2:], grid, result.trust))
+    warnings = count_warnings(call, served.warnings(fields.shape[2:], grid, result.trust))
     started = time.perf_counter()
-    as_json = not all(output.binary for output in asked.outputs)
+    as_json = not all(output.binary for output in request.outputs)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    answer = await offload(heavy, _encode, asked, result, warnings, served.untold(result.trust))
+    answer = await offload(
+        heavy, _encode, request, result, warnings, served.why_no_trust(result.trust)
+    )
     headers, written = await _written(call, answer)
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
-    return answered(call, headers, (written,))
+    return success_reply(call, headers, (written,))
 
 
 async def _read(call: Call, header: str | None, settings: Settings) -> memoryview:
@@ -85,8 +86,7 @@ async def _read(call: Call, header: str | None, settings: Settings) -> memoryvie
     if header is None:
         limit = settings.max_json_bytes
         return await read_body(call, budget, limit=limit, setting="max_json_bytes")
-    # The tensor starts where the JSON ends; a header that is no number is refused after reading,
-    # when the range it should lie in is known.
+    # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
     start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
     return await read_body(call, budget, limit=settings.max_body_bytes, aligned_at=start)
 
@@ -107,21 +107,21 @@ def _decode(
     body: memoryview, header_length: int | None, raw_shape: str | None, served: Served
 ) -> tuple[InferRequest, Fields]:
     if header_length == 0:
-        asked = oip_binary.decode_raw(body, shape=raw_shape, model=served.name)
+        request = oip_binary.decode_raw(body, shape=raw_shape, model=served.name)
     else:
-        asked = oip_binary.decode(body, header_length=header_length, model=served.name)
-    return asked, fields_from_tensor(asked.tensor, served.config, max_fields=served.max_fields)
+        request = oip_binary.decode(body, header_length=header_length, model=served.name)
+    return request, fields_from_tensor(request.tensor, served.config, max_fields=served.max_fields)
 
 
 def _encode(
-    asked: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
+    request: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
 ) -> InferAnswer:
     return oip_binary.encode(
         result.fields,
-        outputs=asked.outputs,
+        outputs=request.outputs,
         model=result.model,
         version=result.version,
-        request_id=asked.id,
+        request_id=request.id,
         warnings=warnings,
         trust=largest(result.trust),
         trust_status=trust_status,
@@ -129,7 +129,7 @@ def _encode(
 
 
 async def _written(call: Call, answer: InferAnswer) -> tuple[Headers, Bytes]:
-    """The answer's own headers, and its body, compressed if that was asked for."""
+    """Headers and body of the answer, compressed if the client requested it."""
     headers: Headers = []
     body = answer.body
     coding = answer_coding(call.header(b"accept-encoding"))
@@ -142,4 +142,4 @@ async def _written(call: Call, answer: InferAnswer) -> tuple[Headers, Bytes]:
     return [*headers, (b"content-type", b"application/octet-stream")], body
 
 
-OPERATION = Operation("oip", _parse, _run, INFER_PATHS)
+OPERATION = Operation(_run, INFER_PATHS, parse=_parse, protocol="oip")

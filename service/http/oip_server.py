@@ -1,265 +1,287 @@
-"""The Open Inference Protocol v2 over REST: health, metadata, statistics, repository."""
+"""The Open Inference Protocol v2 over REST, all but inference: health, metadata, statistics, repository control."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Request, Response
+import orjson
 
 from turbofno.service.codec.json import json_type, parse_object
-from turbofno.service.context import context_of
 from turbofno.service.engine.interface import status_of
-from turbofno.service.errors import BadRequest, Forbidden, Unavailable
-from turbofno.service.http import oip_describe, oip_extensions
-from turbofno.service.http.asgi import call_of
+from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
+from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
-from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS
-from turbofno.service.http.oip_schemas import (
-    Error,
-    Live,
-    ModelMetadata,
-    ModelReady,
-    Ready,
-    RepositoryEntry,
-    ServerMetadata,
-    Statistics,
-)
-from turbofno.service.http.openapi import ModelName, ModelVersion
+from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
+from turbofno.service.http.openapi import described, schema_ref
 from turbofno.service.pipeline.admission import ByteBudget
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
-router = APIRouter(tags=["Open Inference Protocol v2"], responses=ERRORS)
-router.include_router(oip_extensions.router)
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
-EXTENSIONS = (
+    from turbofno.models.core.config import ModelConfig
+    from turbofno.service.http.call import Call, Target
+
+    Route = Callable[[Call], Awaitable[dict[str, Any] | list[dict[str, Any]] | None]]
+
+EXTENSIONS = [
     "binary_tensor_data",
     "model_configuration",
     "model_repository",
     "parameters",
     "schedule_policy",
     "statistics",
-)
+]
 _CONTROL_BYTES = 64 * 1024
 _READY = "READY"
+_SHARED_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+_REGION = "/region/{region}"
+_TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+
+OPERATIONS: list[Operation] = []
 
 
-@router.get("/v2/", include_in_schema=False)
-@router.get("/v2", summary="Server metadata")
-async def server_metadata() -> ServerMetadata:
+def _route(method: str, *paths: str, schema: str = "", **about: Any) -> Callable[[Route], Route]:
+    """Add the decorated function, which returns a JSON document or None for an empty body, to OPERATIONS.
+
+    `schema`, `about` and the docstring describe the operation in OpenAPI, which omits it without `about`.
+    """
+
+    def add(route: Route) -> Route:
+        async def run(call: Call) -> Reply:
+            document = await route(call)
+            if document is None:
+                return Reply(200)
+            return Reply(200, [(b"content-type", b"application/json")], (orjson.dumps(document),))
+
+        entries: dict[str, dict[str, Any]] = {path: {} for path in paths}
+        if about:
+            success: dict[str, Any] = {"description": "Success; the body is empty."}
+            if schema:
+                content = {"application/json": {"schema": schema_ref(schema)}}
+                success = {"description": "Success.", "content": content}
+            responses = {200: success, **ERRORS, **about.pop("errors", {})}
+            about.update(name=route.__name__, tag=TAG, description=route.__doc__)
+            entries = described(*paths, responses=responses, **about)
+        OPERATIONS.append(Operation(run, entries, method))
+        return route
+
+    return add
+
+
+def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties}
+    return {"content": {"application/json": {"schema": schema, "example": example}}}
+
+
+_CONTROL: dict[str, Any] = {
+    "body": _body({"parameters": {"type": "object"}}, {}),
+    "errors": {403: error("Switched off on this server."), **BODY_ERRORS},
+}
+
+
+@_route("GET", "/v2/")
+@_route("GET", "/v2", summaries=("Server metadata",), schema="ServerMetadata")
+async def server_metadata(_: Call) -> dict[str, Any]:
     """Name, version and the protocol extensions that this server offers."""
-    return ServerMetadata(name="turbofno", version=VERSION, extensions=list(EXTENSIONS))
+    return {"name": "turbofno", "version": VERSION, "extensions": EXTENSIONS}
 
 
-@router.get("/v2/health/live", summary="Is the process alive?")
-async def live() -> Live:
+@_route("GET", "/v2/health/live", summaries=("Is the process alive?",), schema="Live")
+async def live(_: Call) -> dict[str, Any]:
     """Answers as long as the process can answer at all."""
-    return Live(live=True)
+    return {"live": True}
 
 
-@router.get("/v2/health/ready", summary="Does the server take requests?")
-async def ready(request: Request) -> Ready:
+@_route("GET", "/v2/health/ready", summaries=("Is the server ready?",), schema="Ready")
+async def ready(call: Call) -> dict[str, Any]:
     """200 once every start-up model is loaded and warm, until the server drains."""
-    context = context_of(request)
-    if context.engine.failure:
-        raise Unavailable(context.engine.failure)
-    if context.admission.draining or not context.engine.ready:
+    engine = call.context.engine
+    if engine.failure:
+        raise Unavailable(engine.failure)
+    if call.context.admission.draining or not engine.ready:
         raise Unavailable("the server is not ready: models are still loading, or it shuts down")
-    return Ready(ready=True)
+    return {"ready": True}
 
 
-# Before the routes with a model's name, which would take "stats" for one.
-@router.get("/v2/models/stats", summary="Statistics of all models")
-async def all_statistics(request: Request) -> Statistics:
+# Before the paths with a model's name, which would match "stats".
+@_route("GET", "/v2/models/stats", summaries=("All statistics",), schema="ModelStatistics")
+async def all_statistics(call: Call) -> dict[str, Any]:
     """Counts and nanoseconds since load, for every model that is ready."""
-    engine = context_of(request).engine
-    return Statistics(
-        model_stats=[
-            oip_describe.statistics(m.name, m.version, await engine.counters(m.name, m.version))
-            for m in engine.statuses()
-            if m.state == _READY
-        ]
-    )
+    engine = call.context.engine
+    models = [(one.name, one.version) for one in engine.statuses() if one.state == _READY]
+    return {
+        "model_stats": [oip.statistics(*model, await engine.counters(*model)) for model in models]
+    }
 
 
-@router.get("/v2/models/{model}", summary="Model metadata")
-async def model_metadata(request: Request, model: ModelName) -> ModelMetadata:
-    """Tensors and versions of a model; -1 stands for a size that the request chooses."""
-    return _metadata(request, model, None)
+@_route(
+    "GET", "/v2/models/{model}VERSION",
+    summaries=("Model metadata", "Model metadata of one version"),
+    schema="ModelMetadata",
+)  # fmt: skip
+async def metadata(call: Call) -> dict[str, Any]:
+    """Tensors and versions of a model; -1 is an axis of any size."""
+    engine, config = call.context.engine, _config(call)
+    versions = [
+        one.version for one in engine.statuses() if (one.name, one.state) == (config.name, _READY)
+    ]
+    enabled = call.context.settings.trust
+    return oip.metadata(config, versions, status_of(config, engine), enabled=enabled)
 
 
-@router.get("/v2/models/{model}/versions/{version}", summary="Model metadata of one version")
-async def version_metadata(
-    request: Request, model: ModelName, version: ModelVersion
-) -> ModelMetadata:
-    """As for the model, whose versions are all listed."""
-    return _metadata(request, model, version)
+@_route(
+    "GET", "/v2/models/{model}VERSION/ready",
+    summaries=("Is the model ready?", "Is the version ready?"),
+    schema="ModelReady",
+)  # fmt: skip
+async def model_ready(call: Call) -> dict[str, Any]:
+    """200 if it does; without a version, if any version does."""
+    return {"name": _config(call).name, "ready": True}
 
 
-def _metadata(request: Request, model: str, version: str | None) -> ModelMetadata:
-    engine = context_of(request).engine
-    config = engine.config(model, version)
-    versions = [m.version for m in engine.statuses() if m.name == model and m.state == _READY]
-    judged = context_of(request).settings.trust
-    return oip_describe.metadata(config, versions, status_of(config, engine), judged=judged)
-
-
-@router.get("/v2/models/{model}/ready", summary="Does the model take requests?")
-async def model_ready(request: Request, model: ModelName) -> ModelReady:
-    """200 if any version does."""
-    return _model_ready(request, model, None)
-
-
-@router.get("/v2/models/{model}/versions/{version}/ready", summary="Does the version?")
-async def version_ready(request: Request, model: ModelName, version: ModelVersion) -> ModelReady:
-    """200 if it does."""
-    return _model_ready(request, model, version)
-
-
-def _model_ready(request: Request, model: str, version: str | None) -> ModelReady:
-    config = context_of(request).engine.config(model, version)
-    return ModelReady(name=config.name, ready=True)
-
-
-@router.get("/v2/models/{model}/config", summary="Model configuration")
-async def model_config(request: Request, model: ModelName) -> dict[str, Any]:
+@_route(
+    "GET", "/v2/models/{model}VERSION/config",
+    summaries=("Model configuration", "Configuration of one version"),
+    schema="ModelConfig",
+)  # fmt: skip
+async def configuration(call: Call) -> dict[str, Any]:
     """Triton's ModelConfig as JSON."""
-    return _configuration(request, model, None)
+    context, config = call.context, _config(call)
+    return oip.configuration(config, status_of(config, context.engine), context.settings)
 
 
-@router.get("/v2/models/{model}/versions/{version}/config", summary="Configuration of one version")
-async def version_config(
-    request: Request, model: ModelName, version: ModelVersion
-) -> dict[str, Any]:
-    """Triton's ModelConfig as JSON."""
-    return _configuration(request, model, version)
+@_route(
+    "GET", "/v2/models/{model}VERSION/stats",
+    summaries=("Statistics of a model", "Statistics of one version"),
+    schema="ModelStatistics",
+)  # fmt: skip
+async def statistics(call: Call) -> dict[str, Any]:
+    """Counts and nanoseconds since load; without a version, of the newest."""
+    config = _config(call)
+    counters = await call.context.engine.counters(config.name, config.version)
+    return {"model_stats": [oip.statistics(config.name, config.version, counters)]}
 
 
-def _configuration(request: Request, model: str, version: str | None) -> dict[str, Any]:
-    context = context_of(request)
-    config = context.engine.config(model, version)
-    status = status_of(config, context.engine)
-    return oip_describe.configuration(config, status, context.settings)
-
-
-@router.get("/v2/models/{model}/stats", summary="Statistics of a model")
-async def model_statistics(request: Request, model: ModelName) -> Statistics:
-    """Counts and nanoseconds since load, of the newest version."""
-    return await _statistics(request, model, None)
-
-
-@router.get("/v2/models/{model}/versions/{version}/stats", summary="Statistics of one version")
-async def version_statistics(
-    request: Request, model: ModelName, version: ModelVersion
-) -> Statistics:
-    """Counts and nanoseconds since load."""
-    return await _statistics(request, model, version)
-
-
-async def _statistics(request: Request, model: str, version: str | None) -> Statistics:
-    engine = context_of(request).engine
-    config = engine.config(model, version)
-    counters = await engine.counters(config.name, config.version)
-    return Statistics(model_stats=[oip_describe.statistics(config.name, config.version, counters)])
-
-
-@router.post(
-    "/v2/repository/index",
-    summary="List the model repository",
-    openapi_extra={
-        "requestBody": {
-            "content": {
-                "application/json": {
-                    "schema": {
-                        "type": "object",
-                        "properties": {"ready": {"type": "boolean"}},
-                    },
-                    "example": {"ready": True},
-                }
-            }
-        }
-    },
-    responses=BODY_ERRORS,
-)
-async def repository_index(request: Request) -> list[RepositoryEntry]:
-    """Every version the server knows, with its state; only the READY ones if `ready` is true."""
-    only_ready = (await _control_body(request)).get("ready", False)
+@_route(
+    "POST", "/v2/repository/index",
+    summaries=("List the model repository",),
+    body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
+    schema="RepositoryIndex",
+    errors=BODY_ERRORS,
+)  # fmt: skip
+async def repository_index(call: Call) -> list[dict[str, Any]]:
+    """Every version known to the server, with its state; only the READY ones if `ready` is true."""
+    only_ready = (await _control_body(call)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise BadRequest(f"'ready' is a JSON {json_type(only_ready)}, expected true or false")
     return [
-        RepositoryEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
-        for m in context_of(request).engine.statuses()
-        if m.state == _READY or not only_ready
+        {"name": one.name, "version": one.version, "state": one.state, "reason": one.reason}
+        for one in call.context.engine.statuses()
+        if one.state == _READY or not only_ready
     ]
 
 
-_CONTROL_BODY: dict[str, Any] = {
-    "requestBody": {
-        "content": {
-            "application/json": {
-                "schema": {"type": "object", "properties": {"parameters": {"type": "object"}}},
-                "example": {},
-            }
-        }
-    }
-}
-_CONTROL_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Done; the body is empty."},
-    403: {"model": Error, "description": "Switched off on this server."},
-    **BODY_ERRORS,
-}
-
-
-@router.post(
-    "/v2/repository/models/{model}/load",
-    summary="Load or reload a model",
-    openapi_extra=_CONTROL_BODY,
-    responses=_CONTROL_RESPONSES,
-    response_class=Response,
+@_route(
+    "POST", "/v2/repository/models/{model}/load", summaries=("Load or reload a model",), **_CONTROL
 )
-async def load(request: Request, model: ModelName) -> Response:
+async def load(call: Call) -> None:
     """Load a model from the repository; answers when it is warm. Overrides are refused."""
-    parameters = await _control_parameters(request)
+    parameters = await _control_parameters(call)
     if parameters:
         raise BadRequest(
-            f"load parameter {min(parameters)[:80]!r} is not offered: a model is loaded as it "
-            f"stands in the repository"
+            f"load parameter {min(parameters)[:80]!r} is not supported: a model is loaded as the repository has it"
         )
-    await context_of(request).engine.load(model)
-    return Response()
+    # Shielded: a client that disconnects must not leave the model half loaded.
+    await asyncio.shield(call.context.engine.load(_target(call).model))
 
 
-@router.post(
-    "/v2/repository/models/{model}/unload",
-    summary="Unload a model",
-    openapi_extra=_CONTROL_BODY,
-    responses=_CONTROL_RESPONSES,
-    response_class=Response,
-)
-async def unload(request: Request, model: ModelName) -> Response:
+@_route("POST", "/v2/repository/models/{model}/unload", summaries=("Unload a model",), **_CONTROL)
+async def unload(call: Call) -> None:
     """Answer what is queued for a model, then drop it."""
-    unknown = set(await _control_parameters(request)) - {"unload_dependents"}
+    unknown = (await _control_parameters(call)).keys() - {"unload_dependents"}
     if unknown:
         raise BadRequest(f"unload parameter {min(unknown)[:80]!r} is not known")
-    await context_of(request).engine.unload(model)
-    return Response()
+    await asyncio.shield(call.context.engine.unload(_target(call).model))
 
 
-async def _control_parameters(request: Request) -> dict[str, Any]:
-    if not context_of(request).settings.model_control:
+# Triton's extensions that are not offered: a client's generic calls get true readings and clear refusals.
+
+
+@_route("GET", *(f"{root}{part}/status" for root in _SHARED_MEMORY for part in ("", _REGION)))
+async def shared_memory_status(_: Call) -> list[dict[str, Any]]:
+    return []
+
+
+@_route("POST", *(f"{root}{_REGION}/register" for root in _SHARED_MEMORY))
+async def register_shared_memory(_: Call) -> None:
+    raise Unsupported("shared memory is not offered by this server: send tensors in binary")
+
+
+@_route("POST", *(f"{root}{part}/unregister" for root in _SHARED_MEMORY for part in ("", _REGION)))
+async def unregister_shared_memory(_: Call) -> None:
+    """Succeed: nothing is registered."""
+
+
+@_route("GET", *_TRACE)
+async def trace_settings(_: Call) -> dict[str, Any]:
+    return {"trace_level": ["OFF"], "trace_rate": "0", "trace_count": "0", "log_frequency": "0"}
+
+
+@_route("POST", *_TRACE)
+async def update_trace_settings(_: Call) -> None:
+    raise Unsupported("trace settings cannot be changed: this server does not trace requests")
+
+
+@_route("GET", "/v2/logging")
+async def log_settings(_: Call) -> dict[str, Any]:
+    logger = logging.getLogger("service")
+    return {
+        "log_file": "",
+        "log_info": logger.isEnabledFor(logging.INFO),
+        "log_warning": logger.isEnabledFor(logging.WARNING),
+        "log_error": logger.isEnabledFor(logging.ERROR),
+        "log_verbose_level": int(logger.isEnabledFor(logging.DEBUG)),
+        "log_format": "default",
+    }
+
+
+@_route("POST", "/v2/logging")
+async def update_log_settings(_: Call) -> None:
+    raise Unsupported(
+        "log settings cannot be changed while the server runs: start it with TURBOFNO_LOG_LEVEL"
+    )
+
+
+def _target(call: Call) -> Target:
+    assert call.target is not None
+    return call.target
+
+
+def _config(call: Call) -> ModelConfig:
+    """The configuration of the requested model. Raises NotFound, Unavailable."""
+    target = _target(call)
+    return call.context.engine.config(target.model, target.version)
+
+
+async def _control_parameters(call: Call) -> dict[str, Any]:
+    if not call.context.settings.model_control:
         raise Forbidden(
             "loading and unloading over HTTP is switched off: start the server with --model-control true "
             f"({env_name('model_control')}=true), or with API keys ({env_name('api_keys_file')})"
         )
-    context_of(request).admission.refuse_if_draining()
-    parameters = (await _control_body(request)).get("parameters", {})
+    call.context.admission.refuse_if_draining()
+    parameters = (await _control_body(call)).get("parameters", {})
     if not isinstance(parameters, dict):
         raise BadRequest(f"'parameters' is a JSON {json_type(parameters)}, expected an object")
     return parameters
 
 
-async def _control_body(request: Request) -> dict[str, Any]:
-    # Not refused when the service is full: that is when operators need these routes.
-    call = call_of(request.scope, request.receive, context_of(request))
+async def _control_body(call: Call) -> dict[str, Any]:
+    # A budget of its own: operators need these routes when the service is full.
     body = await read_body(call, ByteBudget(), limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

@@ -1,33 +1,247 @@
-"""Parts that the OpenAPI descriptions of routes and operations share."""
+"""Parts of OpenAPI descriptions that several operations share: parameters, bodies, responses, examples."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from fastapi import Path
 
+from turbofno.service.codec.negotiate import CODECS, JSON
+from turbofno.service.http.parameters import DEADLINE
 from turbofno.service.http.problems import MEDIA_TYPE
+from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from turbofno.service.http.parameters import Parameter
 
 ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
-ModelVersion = Annotated[str, Path(description="version of the model", examples=["1"])]
+WARNING = "X-Warning"
+"""Response header: the warnings of an answer, separated by semicolons."""
+DEADLINE_HEADER: dict[str, Any] = {
+    "name": DEADLINE,
+    "in": "header",
+    "required": False,
+    "description": "drop the work with 504 if it has not started within this many milliseconds",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
 
-PROBLEM = {
-    "title": "Problem",
-    "description": "What was wrong, what was expected, how to mend it (RFC 9457).",
+
+def schema_ref(schema: str) -> dict[str, str]:
+    """A reference to a schema among the document's components."""
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The schema of a list; `items` is a schema or the name of a type."""
+    return {"type": "array", "items": _schema(items), **more}
+
+
+def object_of(
+    members: dict[str, str | dict[str, Any]], *, required: Sequence[str] | None = None, **more: Any
+) -> dict[str, Any]:
+    """The schema of an object, given a schema or the name of a type for each member; all are required by default."""
+    return {
+        "type": "object",
+        "required": list(members if required is None else required),
+        "properties": {name: _schema(member) for name, member in members.items()},
+        **more,
+    }
+
+
+def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
+    return {"type": given} if isinstance(given, str) else given
+
+
+PROBLEM = object_of(
+    {
+        "type": "string",
+        "title": "string",
+        "status": "integer",
+        "detail": "string",
+        "instance": "string",
+        "request_id": "string",
+    },
+    title="Problem",
+    description="What was wrong, what was expected, how to mend it (RFC 9457).",
+)
+
+
+def problem(description: str) -> dict[str, Any]:
+    """The OpenAPI response of an error that is sent as a problem document."""
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema_ref("Problem")}}}
+
+
+def described(
+    path: str,
+    *,
+    name: str,
+    tag: str,
+    summaries: tuple[str, ...],
+    description: str,
+    responses: Mapping[int, dict[str, Any]],
+    parameters: tuple[Parameter, ...] = (),
+    headers: tuple[dict[str, Any], ...] = (),
+    body: dict[str, Any] | None = None,
+    example: str = "burgers-1d",
+) -> dict[str, dict[str, Any]]:
+    """The OpenAPI operation at `path`; if that contains VERSION, one for the newest version and one for a given version.
+
+    `summaries` has one text for each; `example` is the name of a model.
+    """
+    shared = {
+        "tags": [tag],
+        "description": description,
+        "responses": {str(code): response for code, response in responses.items()},
+        **({} if body is None else {"requestBody": body}),
+    }
+    asked = [*(one.described() for one in parameters), *headers]
+    paths = {path: name}
+    if "VERSION" in path:
+        paths = {
+            path.replace("VERSION", ""): f"{name}_newest",
+            path.replace("VERSION", "/versions/{version}"): f"{name}_version",
+        }
+    return {
+        template: {
+            "summary": summary,
+            "operationId": identifier,
+            "parameters": [*_path_parameters(template, example), *asked],
+            **shared,
+        }
+        for (template, identifier), summary in zip(paths.items(), summaries, strict=True)
+    }
+
+
+def _path_parameters(template: str, example: str) -> list[dict[str, Any]]:
+    version = ("version of the model", "1")
+    found = [
+        (name, *(version if name == "version" else ("name of a model", example)))
+        for name in re.findall(r"{(\w+)}", template)
+    ]
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": description,
+            "schema": {"type": "string", "examples": [value]},
+        }
+        for name, description, value in found
+    ]
+
+
+def burgers_field() -> list[float]:
+    """An initial velocity of burgers-1d: N(0, 625 (-Laplacian + 25 I)^-2), periodic, of zero mean."""
+    field: list[float] = _random_field((256,), 25.0, 25.0, -1.0, digits=4)
+    return field
+
+
+def vorticity_field() -> list[list[float]]:
+    """An initial vorticity of navier-stokes-2d: N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), periodic, of zero mean."""
+    field: list[list[float]] = _random_field((64, 64), math.sqrt(2 * 7.0**3), 49.0, -1.25, digits=3)
+    return field
+
+
+def _random_field(
+    grid: tuple[int, ...], scale: float, shift: float, power: float, *, digits: int
+) -> Any:
+    """A field from the distribution of a model's training data, so that examples of predictions carry no warning."""
+    noise = np.random.default_rng(0).normal(size=grid)
+    squared = sum(k**2 for k in np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in grid)))
+    deviation = scale * (4 * math.pi**2 * squared + shift) ** power
+    deviation.flat[0] = 0.0
+    field = np.fft.ifftn(np.fft.fftn(noise) * deviation).real * math.sqrt(noise.size)
+    return field.round(digits).tolist()
+
+
+_EXAMPLE_INPUT = burgers_field()
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ARRAYS = {
     "type": "object",
-    "required": ["type", "title", "status", "detail", "instance", "request_id"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "instance": {"type": "string"},
-        "request_id": {"type": "string"},
+    "description": (
+        "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with "
+        "one input channel, [*grid]; or every input channel of the model by its name, with shape [*grid] "
+        "or [batch, *grid]."
+    ),
+    "minProperties": 1,
+    "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
+}
+REQUEST_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
+    | {
+        JSON.media_type: {
+            "schema": object_of({"inputs": _ARRAYS}, additionalProperties=False),
+            "examples": {
+                "by channel": {
+                    "summary": "a field for model burgers-1d, on 256 points",
+                    "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
+                },
+                "as a tensor": {
+                    "summary": "the same as one tensor [batch, channels, x]",
+                    "value": {"inputs": {"input": [[_EXAMPLE_INPUT]]}},
+                },
+            },
+        }
     },
 }
 
 
-def problem(description: str) -> dict[str, Any]:
-    """The OpenAPI entry of an error that is answered as a problem document."""
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
+
+
+WARNING_HEADER = _header(
+    "in words, why the answer may be worse than the model's card says; absent if nothing is known"
+)
+RESPONSES: dict[int, dict[str, Any]] = {
+    200: {
+        "description": "The output fields, laid out and named as the input was: 'output', or "
+        "output channel names; in the form that Accept asks for, by default that of the request.",
+        "headers": {
+            "X-Model-Version": _header("version that answered"),
+            "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
+            "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
+            **TRUST_HEADERS,
+            WARNING: WARNING_HEADER,
+        },
+        "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
+        | {
+            JSON.media_type: {
+                "schema": object_of(
+                    {
+                        "model": "string",
+                        "version": "string",
+                        "backend": "string",
+                        "precision": "string",
+                        "warnings": array_of(
+                            "string",
+                            description="as the header X-Warning; absent if there are none",
+                        ),
+                        "units": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "trust": TRUST_SCHEMA,
+                        "trust_status": TRUST_STATUS,
+                        "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
+                    },
+                    required=["model", "version", "backend", "precision", "units", "outputs"],
+                )
+            }
+        },
+    },
+    400: problem("The body or a parameter cannot be understood."),
+    401: problem("No known API key, where the server asks for one."),
+    404: problem("No such model or version."),
+    406: problem("Accept allows none of the offered forms; the error lists them."),
+    408: problem("The body took too long to arrive."),
+    413: problem("Over a stated limit, which the error names."),
+    415: problem("Content-Type or Content-Encoding is not read; the error lists what is."),
+    422: problem("The model cannot take these fields: shape, channels, dtype, NaN."),
+    429: problem("The queue is full: come back after Retry-After seconds."),
+    503: problem("Loading, draining or out of device memory."),
+    504: problem("The deadline passed before the work ran."),
+}

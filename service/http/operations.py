@@ -1,91 +1,77 @@
-"""The table of operations on models, and the one order in which a request goes through them."""
+"""The table of operations, and the one order in which a request passes through them."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from turbofno.service.errors import NotFound, QueueFull, ServiceError
-from turbofno.service.http import oip_infer, predict, reference, rollout, vjp
+from turbofno.service.http import oip_infer, oip_server, predict, rollout, sample_and_solve, vjp
 from turbofno.service.http.body import declared_size
-from turbofno.service.http.call import ClientLeft, Reply, encoded
+from turbofno.service.http.call import ClientLeft, Reply, Target, encoded
 from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.problems import not_allowed, problem, unexpected
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
-    from turbofno.service.http.call import Call
-    from turbofno.service.http.operation import Operation
+    from turbofno.service.http.call import Call, Operation
 
-TABLE: dict[tuple[str, str], Operation] = {
-    ("v1", "predict"): predict.OPERATION,
-    ("v1", "rollout"): rollout.OPERATION,
-    ("v1", "vjp"): vjp.OPERATION,
-    ("v1", "sample"): reference.SAMPLE,
-    ("v1", "solve"): reference.SOLVE,
-    ("v2", "infer"): oip_infer.OPERATION,
-}
-"""By root and verb of the path."""
-
-_PATH = re.compile(
-    r"/(?:v1/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?:(?P<verb>[^/:]*)"
-    r"|v1/models/(?P<sampled>[^/]+)/(?P<sample>sample)"
-    r"|v2/models/(?P<model>[^/]+)(?:/versions/(?P<number>[^/]+))?/(?P<infer>infer))"
+OPERATIONS: tuple[Operation, ...] = (
+    predict.OPERATION,
+    rollout.OPERATION,
+    vjp.OPERATION,
+    sample_and_solve.SAMPLE,
+    sample_and_solve.SOLVE,
+    oip_infer.OPERATION,
+    *oip_server.OPERATIONS,
 )
-
-
-class Target(NamedTuple):
-    """The target of a path."""
-
-    path: str
-    """Decoded."""
-    operation: Operation | None
-    """None: there is no such verb."""
-    verb: str
-    model: str
-    version: str | None
-    """None: the newest."""
-
-
+_VERBS = ("predict", "rollout", "vjp", "solve")
+_VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
 _CACHED_BYTES = 256
-"""Longer paths are read each time: they are for clients to choose, and would fill the memory."""
+"""Longest path that is cached: clients choose paths, and long ones would fill the memory."""
+
+
+def _routes() -> list[tuple[re.Pattern[str], dict[str, Operation]]]:
+    """A pattern for each path template, with its operations by method."""
+    routes: dict[str, dict[str, Operation]] = {}
+    for operation in OPERATIONS:
+        for template in operation.paths:
+            routes.setdefault(template, {})[operation.method] = operation
+    return [
+        (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template)), by_method)
+        for template, by_method in routes.items()
+    ]
+
+
+_ROUTES = _routes()
 
 
 def target_of(raw_path: bytes) -> Target | None:
-    """The target of a path, still percent-encoded; None: it is no operation's."""
-    if len(raw_path) <= _CACHED_BYTES:
-        return _remembered(raw_path)
-    return _target(raw_path)
+    """The target of a percent-encoded path; None if it is none of the table's."""
+    return _cached(raw_path) if len(raw_path) <= _CACHED_BYTES else _target(raw_path)
 
 
 def _target(raw_path: bytes) -> Target | None:
     path = unquote(raw_path.decode("latin-1"))
-    found = _PATH.fullmatch(path)
-    if found is None:
-        return None
-    part = found.groupdict()
-    name = part["name"] or part["sampled"] or part["model"]
-    verb = part["verb"] if part["name"] else part["sample"] or part["infer"]
-    root = "v2" if part["model"] else "v1"
-    version = part["version"] or part["number"]
-    operation = TABLE.get((root, verb))
-    # A sample is a thing of the model, not a verb; and the solver knows no versions.
-    if (part["name"] and verb == "sample") or (version and verb == "solve"):
-        operation = None
-    return Target(path, operation, verb, name, version)
+    for pattern, operations in _ROUTES:
+        if found := pattern.fullmatch(path):
+            part = found.groupdict()
+            model = part.get("name") or part.get("model") or ""
+            return Target(path, operations, model, part.get("version"))
+    return Target(path, {}, "", None) if _VERB.fullmatch(path) else None
 
 
-_remembered = lru_cache(maxsize=1024)(_target)
+_cached = lru_cache(maxsize=1024)(_target)
 
 
-def begin(call: Call, target: Target | None) -> Reply | None:
-    """Decide what the headers decide: host, origin and key of any request; of an operation also method, model,
-    parameters, and whether there is room for it.
+def begin(call: Call) -> Reply | None:
+    """Check what the headers decide: host, origin and key of every request; for an operation also method, model,
+    parameters and capacity.
 
-    The reply, if it needs no body; None: go on, with `execute` or FastAPI's routes.
+    Returns the reply if no body is needed; None to go on, with `execute` or FastAPI's routes.
     """
     token = request_id.set(call.request_id)
     try:
@@ -96,7 +82,7 @@ def begin(call: Call, target: Target | None) -> Reply | None:
             return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)
-        return None if target is None else _admit(call, target)
+        return None if call.target is None else _admit(call, call.target)
     except ServiceError as error:
         return problem(call.path, error)
     except Exception:
@@ -105,12 +91,12 @@ def begin(call: Call, target: Target | None) -> Reply | None:
         request_id.reset(token)
 
 
-async def execute(call: Call, operation: Operation) -> Reply:
-    """The reply to a request that `begin` let in; errors are replies too. Raises ClientLeft, CancelledError."""
+async def execute(call: Call) -> Reply:
+    """Run the operation of a request that `begin` admitted; errors become replies. Raises ClientLeft, CancelledError."""
     try:
-        reply = await operation.run(call)
+        reply = await call.operation.run(call)
         if reply.stream is not None:
-            # What fails before anything was sent is an error like any other.
+            # An error before the first piece is still sent as an ordinary error.
             reply.body = (await anext(reply.stream),)
             reply.size = len(reply.body[0])
     except ServiceError as error:
@@ -123,22 +109,24 @@ async def execute(call: Call, operation: Operation) -> Reply:
 
 
 def _admit(call: Call, target: Target) -> Reply | None:
-    operation = target.operation
-    if operation is None:
-        raise _no_such_verb(call.path, target.verb)
-    if call.method != operation.method and not (
-        call.method == "HEAD" and operation.method == "GET"
-    ):
-        refusal = not_allowed(call.method, call.path, [operation.method])
-        if call.method != "OPTIONS":
+    operations = target.operations
+    if not operations:
+        raise _unknown_verb(call.path)
+    method = "GET" if call.method == "HEAD" else call.method
+    if method not in operations:
+        refusal = not_allowed(call.method, call.path, sorted(operations))
+        if method != "OPTIONS":
             raise refusal
         return Reply(204, encoded({"Allow": f"{refusal.allowed}, OPTIONS"}))
+    operation = call.operation = operations[method]
+    if operation.parse is None:
+        return None
     context = call.context
     call.protocol = operation.protocol
     served = call.served = context.served.find(target.model, target.version)
     if operation.of_model:
         call.model, call.version = served.name, served.version
-    call.asked = operation.parse(call)
+    call.parameters = operation.parse(call)
     try:
         call.budget = context.admission.admit(
             declared_size(call),
@@ -155,11 +143,10 @@ def _admit(call: Call, target: Target) -> Reply | None:
     return None
 
 
-def _no_such_verb(path: str, verb: str) -> NotFound:
-    known = [name for root, name in TABLE if root == "v1" and name != "sample"]
-    near = difflib.get_close_matches(verb, known, n=1)
+def _unknown_verb(path: str) -> NotFound:
+    near = difflib.get_close_matches(path.rpartition(":")[2], _VERBS, n=1)
     guess = f"did you mean :{near[0]}? " if near else ""
-    verbs = ", ".join(f":{name}" for name in known)
+    verbs = ", ".join(f":{name}" for name in _VERBS)
     return NotFound(
         f"there is no route {path!r}: {guess}Models have {verbs}; GET /docs lists the routes"
     )

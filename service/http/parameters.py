@@ -1,4 +1,4 @@
-"""Parameters of operations: what each may be, how it is read, and how the API's documentation shows it."""
+"""Query parameters and the deadline header: parsing, error texts and OpenAPI description."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
 
 _CACHED_BYTES = 128
-"""Longer queries are parsed each time: they are for clients to choose, and would fill the memory."""
+"""Longest query that is cached: clients choose queries, and long ones would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """One parameter in a query; `parse` raises ValueError for what it may not be."""
+    """One query parameter; `parse` raises ValueError for an invalid value."""
 
     name: str
     description: str
     schema: dict[str, Any]
     expected: str
-    """The values that it may have, in the words of an error."""
+    """The valid values, for error texts."""
     parse: Callable[[str], Any]
     default: Any = None
     required: bool = False
     example: Any = None
 
     def described(self) -> dict[str, Any]:
-        """As OpenAPI has it."""
+        """The OpenAPI parameter object."""
         schema = self.schema
         if self.default is not None:
             schema = schema | {"default": self.default}
@@ -57,10 +57,10 @@ def integer(
     *,
     least: int = 0,
     most: int = 2**31 - 1,
-    says: str = "",
+    meaning: str = "",
     **options: Any,
 ) -> Parameter:
-    """A whole number from `least` to `most`; `says` what numbers mean, in the error."""
+    """A whole number from `least` to `most`; `meaning` is appended to the error text."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not least <= int(text) <= most:
@@ -71,7 +71,7 @@ def integer(
         name,
         description,
         {"type": "integer", "minimum": least, "maximum": most},
-        f"a whole number from {least} to {most}{says}",
+        f"a whole number from {least} to {most}{meaning}",
         parse,
         **options,
     )
@@ -79,64 +79,44 @@ def integer(
 
 def flag(name: str, description: str) -> Parameter:
     """True or false; false by default."""
-    words = {"true": True, "1": True, "false": False, "0": False}
-    return Parameter(
-        name,
-        description,
-        {"type": "boolean"},
-        "true or false",
-        lambda text: _among(words, text.lower()),
-        default=False,
-    )
 
-
-def text(name: str, description: str, pattern: str, expected: str, **options: Any) -> Parameter:
-    """Text of a pattern."""
-
-    def parse(given: str) -> str:
-        if not re.fullmatch(pattern, given):
+    def parse(given: str) -> bool:
+        given = given.lower()
+        if given not in ("true", "1", "false", "0"):
             raise ValueError
-        return given
+        return given in ("true", "1")
 
-    schema = {"type": "string", "pattern": f"^{pattern}$"}
-    return Parameter(name, description, schema, expected, parse, **options)
+    return Parameter(name, description, {"type": "boolean"}, "true or false", parse, default=False)
 
 
 PRIORITY = integer(
     "priority",
     "1 is highest, 10 lowest; 0, the default, is in the middle (5)",
     most=10,
-    says=": 1 is the highest, 10 the lowest, 0 the default, in the middle",
+    meaning=": 1 is the highest, 10 the lowest, 0 the default, in the middle",
     default=0,
 )
 DEADLINE = "X-Deadline-Ms"
-DEADLINE_DESCRIBED = {
-    "name": DEADLINE,
-    "in": "header",
-    "required": False,
-    "description": "drop the work with 504 if it has not started within this many milliseconds",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
-}
 
 
 def read_query(
     call: Call, known: tuple[Parameter, ...], *, hint: str | None = None
 ) -> Mapping[str, Any]:
-    """The values of a request's query parameters.
+    """Parse a request's query.
 
-    `hint` ends the error about an unknown one: it must not be ignored, lest ?version= pick another model. Without,
-    unknown ones are left alone.
+    Unknown parameters are refused, with `hint` at the end of the error text, or ignored if that is None: ?version= must
+    not silently select another model.
 
     Raises:
-        BadRequest: a parameter that is unknown, repeated, missing, or not what it may be.
+        BadRequest: a parameter is unknown, repeated, missing or invalid.
     """
     if len(call.query) <= _CACHED_BYTES:
-        return _remembered(call.query, known, hint)
+        return _cached(call.query, known, hint)
     return _parse(call.query, known, hint)
 
 
 def seconds_allowed(call: Call) -> float | None:
-    """Within how many seconds the work is to start, by the header X-Deadline-Ms. Raises BadRequest."""
+    """Seconds within which the work must start, by the header X-Deadline-Ms. Raises BadRequest."""
     given = call.headers.get(b"x-deadline-ms")
     if given is None:
         return None
@@ -183,10 +163,4 @@ def _parse(query: bytes, known: tuple[Parameter, ...], hint: str | None) -> Mapp
     return MappingProxyType(values)
 
 
-_remembered = lru_cache(maxsize=1024)(_parse)
-
-
-def _among(words: Mapping[str, bool], given: str) -> bool:
-    if given not in words:
-        raise ValueError
-    return words[given]
+_cached = lru_cache(maxsize=1024)(_parse)

@@ -1,4 +1,4 @@
-"""Predictions: fields in and out as JSON, .npy, .npz or safetensors."""
+"""Predictions, with fields as JSON, .npy, .npz or safetensors; parts shared by the other operations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from turbofno.service.codec.fields import Answer, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Reply
-from turbofno.service.http.described import REQUEST_BODY, RESPONSES, WARNING, described_twice
-from turbofno.service.http.inference import counted
+from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.inference import count_warnings, infer_onto
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.operation import Operation
-from turbofno.service.http.output_grid import infer_onto
+from turbofno.service.http.openapi import (
+    DEADLINE_HEADER,
+    REQUEST_BODY,
+    RESPONSES,
+    WARNING,
+    described,
+)
 from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
-from turbofno.service.http.trust import UNTOLD, trust_headers
+from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CACHED_BYTES = 128
-"""Longer headers are read each time: they are for clients to choose, and would fill the memory."""
+"""Longest headers that are cached: clients choose headers, and long ones would fill the memory."""
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:predict)"
 _OUTPUT_GRID = Parameter(
     OUTPUT_GRID,
@@ -48,8 +52,8 @@ _OUTPUT_GRID = Parameter(
 _PARAMETERS = (PRIORITY, _OUTPUT_GRID)
 
 
-class Asked(NamedTuple):
-    """A prediction's headers, read."""
+class Parameters(NamedTuple):
+    """Parameters of a prediction."""
 
     reader: Codec
     writer: Codec
@@ -58,11 +62,11 @@ class Asked(NamedTuple):
     output_grid: Grid | None
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     given = read_query(call, _PARAMETERS, hint=_HINT)
     grid = given[OUTPUT_GRID]
     reader, writer = codecs(call)
-    return Asked(
+    return Parameters(
         reader,
         writer,
         given["priority"],
@@ -72,10 +76,10 @@ def _parse(call: Call) -> Asked:
 
 
 def codecs(call: Call) -> tuple[Codec, Codec]:
-    """The codecs that read the body and write the answer. Raises UnsupportedMediaType, NotAcceptable."""
+    """The codecs of request and response body. Raises UnsupportedMediaType, NotAcceptable."""
     kind, accept = call.headers.get(b"content-type"), call.headers.get(b"accept")
     if len(kind or b"") + len(accept or b"") <= _CACHED_BYTES:
-        return _remembered_codecs(kind, accept)
+        return _cached_codecs(kind, accept)
     return _codecs(kind, accept)
 
 
@@ -86,53 +90,55 @@ def _codecs(kind: bytes | None, accept: bytes | None) -> tuple[Codec, Codec]:
     )
 
 
-_remembered_codecs = lru_cache(maxsize=256)(_codecs)
+_cached_codecs = lru_cache(maxsize=256)(_codecs)
 
 
 async def _run(call: Call) -> Reply:
-    asked: Asked = call.asked
-    served, writer = call.served, asked.writer
-    fields, form = await read_fields(call, asked.reader)
+    parameters: Parameters = call.parameters
+    served, writer = call.served, parameters.writer
+    fields, form = await read_fields(call, parameters.reader)
     result = await infer_onto(
         call, fields,
-        output_grid=asked.output_grid, priority=asked.priority, seconds=asked.seconds,
+        output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
-    warnings = counted(call, served.warnings(fields.shape[2:], asked.output_grid, result.trust))
-    untold = served.untold(result.trust)
+    warnings = count_warnings(
+        call, served.warnings(fields.shape[2:], parameters.output_grid, result.trust)
+    )
+    trust_status = served.why_no_trust(result.trust)
     started = time.perf_counter()
     if heavy_to_encode(result.fields.size, as_json=writer is JSON):
-        body = await offload(True, _encode, result, writer, served, form, warnings, untold)
+        body = await offload(True, _encode, result, writer, served, form, warnings, trust_status)
     else:
-        body = _encode(result, writer, served, form, warnings, untold)
+        body = _encode(result, writer, served, form, warnings, trust_status)
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
     headers = [(b"content-type", writer.content_type), *served.headers]
     headers.append((b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode()))
     headers += trust_headers(result.trust)
-    headers += told(untold, warnings)
-    return answered(call, headers, body)
+    headers += status_headers(trust_status, warnings)
+    return success_reply(call, headers, body)
 
 
-def answered(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
-    """The reply with an answer, which the request's room then counts in place of the body."""
+def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
+    """A successful reply; the request's byte budget then holds its size instead of the body's."""
     reply = Reply(200, headers, body)
     assert call.budget is not None
     call.budget.hold_answer(reply.size)
     return reply
 
 
-def told(untold: str, warnings: Sequence[str]) -> Headers:
-    """The headers of an answer without signals of trust, and of one with warnings."""
+def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
+    """Headers for warnings, and for the reason why there are no trust signals."""
     headers: Headers = []
-    if untold:
-        headers.append((UNTOLD.lower().encode(), untold.encode("latin-1")))
+    if trust_status:
+        headers.append((TRUST_HEADER.lower().encode(), trust_status.encode("latin-1")))
     if warnings:
         headers.append((WARNING.lower().encode(), "; ".join(warnings).encode("latin-1")))
     return headers
 
 
 async def read_fields(call: Call, codec: Codec) -> tuple[Fields, Form]:
-    """Read the body into checked fields, which the room then counts. Raises as read_body and the codec do."""
-    # What is parsed or inflated is copied to the engine's memory afterwards.
+    """Read and check the fields of the body. Raises as read_body and the codec do."""
+    # Parsed or inflated fields are copied to the engine's memory later.
     aligned_at = None if codec in (JSON, NPZ) else 0
     return await read_arrays(call, codec, _decode, aligned_at=aligned_at)
 
@@ -144,9 +150,9 @@ async def read_arrays(
     *,
     aligned_at: int | None = None,
 ) -> tuple[Fields, T]:
-    """Read the body, and `decode` it into fields, which the room then counts.
+    """Read the body and `decode` it into fields, whose size the byte budget then holds.
 
-    Raises as read_body and `decode` do; `aligned_at` is as read_body has it.
+    Raises as read_body and `decode` do; `aligned_at` is read_body's.
     """
     settings, budget = call.context.settings, call.budget
     assert budget is not None
@@ -156,7 +162,7 @@ async def read_arrays(
         limit, setting, light = settings.max_body_bytes, "max_body_bytes", BINARY_BYTES
     body = await read_body(call, budget, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
-    # A small archive can inflate to the whole limit.
+    # A small archive can inflate up to the limit.
     if codec is NPZ or len(body) > light:
         fields, about = await offload(True, decode, body, codec, call.served, limit)
     else:
@@ -179,7 +185,7 @@ def _encode(
     served: Served,
     form: Form,
     warnings: tuple[str, ...],
-    untold: str,
+    trust_status: str,
 ) -> Sequence[Bytes]:
     outputs = arrays_from_fields(result.fields, served.config, form)
     if codec is NPY and len(outputs) == 1:
@@ -194,7 +200,7 @@ def _encode(
                 backend=result.backend,
                 precision=result.precision,
                 trust=result.trust,
-                trust_status=untold,
+                trust_status=trust_status,
                 warnings=warnings,
             )
         ),
@@ -202,16 +208,18 @@ def _encode(
 
 
 OPERATION = Operation(
-    "predict",
-    _parse,
     _run,
-    described_twice(
+    described(
         "/v1/models/{name}VERSION:predict",
+        name="predict",
         tag="predict",
         summaries=("Predict with the newest version", "Predict with one version"),
         description="Solve the PDE for one field or many, in physical units.",
         parameters=_PARAMETERS,
+        headers=(DEADLINE_HEADER,),
         body=REQUEST_BODY,
         responses=RESPONSES,
     ),
+    parse=_parse,
+    protocol="predict",
 )

@@ -1,4 +1,4 @@
-"""Errors as replies: RFC 9457 problem+json on our routes, {"error": text} on Open Inference Protocol paths."""
+"""Error replies: RFC 9457 problem+json, or {"error": text} on Open Inference Protocol paths."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
 
 from turbofno.service.errors import (
     BadRequest,
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request
-    from starlette.routing import BaseRoute
 
     from turbofno.service.http.call import Call
 
@@ -35,18 +32,19 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499
-"""Not a registered status: what logs and metrics show for a client that went away. Nobody reads the reply."""
+"""Status in logs and metrics of a request whose client left; unregistered, and never sent."""
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers of FastAPI's routes. What nobody foresaw is asgi.py's, which has the request's call."""
+    """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
     app.add_exception_handler(ServiceError, _on_service_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPStatus.NOT_FOUND, _on_not_found)
+    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _on_method_not_allowed)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
 def problem(path: str, error: ServiceError) -> Reply:
-    """The reply to `error` in the form that `path` calls for."""
+    """The reply to `error`, in the format of `path`."""
     document: dict[str, Any]
     if path == "/v2" or path.startswith("/v2/"):
         media_type, document = "application/json", {"error": _text(error.message)}
@@ -65,7 +63,7 @@ def problem(path: str, error: ServiceError) -> Reply:
 
 
 def unexpected(call: Call) -> Reply:
-    """The reply to the exception being handled, which nobody foresaw: its id for the log, nothing of its inside."""
+    """Log the exception being handled; return a reply with the request id and no detail of the exception."""
     logger.exception("unexpected failure of %s %s", call.method, shown_path(call))
     return problem(
         call.path,
@@ -76,8 +74,8 @@ def unexpected(call: Call) -> Reply:
     )
 
 
-def given_up(call: Call) -> Reply:
-    """The reply to a request that is cancelled while its client waits: the process ends."""
+def stopped(call: Call) -> Reply:
+    """The reply to a request that is cancelled because the process ends."""
     return problem(
         call.path,
         Unavailable(
@@ -88,7 +86,7 @@ def given_up(call: Call) -> Reply:
 
 
 def _text(text: str) -> str:
-    """As it can be encoded: paths and messages may hold lone surrogates from a client."""
+    """Replace lone surrogates, which a client can send and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -104,44 +102,23 @@ async def _on_service_error(request: Request, error: Exception) -> Response:
     return _response(request, error)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _on_not_found(request: Request, _: Exception) -> Response:
     path = request.scope["path"]
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return _response(
-            request, NotFound(f"there is no route {path!r}; GET /docs lists the routes")
-        )
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        refusal = not_allowed(request.method, path, _methods(request))
-        if request.method == "OPTIONS":
-            return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
-        return _response(request, refusal)
-    return _response(request, _other(error.status_code, str(error.detail)))
+    return _response(request, NotFound(f"there is no route {path!r}; GET /docs lists the routes"))
+
+
+async def _on_method_not_allowed(request: Request, _: Exception) -> Response:
+    # All of FastAPI's routes are GET.
+    refusal = not_allowed(request.method, request.scope["path"], ["GET"])
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
+    return _response(request, refusal)
 
 
 def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
-    """The error of a method that a path has not. `methods` are those that it has; HEAD goes with GET."""
+    """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
-
-
-def _methods(request: Request) -> list[str]:
-    """The methods that FastAPI's routes have for the path of a request."""
-    routes: list[BaseRoute] = request.app.router.routes
-    return [
-        method
-        for method in ("GET", "POST")
-        if any(one.matches({**request.scope, "method": method})[0] is Match.FULL for one in routes)
-    ]
-
-
-def _other(status: int, message: str) -> ServiceError:
-    """An error with a status of Starlette's choosing."""
-    error = ServiceError(message)
-    phrase = HTTPStatus(status).phrase
-    error.status, error.title = status, phrase  # type: ignore[misc]
-    error.slug = phrase.lower().replace(" ", "-")  # type: ignore[misc]
-    return error
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

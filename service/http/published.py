@@ -1,4 +1,4 @@
-"""FastAPI for documentation, page and administration; its document also describes the table of operations."""
+"""The FastAPI application: documentation, page and administration; its OpenAPI document includes the table of operations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
+from turbofno.service.http.oip_metadata import SCHEMAS
 from turbofno.service.http.openapi import PROBLEM
-from turbofno.service.http.operations import TABLE
+from turbofno.service.http.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -18,9 +19,7 @@ _NEVER = ("HTTPValidationError", "ValidationError")
 
 
 class PublishedAPI(FastAPI):
-    """FastAPI without the layers that it puts around an application's own: ours is the outermost, and answers what nobody
-    foresaw.
-    """
+    """FastAPI without its error layer outside the application's middleware: `CallMiddleware` is the outermost."""
 
     def build_middleware_stack(self) -> ASGIApp:
         inner: ASGIApp = ExceptionMiddleware(
@@ -32,13 +31,11 @@ class PublishedAPI(FastAPI):
         return inner
 
     def openapi(self) -> dict[str, Any]:
-        """The document: FastAPI's own, without the 422 that it adds to every route with parameters (wrong ones are 400
-        here), and with the operations.
-        """
+        """FastAPI's document with the table's operations, and without the 422 of each route with parameters: these are 400."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
-            schemas["Problem"] = PROBLEM
+            schemas |= {"Problem": PROBLEM, **SCHEMAS}
             for name in _NEVER:
                 schemas.pop(name, None)
             for path in document["paths"].values():
@@ -47,8 +44,9 @@ class PublishedAPI(FastAPI):
                         del operation["responses"]["422"]
             operations = {
                 path: {operation.method.lower(): described}
-                for operation in TABLE.values()
+                for operation in OPERATIONS
                 for path, described in operation.paths.items()
+                if described
             }
             document["paths"] = operations | document["paths"]
         return super().openapi()

@@ -1,7 +1,8 @@
-"""Rollouts: an autoregressive model run on its own output, its frames streamed or all at once."""
+"""Rollouts: repeated application of an autoregressive model to its own output, with frames streamed or in one reply."""
 
 from __future__ import annotations
 
+import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,22 +20,27 @@ from turbofno.service.engine.interface import (
     unread_bytes,
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
-from turbofno.service.http.call import Reply
-from turbofno.service.http.described import (
+from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.frame_stream import (
+    RECORDS,
+    SERVER_SENT_EVENTS,
+    accepted_format,
+    stream,
+)
+from turbofno.service.http.inference import count_warnings, deadline
+from turbofno.service.http.offload import heavy_to_encode, offload
+from turbofno.service.http.openapi import (
+    DEADLINE_HEADER,
     REQUEST_BODY,
     RESPONSES,
     WARNING,
     WARNING_HEADER,
-    described_twice,
+    described,
+    problem,
+    vorticity_field,
 )
-from turbofno.service.http.example_fields import vorticity_field
-from turbofno.service.http.frame_stream import FORMS, form_asked_for, stream
-from turbofno.service.http.inference import counted, deadline
-from turbofno.service.http.offload import heavy_to_encode, offload
-from turbofno.service.http.openapi import problem
-from turbofno.service.http.operation import Operation
-from turbofno.service.http.parameters import integer, read_query, seconds_allowed, text
-from turbofno.service.http.predict import answered, read_fields, told
+from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
+from turbofno.service.http.predict import read_fields, status_headers, success_reply
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
@@ -46,22 +52,32 @@ if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
     from turbofno.service.engine.interface import Fields, Frame, ModelStatus
     from turbofno.service.http.call import Call
-    from turbofno.service.http.frame_stream import Form as StreamForm
+    from turbofno.service.http.frame_stream import StreamFormat
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
+_FRAMES = "(all|last|[1-9][0-9]{0,8})"
+
+
+def _parse_frames(given: str) -> str:
+    if not re.fullmatch(_FRAMES, given):
+        raise ValueError
+    return given
+
+
 _PARAMETERS = (
     integer("steps", "number of the last step", least=1, required=True, example=10),
-    text(
+    Parameter(
         "frames",
         "all; last; or k: those of steps k, 2 k, ... and the last",
-        "(all|last|[1-9][0-9]{0,8})",
+        {"type": "string", "pattern": f"^{_FRAMES}$"},
         "all, last, or a whole number above 0",
+        _parse_frames,
         default="all",
     ),
     integer("start", "number of the step that the input is at, to resume from a frame", default=0),
 )
 _JSON_FACTOR = 3
-"""JSON takes about so many times the bytes of its float32."""
+"""Approximate size of JSON relative to float32."""
 _EVERY = {"all": 1, "last": 0}
 _JSON_ANSWER = RESPONSES[200]["content"][JSON.media_type]["schema"]
 _SUCCESS = {
@@ -76,11 +92,11 @@ _SUCCESS = {
                 "properties": {**_JSON_ANSWER["properties"], "trust": FRAME_TRUST_SCHEMA},
             }
         },
-        FORMS[0].media_type: {"schema": {"type": "string", "format": "binary"}},
-        FORMS[1].media_type: {"schema": {"type": "string"}},
+        RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
+        SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
-_ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
+_ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
     **RESPONSES,
     200: _SUCCESS,
     422: problem(
@@ -105,8 +121,8 @@ _REQUEST_BODY = {
 }
 
 
-class Asked(NamedTuple):
-    """The headers of a rollout, read."""
+class Parameters(NamedTuple):
+    """Parameters of a rollout."""
 
     start: int
     last: int
@@ -115,16 +131,16 @@ class Asked(NamedTuple):
     reader: Codec
     writer: Codec | None
     """None: the frames are streamed."""
-    streamed: StreamForm | None
+    streamed: StreamFormat | None
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     given = read_query(call, _PARAMETERS, hint=_HINT)
     _check(call, given["start"], given["steps"])
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))
-    streamed = form_asked_for(accept or "")
-    return Asked(
+    streamed = accepted_format(accept or "")
+    return Parameters(
         given["start"],
         given["steps"],
         _EVERY[frames] if frames in _EVERY else int(frames),
@@ -161,11 +177,11 @@ def _check(call: Call, start: int, last: int) -> None:
 
 
 async def _run(call: Call) -> Reply:
-    asked: Asked = call.asked
+    parameters: Parameters = call.parameters
     context, served, budget = call.context, call.served, call.budget
     assert budget is not None
     config, engine = served.config, context.engine
-    fields, form = await read_fields(call, asked.reader)
+    fields, form = await read_fields(call, parameters.reader)
     if not len(fields):
         raise BadRequest("a rollout needs at least one field")
     call.fields = len(fields)
@@ -178,53 +194,55 @@ async def _run(call: Call) -> Reply:
             request_id=call.request_id,
             client=call.caller.name,
             client_max_fields=call.caller.max_fields,
-            deadline=deadline(call, asked.seconds),
+            deadline=deadline(call, parameters.seconds),
         ),
-        last=asked.last,
-        start=asked.start,
-        every=asked.every,
+        last=parameters.last,
+        start=parameters.start,
+        every=parameters.every,
     )
     grid = fields.shape[2:]
-    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(config, asked.last)
-    warnings = counted(call, known)
+    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(
+        config, parameters.last
+    )
+    warnings = count_warnings(call, known)
     frame_warnings = FrameWarnings(config, grid)
 
     def warnings_of(frame: Frame) -> tuple[str, ...]:
-        return counted(call, frame_warnings.of(frame))
+        return count_warnings(call, frame_warnings.of(frame))
 
-    if asked.streamed is not None:
-        # The body, the state on the device, and what the client has not yet taken.
+    if parameters.streamed is not None:
+        # The body, the state on the device, and frames that the client has not read yet.
         budget.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
-            (b"content-type", asked.streamed.media_type.encode()),
+            (b"content-type", parameters.streamed.media_type.encode()),
             *served.headers,
-            # The second keeps proxies from holding frames back.
+            # Keeps proxies from buffering frames.
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            *told(served.never_told, warnings),
+            *status_headers(served.no_trust_reason, warnings),
         ]
-        events = stream(engine.rollout(job), asked.streamed, about, warnings_of)
+        events = stream(engine.rollout(job), parameters.streamed, about, warnings_of)
         return Reply(200, headers, stream=events)
-    writer = asked.writer
+    writer = parameters.writer
     assert writer is not None
-    _hold_all(call, job, writer)
-    stack, frames = await _all(engine.rollout(job))
+    _hold_frames(call, job, writer)
+    stack, frames = await _collect(engine.rollout(job))
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
-    untold = served.untold(dict.fromkeys(trust, ()))
+    trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     body = await offload(
         heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, config, form, status_of(config, engine), trust, untold, warnings,
+        _encode, stack, writer, config, form, status_of(config, engine), trust, trust_status, warnings,
     )  # fmt: skip
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
     headers = [
         (b"content-type", writer.content_type),
         *served.headers,
         *trust_headers(largest),
-        *told(untold, warnings),
+        *status_headers(trust_status, warnings),
     ]
-    return answered(call, headers, (body,))
+    return success_reply(call, headers, (body,))
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:
@@ -245,14 +263,14 @@ def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dic
 
 
 def _count(job: RolloutRequest) -> int:
-    """How many frames there will be."""
+    """Number of frames."""
     if not job.every:
         return 1
     return job.last // job.every - job.start // job.every + bool(job.last % job.every)
 
 
-def _hold_all(call: Call, job: RolloutRequest, codec: Codec) -> None:
-    """Count all frames before the first is made. Raises PayloadTooLarge, QueueFull."""
+def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
+    """Reserve memory for all frames before the first is computed. Raises PayloadTooLarge, QueueFull."""
     fields = job.initial.fields
     size = _count(job) * fields.nbytes * (_JSON_FACTOR if codec is JSON else 1)
     most = call.context.settings.max_inflight_bytes
@@ -260,14 +278,14 @@ def _hold_all(call: Call, job: RolloutRequest, codec: Codec) -> None:
         raise PayloadTooLarge(
             f"an answer of {_count(job)} frames takes about {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
-            f"(Accept: {FORMS[0].media_type})"
+            f"(Accept: {RECORDS.media_type})"
         )
     assert call.budget is not None
     call.budget.hold(2 * fields.nbytes + size)
 
 
-async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
-    """[frames, n, channels, *grid], and the same frames without their fields."""
+async def _collect(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
+    """Collect the frames: their fields as [frames, n, channels, *grid], and the frames without fields."""
     async with aclosing(frames):
         made = [one async for one in frames if one.fields is not None]
     stack = np.stack([one.fields for one in made if one.fields is not None])
@@ -275,7 +293,7 @@ async def _all(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
 
 
 def _trust_of(frames: list[Frame]) -> FrameTrust:
-    """The signals that every frame has."""
+    """The trust signals present in every frame."""
     return {
         name: [frame.trust[name] for frame in frames]
         for name in frames[0].trust
@@ -296,7 +314,7 @@ def _encode(
     frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
     outputs = {OUTPUT: frames}
     if form.by_channel:
-        # the channels' axis, after time and, if there is one, the batch
+        # The channel axis follows time and, if present, batch.
         by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
         outputs = {channel.name: by_channel[i] for i, channel in enumerate(config.outputs)}
     return codec.encode(
@@ -315,18 +333,20 @@ def _encode(
 
 
 OPERATION = Operation(
-    "rollout",
-    _parse,
     _run,
-    described_twice(
+    described(
         "/v1/models/{name}VERSION:rollout",
+        name="rollout",
         tag="rollout",
         summaries=("Roll the newest version out", "Roll one version out"),
         description="Run the model on its own output, on the device, until step `steps`.",
         parameters=_PARAMETERS,
+        headers=(DEADLINE_HEADER,),
         body=_REQUEST_BODY,
         responses=_ROLLOUT_RESPONSES,
         example="navier-stokes-2d",
     ),
+    parse=_parse,
+    protocol="rollout",
     queued=False,
 )

@@ -1,4 +1,4 @@
-"""Facts of one version of a model that every request would ask for again, decided once."""
+"""Per-version constants of a model, computed once instead of for each request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from turbofno.service import answer_warnings
 from turbofno.service.codec import npy
 from turbofno.service.codec.fields import Form, check_bounds, check_finite, fields_from_arrays
-from turbofno.service.http.trust import NOT_COMPUTED, never_told
+from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Headers
     from turbofno.service.settings import Settings
 
-_MOST_KNOWN = 64
-"""Layouts of one model: which ones there are is for clients to choose."""
+_MAX_LAYOUTS = 64
+"""Limit of cached layouts per model: clients choose them."""
 
 
 class Layout(NamedTuple):
-    """Fields that an `.npy` header stands for, once a body with that header was checked."""
+    """Shape and form of the fields behind an `.npy` header that was checked before."""
 
     shape: tuple[int, ...]
     """[batch, channels, *grid]."""
     form: Form
     size: int
-    """Bytes of the header and the fields."""
+    """Length of header and fields in bytes."""
 
 
 class Served:
@@ -41,10 +41,10 @@ class Served:
         self.config = config
         self.name, self.version = config.name, config.version
         self.headers: Headers = [(b"x-model-version", self.version.encode("latin-1"))]
-        """Of every answer."""
+        """Headers of every answer."""
         self.units = {channel.name: channel.units for channel in config.outputs}
         self.max_fields = settings.max_fields_per_request
-        self.never_told = never_told(config, judged=settings.trust)
+        self.no_trust_reason = no_trust_reason(config, enabled=settings.trust)
         bounds = ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
         self._bounded = any(
             getattr(one, bound) is not None for one in config.inputs for bound in bounds
@@ -53,10 +53,10 @@ class Served:
         statistics = config.statistics
         thresholds = None if statistics is None else statistics.thresholds
         self._limits = {} if thresholds is None else thresholds.on(config.grid.training)
-        """Of the signals of trust, on the training grid."""
+        """Thresholds of the trust signals on the training grid."""
 
     def fields_from_npy(self, body: memoryview) -> tuple[Fields, Form]:
-        """The checked fields of an `.npy` body; views where nothing has to be converted.
+        """Decode and check the fields of an `.npy` body, without a copy where none is needed.
 
         Raises as `npy.decode_npy` and `fields_from_arrays`.
         """
@@ -67,8 +67,8 @@ class Served:
             array = npy.decode_npy(body)
             fields, form = self.fields_from_arrays(array)
             if start and fields.base is not None:
-                # A view: those are float32 in C order already.
-                if len(self._layouts) >= _MOST_KNOWN:
+                # A view, so the body is float32 in C order.
+                if len(self._layouts) >= _MAX_LAYOUTS:
                     self._layouts.clear()
                 self._layouts[head] = Layout(fields.shape, form, len(body))
             return fields, form
@@ -79,13 +79,13 @@ class Served:
         return fields, layout.form
 
     def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
-        """Checked fields, as `fields_from_arrays` of the codec gives them."""
+        """Call the codec's `fields_from_arrays` with this model's limits."""
         return fields_from_arrays(arrays, self.config, max_fields=self.max_fields)
 
     def warnings(
         self, grid: Grid, output_grid: Grid | None, trust: Trust
     ) -> tuple[AnswerWarning, ...]:
-        """The warnings of an answer, as `answer_warnings.of_prediction` has them."""
+        """The warnings of an answer: `answer_warnings.of_prediction`, skipped where there can be none."""
         ordinary = output_grid is None and grid == self.config.grid.training
         if ordinary and all(
             max(trust.get(name, ()), default=0.0) <= limit for name, limit in self._limits.items()
@@ -93,9 +93,9 @@ class Served:
             return ()
         return answer_warnings.of_prediction(self.config, grid, output_grid, trust)
 
-    def untold(self, trust: Trust) -> str:
-        """The reason why an answer with these signals carries none; empty if it does."""
-        return "" if trust else self.never_told or NOT_COMPUTED
+    def why_no_trust(self, trust: Trust) -> str:
+        """The reason why an answer has no trust signals; empty if it has."""
+        return "" if trust else self.no_trust_reason or NOT_COMPUTED
 
 
 class ServedModels:
@@ -107,7 +107,7 @@ class ServedModels:
         self._known: dict[tuple[str, str], Served] = {}
 
     def find(self, model: str, version: str | None) -> Served:
-        """A model that can serve, the newest version if None. Raises NotFound, Unavailable."""
+        """Return a ready model, the newest version if None. Raises NotFound, Unavailable."""
         config = self._engine.config(model, version)
         key = (config.name, config.version)
         known = self._known.get(key)

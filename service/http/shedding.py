@@ -1,4 +1,4 @@
-"""Load shedding: who is refused while the queue is full, at a cost far below an answer's, and no more often than that pays."""
+"""Load shedding: queue slots reserved before the body is read, and the rate and log of refusals."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 access = logging.getLogger("service.access")
 
 SECONDS_EACH = 0.004
-"""Between refusals of all connections together, in the long run: so they take a few per cent of a core, whatever is
-offered."""
+"""Mean interval between refusals, over all connections: limits them to a few per cent of a core at any load."""
 BURST = 64
-"""Refusals in a row without a pause."""
+"""Consecutive refusals without a pause."""
 LONGEST_PAUSE = 1.0
-"""Seconds. No Retry-After is shorter, so a client that keeps to it never meets a pause."""
+"""Seconds. No Retry-After is shorter, so a client that honours it sees no pause."""
 _LOG_SECONDS = 1.0
 
 
 class Reservation:
-    """A place in a model's queue for a request on its way there; without, all that arrive at once find the last one."""
+    """A queue slot reserved before the body is read, so that concurrent requests cannot all claim the last one."""
 
     __slots__ = ("_left", "_served", "_taken")
 
@@ -37,40 +36,40 @@ class Reservation:
         taken[served] += 1
 
     def leave(self) -> None:
-        """The request waits in the queue now, or never will. Repeatable."""
+        """Release the slot: the request is in the queue, or has ended. Idempotent."""
         if not self._left:
             self._left = True
             self._taken[self._served] -= 1
 
 
 class Shedding:
-    """The reservations of one application, and the pace and the log of its refusals. For the event loop only."""
+    """The reservations of one application, and the rate and log of its refusals. Used from the event loop only."""
 
     def __init__(self) -> None:
         self._due = 0.0
-        """Time at which the refusals so far would have been over at SECONDS_EACH."""
+        """Time at which the refusals so far end, at SECONDS_EACH each."""
         self._reserved: Counter[tuple[str, str]] = Counter()
         """By model and version."""
         self._unlogged: Counter[tuple[str, str, str]] = Counter()
         """By caller, model and version."""
 
     def reserved(self, model: str, version: str) -> int:
-        """Requests of this model on their way to its queue."""
+        """Number of reserved slots of a model's queue."""
         return self._reserved[model, version]
 
     def reserve(self, model: str, version: str) -> Reservation:
-        """A place in its queue."""
+        """Reserve a slot of a model's queue."""
         return Reservation(self._reserved, (model, version))
 
     def pause(self) -> float:
-        """Seconds for which the connection just refused is not to be read, so that refusals leave time for answers."""
+        """Record a refusal; return the seconds for which its connection should not be read."""
         now = time.monotonic()
         self._due = max(self._due, now - BURST * SECONDS_EACH) + SECONDS_EACH
         self._due = min(self._due, now + LONGEST_PAUSE)
         return max(0.0, self._due - now)
 
     def log(self, call: Call) -> None:
-        """One access line for all refusals of a second: a line for each would cost more than the refusal."""
+        """Count a refusal for the access log, which has one line per second for all: a line costs more than a refusal."""
         if not access.isEnabledFor(logging.INFO):
             return
         if not self._unlogged:

@@ -1,4 +1,4 @@
-"""TLS as uvicorn takes it, checked before the server starts, and read again while it runs."""
+"""TLS options for uvicorn, checked before the server starts; certificates are reloaded while it runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
 
 
 def tls_options(settings: Settings) -> dict[str, Any]:
-    """Keywords of uvicorn.Config for the TLS that the settings ask for; none without a certificate.
+    """TLS arguments of uvicorn.Config; none without a certificate.
 
-    TLS 1.2 is the oldest that is spoken. With `tls_client_ca` only clients with a certificate of that authority
-    are let in.
+    TLS 1.2 is the minimum. With `tls_client_ca` clients need a certificate of that authority.
 
     Raises:
-        ValueError: a file cannot be read, or key and certificate do not belong together.
+        ValueError: a file cannot be read, or key and certificate do not match.
     """
     if settings.tls_certificate is None:
         return {}
@@ -34,17 +33,17 @@ def tls_options(settings: Settings) -> dict[str, Any]:
 
 
 class Certificates:
-    """The certificates that new connections of a running server get; those that are open keep theirs."""
+    """The certificates of new connections; a reload does not affect open ones."""
 
     def __init__(self, settings: Settings, listening: ssl.SSLContext) -> None:
-        """Have `listening`, the context of a socket, hand them out. Raises ValueError if the files cannot be used."""
+        """Attach to `listening`, the context of a socket. Raises ValueError if the files cannot be used."""
         self._settings = settings
         self.reload()
-        # called in every handshake, whether the client names a host or not
+        # Called in every handshake, with or without a server name.
         listening.sni_callback = self._choose
 
     def reload(self) -> None:
-        """Read the files again. Raises ValueError, and keeps what was, if they cannot be used."""
+        """Read the files again; on an error, raise ValueError and keep the present certificates."""
         self._current = _read(self._settings)
 
     def _choose(self, connection: ssl.SSLObject, *_: object) -> None:
@@ -71,5 +70,5 @@ def _read(settings: Settings) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Without it OpenSSL would ask at the terminal, and a server without one would hang."""
+    """Raise OSError: without a callback OpenSSL prompts at the terminal, and the server hangs."""
     raise OSError("the key is encrypted; give one that is not")

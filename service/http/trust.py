@@ -1,4 +1,4 @@
-"""How an answer says how far it can be trusted: headers, and what OpenAPI tells of them (docs/trust.md)."""
+"""Trust signals of answers: status texts, headers and their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MEANINGS = {
 TRUST_LARGEST: dict[str, Any] = {
     name: {
         "type": "number",
-        "description": f"{meaning}; the largest over the request's fields, where it can be told",
+        "description": f"{meaning}; the largest over the request's fields, where known",
     }
     for name, meaning in _MEANINGS.items()
 }
-UNTOLD = "X-Trust"
+TRUST_HEADER = "X-Trust"
 NOT_COMPUTED = "trust signals could not be computed"
-_WHY_UNTOLD = "in words, why the answer carries no trust signals; absent if it does"
-TRUST_STATUS: dict[str, Any] = {"type": "string", "description": _WHY_UNTOLD}
+_WHY_NO_SIGNALS = "the reason why the answer has no trust signals; absent if it has"
+TRUST_STATUS: dict[str, Any] = {"type": "string", "description": _WHY_NO_SIGNALS}
 TRUST_HEADERS: dict[str, Any] = {
-    UNTOLD: {"description": _WHY_UNTOLD, "schema": {"type": "string"}}
+    TRUST_HEADER: {"description": _WHY_NO_SIGNALS, "schema": {"type": "string"}}
 } | {
     f"X-Trust-{name.replace('_', '-').title()}": {
         "description": TRUST_LARGEST[name]["description"],
@@ -38,13 +38,13 @@ TRUST_HEADERS: dict[str, Any] = {
 }
 TRUST_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "one value a field, where it can be told: "
+    "description": "one value per field, where known: "
     + "; ".join(f"{name}: {meaning}" for name, meaning in _MEANINGS.items()),
     "additionalProperties": {"type": "array", "items": {"type": "number"}},
 }
 FRAME_TRUST_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "frame by frame, one value a field: the largest of the steps since the frame before",
+    "description": "for each frame, one value per field: the largest of the steps since the previous frame",
     "additionalProperties": {
         "type": "array",
         "items": {"type": "array", "items": {"type": "number"}},
@@ -52,15 +52,15 @@ FRAME_TRUST_SCHEMA: dict[str, Any] = {
 }
 
 
-def trust_status(config: ModelConfig, *, judged: bool) -> str:
-    """The signals that answers of the model carry and whether its error was ever measured, in words.
+def trust_status(config: ModelConfig, *, enabled: bool) -> str:
+    """A text that names the trust signals of the model's answers, and says if its error was never measured.
 
-    `judged` is False where the server computes no signals.
+    `enabled` is False if the server computes no signals.
     """
     signals = _signals(config)
     if not signals:
         status = "no trust signals"
-    elif not judged:
+    elif not enabled:
         status = f"trust signals are switched off ({env_name('trust')})"
     else:
         status = " and ".join(signals)
@@ -69,9 +69,9 @@ def trust_status(config: ModelConfig, *, judged: bool) -> str:
     return status if config.evaluation else f"{status}, not evaluated"
 
 
-def never_told(config: ModelConfig, *, judged: bool) -> str:
-    """The reason why no answer of a model carries signals, as X-Trust says it; empty if answers may."""
-    return "" if judged and _signals(config) else trust_status(config, judged=judged)
+def no_trust_reason(config: ModelConfig, *, enabled: bool) -> str:
+    """The text of X-Trust if no answer of the model has signals; empty if answers may have them."""
+    return "" if enabled and _signals(config) else trust_status(config, enabled=enabled)
 
 
 def _signals(config: ModelConfig) -> list[str]:
@@ -84,12 +84,12 @@ def _signals(config: ModelConfig) -> list[str]:
 
 
 def largest(trust: Trust) -> dict[str, float]:
-    """Each signal's largest value over the request's fields."""
+    """The maximum of each signal over the request's fields."""
     return {name: max(values) for name, values in trust.items() if values}
 
 
 def trust_headers(trust: Trust) -> Headers:
-    """X-Trust-Input-Distance and the like, to four digits."""
+    """The headers X-Trust-Input-Distance and X-Trust-Residual, to four digits."""
     return [
         (b"x-trust-" + name.replace("_", "-").encode(), b"%.4g" % value)
         for name, value in largest(trust).items()

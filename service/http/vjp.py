@@ -1,4 +1,4 @@
-"""Gradients: vector-Jacobian products of a model with respect to its input, batched like predictions."""
+"""Gradients: vector-Jacobian products of a model with respect to its input, batched as predictions are."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
-from turbofno.service.http.described import REQUEST_BODY, RESPONSES, described_twice
-from turbofno.service.http.example_fields import burgers_field
-from turbofno.service.http.inference import counted, infer
+from turbofno.service.http.call import Operation
+from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.offload import heavy_to_encode, offload
-from turbofno.service.http.openapi import problem
-from turbofno.service.http.operation import Operation
+from turbofno.service.http.openapi import (
+    DEADLINE_HEADER,
+    REQUEST_BODY,
+    RESPONSES,
+    array_of,
+    burgers_field,
+    described,
+    object_of,
+    problem,
+)
 from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
-from turbofno.service.http.predict import answered, codecs, read_arrays, told
+from turbofno.service.http.predict import codecs, read_arrays, status_headers, success_reply
 
 if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
@@ -40,10 +47,8 @@ _REQUEST_BODY: dict[str, Any] = {
     },
 }
 _REQUEST_BODY["content"][JSON.media_type] = {
-    "schema": {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
+    "schema": object_of(
+        {
             "inputs": {
                 "type": "object",
                 "description": (
@@ -52,15 +57,11 @@ _REQUEST_BODY["content"][JSON.media_type] = {
                     "output channel, with shape [*grid] or [batch, *grid]."
                 ),
                 "minProperties": 2,
-                "additionalProperties": {
-                    "type": "array",
-                    "items": {},
-                    "description": "Nested lists.",
-                },
+                "additionalProperties": array_of({}, description="Nested lists."),
             }
         },
-        "additionalProperties": False,
-    },
+        additionalProperties=False,
+    ),
     "examples": {
         "by channel": {
             "summary": "gradient of the mean of model burgers-1d's output, at a field on 256 points",
@@ -72,7 +73,7 @@ _REQUEST_BODY["content"][JSON.media_type] = {
         },
     },
 }
-_RESPONSES: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int, dict[str, Any]] = {
     **RESPONSES,
     200: {
         **RESPONSES[200],
@@ -87,8 +88,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Asked(NamedTuple):
-    """The headers of a request for gradients, read."""
+class Parameters(NamedTuple):
+    """Parameters of a gradient."""
 
     reader: Codec
     writer: Codec
@@ -97,7 +98,7 @@ class Asked(NamedTuple):
     output: bool
 
 
-def _parse(call: Call) -> Asked:
+def _parse(call: Call) -> Parameters:
     given = read_query(call, _PARAMETERS, hint=_HINT)
     output = given["output"]
     reader, writer = codecs(call)
@@ -111,23 +112,29 @@ def _parse(call: Call) -> Asked:
             f"{NPY.media_type} carries one array, gradient and output are two: leave output=true out, or ask for "
             f"{NPZ.media_type}, {SAFETENSORS.media_type} or {JSON.media_type}"
         )
-    return Asked(reader, writer, given["priority"], seconds_allowed(call), output)
+    return Parameters(reader, writer, given["priority"], seconds_allowed(call), output)
 
 
 async def _run(call: Call) -> Reply:
-    asked: Asked = call.asked
-    served, writer = call.served, asked.writer
-    rows, (shapes, form) = await read_arrays(call, asked.reader, _decode)
-    result = await infer(call, rows, priority=asked.priority, seconds=asked.seconds, vjp=shapes)
-    warnings = counted(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
+    parameters: Parameters = call.parameters
+    served, writer = call.served, parameters.writer
+    rows, (shapes, form) = await read_arrays(call, parameters.reader, _decode)
+    result = await infer(
+        call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
+    )
+    warnings = count_warnings(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
     body = await offload(
-        heavy, _encode, result, shapes, form, writer, served, warnings, output=asked.output
+        heavy, _encode, result, shapes, form, writer, served, warnings, output=parameters.output
     )
     call.encode_seconds = time.perf_counter() - started
-    headers = [(b"content-type", writer.content_type), *served.headers, *told("", warnings)]
-    return answered(call, headers, (body,))
+    headers = [
+        (b"content-type", writer.content_type),
+        *served.headers,
+        *status_headers("", warnings),
+    ]
+    return success_reply(call, headers, (body,))
 
 
 def _decode(
@@ -165,16 +172,18 @@ def _encode(
 
 
 OPERATION = Operation(
-    "vjp",
-    _parse,
     _run,
-    described_twice(
+    described(
         "/v1/models/{name}VERSION:vjp",
+        name="vjp",
         tag="gradients",
         summaries=("Gradient through the newest version", "Gradient through one version"),
         description="Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input).",
         parameters=_PARAMETERS,
+        headers=(DEADLINE_HEADER,),
         body=_REQUEST_BODY,
         responses=_RESPONSES,
     ),
+    parse=_parse,
+    protocol="vjp",
 )

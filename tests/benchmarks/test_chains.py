@@ -1,4 +1,4 @@
-"""The count of chains: its rules, and networks of each kind that come through it."""
+"""benchmarks.chains: shares, reasons, and networks of each kind."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ VERDICTS = [
 ]
 
 
-def test_shares_are_of_what_imports() -> None:
+def test_shares_are_of_imported_networks() -> None:
     first, second = shares(VERDICTS)
     assert (first["networks"], first["count"], first["imported"]) == ("drawn", 3, 2)
     assert [value for name, value in first.items() if name.startswith("chains on")] == [1, 0.5, 0]
     assert (first["largest"], second["largest"]) == (3e-6, 2e-6)
 
 
-def test_reasons_are_counted_by_grid() -> None:
+def test_reasons_are_counted_for_each_grid() -> None:
     assert reasons(VERDICTS) == [
         {"what": "no chain", "times": 3, "why": "too wide"},
         {"what": "no import", "times": 1, "why": "no such norm"},
     ]
 
 
-def test_the_same_networks_are_drawn_again() -> None:
+def test_random_networks_are_the_same_in_every_run() -> None:
     draws = [[drawn(random.Random(7)) for _ in range(3)] for _ in range(2)]
     assert str(draws[0]) == str(draws[1])
 
@@ -59,7 +59,7 @@ def test_networks_of_every_kind_run_and_agree_with_the_library() -> None:
         assert 0 < verdict.distance < 1e-4
 
 
-def test_what_does_not_import_or_run_says_why() -> None:
+def test_networks_that_are_not_imported_or_no_chain_have_a_reason() -> None:
     refused = Network("drawn", None, ImportRefused("no such norm"), 2)
     assert judged(refused, CPU) == Verdict("no such norm", (), 0.0)
     network = next(neuraloperators(0))

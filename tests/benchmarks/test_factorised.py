@@ -1,4 +1,4 @@
-"""The ways to apply a factorised weight that are timed against each other give the same answer."""
+"""benchmarks.factorised: all candidates give the same result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 @pytest.mark.parametrize("kind", ["Tucker", "CP", "TT"])
 @pytest.mark.parametrize("modes", [(4, 3), (4, 3, 2)])
-def test_all_ways_agree(kind: str, modes: tuple[int, ...]) -> None:
+def test_all_candidates_agree(kind: str, modes: tuple[int, ...]) -> None:
     weight = tltorch.FactorizedTensor.new(
         (5, 6, *modes), rank=0.5, factorization=kind, dtype=torch.cfloat
     )

@@ -1,4 +1,4 @@
-"""The layers of the GPU benchmark, on a CPU: the network that stands for a chain is made of them."""
+"""benchmarks.gpu.layers on a CPU: the network of a chain, and its time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inputs() -> layers.Inputs:
     return layers.Inputs(fields, weight.permute(2, 3, 0, 1), torch.randn(c, c), torch.randn(c))
 
 
-def test_a_chain_is_made_of_the_layers_weights() -> None:
+def test_chain_has_the_layers_weights() -> None:
     given = inputs()
     module = layers.network(LAYER, given, 3)
     x = given.fields[0]
@@ -35,7 +35,9 @@ def test_a_chain_is_made_of_the_layers_weights() -> None:
     assert relative_l2(second(x), expected) < 1e-6
 
 
-def test_what_a_chain_has_besides_its_layers_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_chain_excludes_its_lifting_and_projection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = {"alone": 3.0, "long": 10.0, "short": 2.0}
     candidates = [
         Candidate("a", "cuda", "fp32", 0.0, lambda: "alone"),

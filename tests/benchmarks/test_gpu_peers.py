@@ -1,4 +1,4 @@
-"""The peers of the GPU benchmarks, on a CPU: the published network, and where the direct pipeline finds its modes."""
+"""Peers of the GPU benchmarks on a CPU: the published network, and the direct pipeline's choice of modes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREE_AXES = [((8, 9, 10), (4, 5, 3)), ((6, 6, 7), (2, 6, 4))]
 
 
 @pytest.mark.parametrize(("size", "modes"), SHAPES + THREE_AXES)
-def test_published_layer_is_our_layer(size: tuple[int, ...], modes: tuple[int, ...]) -> None:
+def test_published_layer_equals_our_layer(size: tuple[int, ...], modes: tuple[int, ...]) -> None:
     x = torch.randn(3, 4, *size, dtype=torch.float64)
     weight = torch.randn(4, 5, *modes, dtype=torch.complex128)
     skip, bias = torch.randn(5, 4).double(), torch.randn(5).double()
@@ -29,7 +29,7 @@ def test_published_layer_is_our_layer(size: tuple[int, ...], modes: tuple[int, .
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in TRAINED.iterdir()))
-def test_published_model_is_our_model(name: str) -> None:
+def test_published_model_equals_our_model(name: str) -> None:
     model = load_model(TRAINED / name)
     module = model.module.double()
     size = model.config.grid.minimum
@@ -39,7 +39,7 @@ def test_published_model_is_our_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "modes"), SHAPES)
-def test_direct_pipeline_finds_the_kept_modes(
+def test_direct_pipeline_selects_the_kept_modes(
     size: tuple[int, ...], modes: tuple[int, ...]
 ) -> None:
     axes = tuple(range(2, 2 + len(size)))

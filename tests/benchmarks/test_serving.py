@@ -1,4 +1,4 @@
-"""The comparison of servers: what the load generator counts, and the harness with two real servers."""
+"""benchmarks.serving: the load generator's counts, and the harness with two real servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = [b"POST /%d HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % i for i in range
 def load_against(
     answer: Callable[[int, int], bytes | None], work: Callable[[Target], asyncio.Future[Load]]
 ) -> Load:
-    """The load on a server that answers request n, which asks question i, with answer(n, i); None hangs up."""
+    """The load on a server that answers its n-th request, for question i, with answer(n, i); None closes the connection."""
     count = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +59,7 @@ def closed(target: Target) -> asyncio.Future[Load]:
     return asyncio.ensure_future(closed_loop(target, connections=2, seconds=1.0, warm_up=0.1))
 
 
-def test_right_answers_alone_count() -> None:
+def test_only_right_answers_count() -> None:
     def answer(n: int, question: int) -> bytes:
         if n % 4 == 1:
             return reply(b"%d" % (question + 1))
@@ -72,14 +72,14 @@ def test_right_answers_alone_count() -> None:
     assert load.rate > 0
 
 
-def test_a_lost_connection_is_an_error_and_opened_again() -> None:
+def test_lost_connection_is_an_error_and_reopened() -> None:
     load = load_against(lambda n, question: reply(b"%d" % question) if n % 50 else None, closed)
     assert set(load.errors) == {"no answer"}
     assert load.errors["no answer"] > 1
     assert len(load.latencies) > 100
 
 
-def test_a_stall_counts_for_all_that_were_due_in_it() -> None:
+def test_stall_delays_every_request_due_during_it() -> None:
     stall = 0.3
 
     def answer(n: int, question: int) -> bytes:
@@ -93,12 +93,12 @@ def test_a_stall_counts_for_all_that_were_due_in_it() -> None:
 
     load = load_against(answer, lambda target: asyncio.ensure_future(steady(target)))
     assert set(load.errors) <= {"never sent"}, "the machine may have stalled at the end"
-    # a closed loop would show the stall once; here about 60 requests were due during it
+    # about 60 requests were due during the stall; a closed loop would show one slow request
     assert sum(latency > 0.2 * stall for latency in load.latencies) > 20
     assert 200 < load.offered < 400
 
 
-def test_requests_past_what_connections_take_are_counted() -> None:
+def test_requests_without_a_free_connection_are_counted() -> None:
     def answer(n: int, question: int) -> bytes:
         time.sleep(0.01)
         return reply(b"%d" % question)
@@ -127,7 +127,7 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(
         )
     assert len(found) == 8
     for row in found:
-        # after a stall of the machine an open loop asks for more than the queue takes
+        # after a stall of the machine an open loop may overfill the queue
         assert set(row["errors"]) <= {"HTTP 429", "never sent"}, row
         assert row["requests"] > 0
         assert 0 < row["p50 ms"] <= row["p99 ms"]
@@ -137,7 +137,7 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(
     assert "### light-2d, JSON, 48x48" in page
 
 
-def test_the_page_has_both_networks_and_what_ours_takes_above_its_own() -> None:
+def test_page_has_both_networks_and_our_overhead() -> None:
     forward = {"server": "bare forward", "model": LIGHT, "side": 64, "load": "batch 1"}
     rows: list[dict[str, object]] = [
         {"processor": "p", "torch": "t", "commit": "c", "at": "2026-11-21T00:00"},

@@ -1,4 +1,4 @@
-"""The page of results says what the result files say, and the picture is drawn from them without a GPU."""
+"""docs/benchmarks.md and the heat map, from result files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def layer_row(what: str, precision: str, ms: float, error: float) -> dict[str, o
 
 
 def cells(page: str, header: str) -> dict[str, str]:
-    """The first data row of the table whose header line contains `header`, by column."""
+    """The first row of the table whose header line contains `header`, by column."""
     lines = page.splitlines()
     at = next(i for i, line in enumerate(lines) if header in line)
     names, values = ([c.strip() for c in lines[j].strip("|").split("|")] for j in (at, at + 2))
     return dict(zip(names, values, strict=True))
 
 
-def test_the_committed_page_is_made_of_the_committed_results() -> None:
+def test_committed_page_matches_the_committed_results() -> None:
     assert DOCUMENT.read_text() == document(), "run `python -m benchmarks.tables`"
 
 
@@ -99,7 +99,7 @@ def test_models_are_fields_a_second(tmp_path: Path) -> None:
     assert found["x torch.compile"] == ""
 
 
-def test_people_are_compared_with_strict_float32(tmp_path: Path) -> None:
+def test_imported_networks_are_compared_with_strict_float32(tmp_path: Path) -> None:
     def row(what: str, precision: str, ms: float, error: float) -> dict[str, object]:
         return {
             "network": "n",
@@ -122,7 +122,7 @@ def test_people_are_compared_with_strict_float32(tmp_path: Path) -> None:
         row("eager, call", "fp32", 8.0, 4e-7),
         row("eager, graph", "fp32", 5.0, 4e-7),
     ]
-    write(tmp_path / "gpu_people.jsonl", rows)
+    write(tmp_path / "gpu_imported.jsonl", rows)
     page = document(tmp_path)
     times = cells(page, "x graph")
     assert (times["x eager"], times["x graph"], times["x eager, TF32"]) == ("8x", "5x", "6x")
@@ -151,7 +151,7 @@ def heatmap_rows() -> list[dict[str, object]]:
     ]
 
 
-def test_speed_ups_lie_where_they_belong() -> None:
+def test_speed_ups_are_in_their_cells() -> None:
     batches, channels, table = speed_ups(heatmap_rows())
     assert (batches, channels) == ([4, 16, 64], [8, 32])
     np.testing.assert_array_equal(table, [[0.5, 2, 8], [np.nan, 0.5, 2]])
@@ -176,7 +176,7 @@ def test_floor_reads_once_and_writes_once() -> None:
     assert floor_ms(0, 4, 4e12, weight_bytes=4 * 10**9) == pytest.approx(1.0)
 
 
-def test_served_rates_stand_beside_the_best_of_the_model_alone(tmp_path: Path) -> None:
+def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None:
     alone = {"model": "m", "side": 128, "through the pipeline": 1.0}
     cpu = dict.fromkeys(("frontend", "frontend system", "engine", "engine loop", "client"), 5.0)
     served: dict[str, object] = {
@@ -196,6 +196,6 @@ def test_served_rates_stand_beside_the_best_of_the_model_alone(tmp_path: Path) -
             {"bus": "in", "GB/s": 50.0},
         ],
     )
-    row = cells(document(tmp_path), "of the model")
-    assert row["of the model"] == "90 %"
+    row = cells(document(tmp_path), "share of the model's rate")
+    assert row["share of the model's rate"] == "90 %"
     assert (row["frontends"], row["fields/s"], row["errors"]) == ("8", "900", "3")

@@ -1,4 +1,4 @@
-"""One service under load, watched by one Prometheus, for all tests here."""
+"""Fixture: a service under load, scraped by Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODES = {"one process": (), "several processes": ("--frontends", "2")}
-"""How the service runs -> the options of `serve` for it."""
+"""Mode of the service -> options of `serve`."""
 
 LOAD_SECONDS = 5.0
 GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24), "tiny-judged": (32,)}
@@ -26,7 +26,7 @@ GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24), "tiny-judged": (32,)}
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A running service and the Prometheus that scraped it under load; `since` and `until` are Unix times."""
+    """A running service and the Prometheus that scraped it under load from `since` to `until` (Unix times)."""
 
     service: ServerProcess
     prometheus: Prometheus
@@ -39,7 +39,7 @@ class Watched:
 def watched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
-    """Ends with the service well; the load is over."""
+    """The service, still running, after the load."""
     if not installed():
         pytest.skip(MISSING)
     models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("watched")

@@ -1,4 +1,4 @@
-"""A real Prometheus on a free loopback port, and what a dashboard asks of it."""
+"""A Prometheus process on a free loopback port, and the queries of the dashboard."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MISSING = "Debian's package prometheus is not installed (apt-get install prometh
 
 
 def installed() -> bool:
-    """Whether this machine has Prometheus and its checking tool."""
+    """True if prometheus and promtool are installed."""
     return bool(shutil.which("prometheus") and shutil.which("promtool"))
 
 
 class Prometheus:
-    """Scrapes `targets` every second under our alert rules; a context manager that ends the process."""
+    """Scrapes `targets` every second and evaluates our alert rules; a context manager that ends the process."""
 
     def __init__(self, folder: Path, targets: list[str]) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -73,12 +73,12 @@ class Prometheus:
         self._process.wait()
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of every series that the expression has now."""
+        """Labels and current value of every series of the expression."""
         result = self._get("query", query=expression)["result"]
         return [(one["metric"], float(one["value"][1])) for one in result]
 
     def value(self, expression: str) -> float:
-        """The value of an expression of a single series."""
+        """The value of an expression with one series."""
         [(_, value)] = self.query(expression)
         return value
 
@@ -90,7 +90,7 @@ class Prometheus:
         return [(one["metric"], [(t - start, float(v)) for t, v in one["values"]]) for one in found]
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
-        """Return once the expression has a series; fails after that many seconds."""
+        """Return once the expression has a series; fail after `seconds`."""
         until = time.monotonic() + seconds
         while not self.query(expression):
             assert time.monotonic() < until, f"no data for {expression} within {seconds:g} s"
@@ -104,7 +104,7 @@ class Prometheus:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One query of a panel, with Grafana's variables filled in."""
+    """A query of a panel with Grafana's variables replaced."""
 
     panel: str
     unit: str
@@ -134,5 +134,5 @@ def dashboard_targets() -> list[Target]:
 
 
 def finite(values: list[tuple[dict[str, str], float]]) -> bool:
-    """Whether there is data, all of it numbers that can be drawn."""
+    """True if there is data and all of it is finite."""
     return bool(values) and all(math.isfinite(value) for _, value in values)

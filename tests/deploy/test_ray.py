@@ -1,4 +1,4 @@
-"""deploy/ray on a real Ray cluster of two nodes on this machine (`make test-ray`): right answers, growth, a dead replica."""
+"""deploy/ray on a Ray cluster of two nodes on this machine (`make test-ray`): answers, autoscaling, killed replicas."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """deploy/ray/cpu.yaml as `serve run` takes it, with our model, one port, and an autoscaler in a hurry."""
+    """`serve run` of deploy/ray/cpu.yaml with a small model, one port and a fast autoscaler."""
     from ray.cluster_utils import Cluster
 
     folder = tmp_path_factory.mktemp("ray")
@@ -71,7 +71,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     config = yaml.safe_load(CPU.read_text())
     config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
     (app,) = config["applications"]
-    # The delay keeps every caller's request in a replica nearly all the time.
+    # With the delay, requests are in a replica nearly all the time.
     app["args"] |= {
         "model_repository": str(folder / "models"),
         "torch_threads": "1",
@@ -85,13 +85,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     }  # fmt: skip
     (folder / "serve.yaml").write_text(yaml.safe_dump(config))
     with ExitStack() as stack:
-        # Not below the test's own folder: the paths of its sockets must be short.
+        # not in the test's folder: the paths of Ray's sockets must be short
         scratch = tempfile.mkdtemp(prefix="ray-")
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         environment.setenv("RAY_TMPDIR", scratch)
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Else the one proxy would hand nearly all to the replicas of its own node.
+        # otherwise the proxy would send nearly all requests to replicas of its node
         environment.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
         path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
         environment.setenv("PYTHONPATH", os.pathsep.join(path))
@@ -130,13 +130,13 @@ def until(met: Any, seconds: float, what: Any = lambda: "condition") -> None:
 
 
 def replicas() -> list[str]:
-    """Names of the actors that are replicas."""
+    """Names of the replicas' actors."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return sorted(one["name"] for one in actors if one["name"].startswith(PREFIX))
 
 
 def answering(url: str) -> int:
-    """How many processes answer, told apart by when they started."""
+    """Number of processes that answer, identified by their start time."""
     started = set()
     for _ in range(12 * MOST):
         answer = httpx.get(f"{url}/metrics")
@@ -160,7 +160,7 @@ def fresh_fields() -> NDArray[np.float32]:
     return generator().standard_normal(shape, dtype=np.float32)
 
 
-def test_answers_equal_the_module_whichever_replica_gives_them(deployed: Deployed) -> None:
+def test_all_replicas_answer_as_the_module(deployed: Deployed) -> None:
     assert len(replicas()) >= LEAST
     with Client(deployed.url) as client:
         for _ in range(20):
@@ -169,16 +169,16 @@ def test_answers_equal_the_module_whichever_replica_gives_them(deployed: Deploye
     until(lambda: answering(deployed.url) >= LEAST, 20)
 
 
-def test_errors_and_limits_are_the_services_own(deployed: Deployed) -> None:
+def test_errors_and_limits_are_the_services(deployed: Deployed) -> None:
     wrong = httpx.post(f"{deployed.url}/v1/models/none:predict", json={"inputs": {}})
     assert wrong.status_code == 404
     assert wrong.headers["content-type"] == "application/problem+json"
-    # A model would be loaded in one of the replicas only.
+    # Only one of the replicas would load the model.
     load = httpx.post(f"{deployed.url}/v2/repository/models/tiny-2d/load")
     assert load.status_code == 403
 
 
-def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
+def test_load_adds_replicas_and_a_killed_one_loses_no_retried_request(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = threading.Event()
@@ -197,7 +197,7 @@ def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
         return count
 
     def call_once(_: int) -> int:
-        """Without retries every request has one definite answer: the right one, or Ray's 500."""
+        """Without retries each answer is right, or Ray's 500."""
         count = 0
         headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
         with httpx.Client(base_url=deployed.url, timeout=60, headers=headers) as client:
@@ -226,16 +226,16 @@ def test_more_load_brings_more_replicas_and_a_killed_one_loses_nothing(
         finally:
             ended.set()
         counts = [one.result(60) for one in again]
-    lost = seen[500]  # call_once makes sure that there is nothing else but 200
+    lost = seen[500]  # call_once allows no other status but 200
     with capsys.disabled():
         print(f"\n{sum(counts)} answered with retries; without them {dict(seen)}")  # noqa: T201
     assert all(counts)
     assert all(one.result(60) for one in once)
-    # Else nobody was there to lose anything; and none but those in a replica that died.
+    # At least one request, and at most those in killed replicas.
     assert 0 < lost <= KILLS * CALLERS
 
 
-def test_a_replica_that_is_no_longer_needed_finishes_what_it_has(deployed: Deployed) -> None:
+def test_removed_replica_finishes_its_requests(deployed: Deployed) -> None:
     fields = fresh_fields()
     expected = deployed.expected(fields)
     ended = threading.Event()
@@ -251,7 +251,7 @@ def test_a_replica_that_is_no_longer_needed_finishes_what_it_has(deployed: Deplo
             assert answer.status_code == 200
             assert_close(array(answer.content), expected)
 
-    # More than one replica's worth of load, less than three's.
+    # Load for more than one replica and less than three.
     with ThreadPoolExecutor(3) as pool:
         callers = [pool.submit(call_once, one) for one in range(3)]
         try:

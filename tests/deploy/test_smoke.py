@@ -1,4 +1,4 @@
-"""The smoke test finds a good service good, and says of a bad one what is wrong."""
+"""deploy/smoke.py passes on a working service and names the fault of others."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def smoke(url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run it as an operator would, in an interpreter without any of our packages."""
+    """Run it in an interpreter without any packages."""
     return subprocess.run(
         [sys.executable, "-I", "-S", str(ROOT / "deploy" / "smoke.py"), url, *options],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
-def test_a_running_service_passes(watched: Watched) -> None:
+def test_running_service_passes(watched: Watched) -> None:
     done = smoke(watched.service.url)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("all well\n")
@@ -31,13 +31,13 @@ def test_a_running_service_passes(watched: Watched) -> None:
         assert model in done.stdout
 
 
-def test_nobody_there() -> None:
+def test_unreachable_service_fails() -> None:
     done = smoke(f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr
 
 
-def test_alive_but_not_ready() -> None:
+def test_unready_service_fails_with_the_reason() -> None:
     class Unready(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps({"ready": False, "reasons": ["model m is LOADING"]}).encode()

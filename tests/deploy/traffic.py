@@ -1,4 +1,4 @@
-"""What is watched in these tests: a server under mixed load, and a stand-in for one with a GPU."""
+"""Mixed load on a service, and metrics of a simulated GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def npy(fields: np.ndarray) -> bytes:
 
 
 def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients: int = 4) -> int:
-    """Send good requests, and now and then a wrong and a too large one, for that long. Returns fields predicted."""
+    """Send valid, invalid and too large requests for `seconds`. Returns the number of fields predicted."""
     until = time.monotonic() + seconds
     predicted = [0] * clients
 
@@ -41,6 +41,8 @@ def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients:
             while time.monotonic() < until:
                 for model, grid in models.items():
                     fields = random.standard_normal((4, 1, *grid), np.float32)
+                    if model == "darcy-2d":
+                        fields = np.abs(fields)  # values must be above 0
                     answer = _predict(client, model, npy(fields))
                     answer.raise_for_status()
                     predicted[number] += 4
@@ -66,7 +68,7 @@ def _predict(client: httpx.Client, model: str, body: bytes) -> httpx.Response:
 
 @contextmanager
 def gpu_stand_in() -> Iterator[str]:
-    """host:port of the service's own GPU metrics over a made-up device, for machines that have none."""
+    """host:port of the service's GPU metrics with made-up readings."""
     metrics = Metrics(version="stand-in")
     readings = {
         "memory_allocated": 21 * GIB,

@@ -24,31 +24,35 @@ if TYPE_CHECKING:
 _STRICT = 'set -euo pipefail\ncurl() { command curl --fail-with-body --max-time 60 "$@"; }\n'
 _DEFAULT = re.compile(r"http://(127\.0\.0\.1|localhost):8080")
 _NEEDS_A_SERVER = re.compile(r"curl|turbofno predict|Client\(")
-_NOT_RUN = ("turbofno import", "TURBOFNO_API_KEYS_FILE=", "make serve")
-"""Blocks that are no example of a prediction: each has a test of its own."""
+_NOT_RUN = ("pip install",)
+"""Blocks that install and start the service: tests/test_packaging does that."""
 _DOCS = (
     "README.md",
-    "docs/client.md",
-    "docs/gradients.md",
-    "docs/resolution.md",
-    "docs/rollouts.md",
-    "docs/ui.md",
+    "docs/index.md",
+    "docs/tutorial/first-prediction.md",
+    "docs/reference/client.md",
+    "docs/reference/ops.md",
+    "docs/how-to/gradients.md",
+    "docs/how-to/page.md",
+    "docs/how-to/resolution.md",
+    "docs/how-to/rollouts.md",
 )
+_CHECKPOINT_LESSON = "docs/tutorial/own-checkpoint.md"
 
 
 def blocks(language: str, document: str) -> list[str]:
-    """The fenced blocks of one language; those without a language are shell."""
-    names = {"shell": "(?:sh|bash|shell)?", "python": "python"}[language]
-    pattern = re.compile(rf"^```{names}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    """The fenced blocks of one language in a document."""
+    return [code for name, code in all_blocks(document) if name == language]
+
+
+def all_blocks(document: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a document with their languages, in order."""
     text = (ROOT / document).read_text()
-    # Without a name the pattern would also begin at the end of a block.
-    parts = re.split(r"^(```.*)$", text, flags=re.MULTILINE)
-    fenced = ["".join(parts[i : i + 3]) for i in range(1, len(parts) - 2, 4)]
-    return [match[1] for block in fenced if (match := pattern.match(block))]
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def shell_examples() -> list[str]:
-    found = [block for name in _DOCS for block in blocks("shell", name)]
+    found = [block for name in _DOCS for block in blocks("sh", name)]
     return [block for block in found if not any(word in block for word in _NOT_RUN)]
 
 
@@ -71,8 +75,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], folder: Path, recorded: Recording) -> str:
-    """The output of a command, which must end well."""
+def execute(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, which must succeed, in a folder."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         command,
@@ -81,14 +85,20 @@ def run(command: list[str], folder: Path, recorded: Recording) -> str:
         | {
             "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "TURBOFNO_PORT": recorded.url.rpartition(":")[2],
             "OMP_NUM_THREADS": "1",
-        },
+        }
+        | variables,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done
+
+
+def run(command: list[str], folder: Path, recorded: Recording) -> str:
+    """The output of a command that calls the server; it must succeed without a warning."""
+    done = execute(command, folder, TURBOFNO_PORT=recorded.url.rpartition(":")[2])
     assert "warning" not in done.stderr.lower(), done.stderr
     return done.stdout
 
@@ -99,11 +109,10 @@ def paste(script: str, folder: Path, recorded: Recording) -> str:
 
 
 def test_readme_has_examples_of_every_kind() -> None:
-    shell, python = blocks("shell", "README.md"), blocks("python", "README.md")
-    assert sum("curl" in block for block in shell) >= 3
+    shell, python = blocks("sh", "README.md"), blocks("python", "README.md")
+    assert sum("curl" in block for block in shell) >= 2
     assert any("turbofno predict" in block for block in shell)
     assert any("Client(" in block for block in python)
-    assert any("compile_fno" in block for block in python)
 
 
 @pytest.mark.parametrize("block", shell_examples())
@@ -123,7 +132,26 @@ def test_a_python_example_works_warns_of_nothing_and_answers_as_the_solver(
     program = _DEFAULT.sub(recorded.url, block).replace('"cuda"', '"cpu"')
     run([sys.executable, "-W", "error::UserWarning:__main__", "-c", program], folder, recorded)
     assert bool(recorded.exchanges) == bool(_NEEDS_A_SERVER.search(block))
-    recorded.check()
+    if "PredictionWarning" in block:
+        assert any("x-warning" in one.response for one in recorded.exchanges)
+    else:
+        recorded.check()
+
+
+@pytest.mark.parametrize("document", [*_DOCS, _CHECKPOINT_LESSON])
+def test_every_block_names_its_language(document: str) -> None:
+    """`text` is what no test runs; a block without a language would be run by none unnoticed."""
+    assert {name for name, _ in all_blocks(document)} <= {"sh", "python", "text"}
+
+
+def test_the_lesson_on_checkpoints_works_from_start_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("neuralop")
+    printed = ""
+    for language, code in all_blocks(_CHECKPOINT_LESSON):
+        command = {"sh": ["bash", "-ec", code], "python": [sys.executable, "-c", code]}
+        if language in command:
+            printed = execute(command[language], tmp_path).stdout
+    assert float(printed) < 1e-5
 
 
 def test_banner_has_a_line_for_each_model_that_works_when_pasted(

@@ -1,4 +1,4 @@
-"""Every call of tritonclient's HTTP clients but infer, and whether a server may decline it."""
+"""Calls of tritonclient's HTTP clients except infer: required ones, and ones that a server may refuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLS: dict[str, Callable[[Any, Target], Any]] = {
     "unregister_cuda_shared_memory": lambda c, _: c.unregister_cuda_shared_memory(),
     "unregister_cuda_shared_memory, region": lambda c, _: c.unregister_cuda_shared_memory("r"),
 }
-"""Calls that any server can answer truthfully."""
+"""Calls that every server must answer."""
 
 DECLINABLE: dict[str, Callable[[Any, Target], Any]] = {
     "update_trace_settings": lambda c, _: c.update_trace_settings(settings={"trace_rate": "1"}),
@@ -56,7 +56,7 @@ DECLINABLE: dict[str, Callable[[Any, Target], Any]] = {
     "get_model_metadata, unknown": lambda c, _: c.get_model_metadata("no-such-model"),
     "get_inference_statistics, unknown": lambda c, _: c.get_inference_statistics("no-such-model"),
 }
-"""Calls that a server may refuse, but only with an error that the client can read."""
+"""Calls that a server may refuse, with an error that the client can read."""
 
 EXPECTED: dict[str, Callable[[Any, Target], bool]] = {
     "is_server_live": lambda answer, _: answer is True,
@@ -79,11 +79,11 @@ EXPECTED: dict[str, Callable[[Any, Target], bool]] = {
         answer["model_stats"][0]["version"] == t.version
     ),
 }
-"""What an answer must say; of the others it is enough that the client could read them."""
+"""Checks of answers; for other calls it is enough that the client can read the answer."""
 
 
 def assert_readable(error: Any) -> None:
-    """An exception of tritonclient that carries the server's own status and words."""
+    """Check that an exception of tritonclient has the server's status and message."""
     assert error.status() is not None, error
     assert int(str(error.status()).split()[0]) >= 400
     assert error.message()
@@ -91,12 +91,12 @@ def assert_readable(error: Any) -> None:
 
 
 def public_calls(client: type) -> set[str]:
-    """The names of a client's methods that talk to a server."""
+    """Names of a client's methods that send a request."""
     skipped = {"close", "generate_request_body", "parse_response_body"}
     skipped |= {"plugin", "register_plugin", "unregister_plugin"}
     return {name for name in dir(client) if not name.startswith("_")} - skipped
 
 
 def covered_calls() -> set[str]:
-    """The names that the tables above call."""
+    """Names of the methods that the tables above call."""
     return {name.partition(",")[0] for name in (*CALLS, *DECLINABLE)}

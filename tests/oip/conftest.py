@@ -58,7 +58,7 @@ def target(base_url: str, request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture(scope="session")
 def http(base_url: str) -> Iterator[httpx.Client]:
-    """Sends no header of its own choosing but Host and Content-Length."""
+    """A client that adds only the headers Host and Content-Length."""
     with httpx.Client(base_url=base_url, timeout=30) as client:
         for header in ("accept", "accept-encoding", "connection", "user-agent"):
             client.headers.pop(header, None)

@@ -1,4 +1,4 @@
-"""The server and model under test, as their own metadata describes them."""
+"""The server and model under test, by their metadata."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUMPY = {"FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "INT64": "<i8"}
 
 @dataclass(frozen=True)
 class Target:
-    """A server and one of its models, as its own metadata describes them."""
+    """A server and one of its models, by their metadata."""
 
     url: str
     control: bool
@@ -26,7 +26,7 @@ class Target:
 
     @property
     def host(self) -> str:
-        """What tritonclient calls url."""
+        """tritonclient's `url`."""
         return self.url.removeprefix("http://")
 
     @property
@@ -38,7 +38,7 @@ class Target:
         return values.astype(NUMPY[self.datatype])
 
     def entry(self, **changes: Any) -> dict[str, Any]:
-        """The input of a JSON request, with `data` unless something else is said about it."""
+        """The input of a JSON request, with `data` unless `changes` has another form of it."""
         entry = {"name": self.input, "shape": list(self.shape), "datatype": self.datatype}
         if "data" not in changes and "parameters" not in changes:
             entry["data"] = self.array().reshape(-1).tolist()

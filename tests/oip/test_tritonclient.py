@@ -35,7 +35,7 @@ def tensor(target: Target, array: np.ndarray[Any, Any], *, binary: bool) -> trit
 
 @pytest.fixture(scope="module")
 def truth(client: Any, target: Target) -> dict[str, np.ndarray[Any, Any]]:
-    """Plain JSON both ways."""
+    """The answer to a plain JSON request."""
     outputs = [triton.InferRequestedOutput(name, binary_data=False) for name in target.outputs]
     inputs = [tensor(target, target.array(), binary=False)]
     result = client.infer(target.model, inputs, outputs=outputs)
@@ -47,7 +47,7 @@ def assert_truth(result: Any, truth: dict[str, np.ndarray[Any, Any]]) -> None:
         np.testing.assert_allclose(result.as_numpy(name), values, rtol=1e-5, atol=1e-6)
 
 
-def test_no_call_of_the_client_is_left_out() -> None:
+def test_every_call_of_the_client_is_covered() -> None:
     assert covered_calls() | {"infer", "async_infer"} == public_calls(triton.InferenceServerClient)
 
 
@@ -65,7 +65,7 @@ def test_call_is_answered_or_refused_readably(client: Any, target: Target, name:
         assert_readable(error)
 
 
-def test_model_that_is_not_there_is_not_ready(client: Any, target: Target) -> None:
+def test_unknown_model_is_not_ready(client: Any, target: Target) -> None:
     assert client.is_model_ready("no-such-model") is False
     assert client.is_model_ready(target.model, "999999") is False
 
@@ -131,7 +131,7 @@ def test_async_infer_answers_many_at_once(client: Any, target: Target) -> None:
         result = request.get_result(timeout=30)
         assert result.get_response()["id"] == str(i)
         for name in target.outputs:
-            # Batch mates may change the order of a sum, never the answer.
+            # Other fields in the batch may change the order of a sum.
             np.testing.assert_allclose(
                 result.as_numpy(name), one.as_numpy(name), rtol=1e-4, atol=1e-5
             )

@@ -24,14 +24,14 @@ from tests.oip.calls import (
 )
 from tests.oip.target import Target
 
-# The client's health calls look at the status only and leave the body unread: where that comes in a packet of its own,
-# their connection is still open when it is collected.
+# The client's health calls leave the body unread: if it arrives in a packet of its own, the connection is still open when
+# it is garbage collected.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> Iterator[None]:
-    """Connections that the client left open are collected here, not in a later test, where they would be an error."""
+    """Collect connections that the client left open: in a later test they would be an error."""
     yield
     gc.collect()
 
@@ -50,7 +50,7 @@ def tensor(target: Target, array: np.ndarray[Any, Any], *, binary: bool = True) 
     return made
 
 
-def test_no_call_of_the_client_is_left_out() -> None:
+def test_every_call_of_the_client_is_covered() -> None:
     public = public_calls(triton.InferenceServerClient)
     awaited = {
         name
@@ -112,7 +112,7 @@ def test_infer_every_encoding(
         )
 
 
-def test_infer_many_at_once_each_gets_its_own(target: Target) -> None:
+def test_concurrent_infers_each_get_their_own_answer(target: Target) -> None:
     arrays = [target.array(seed) for seed in range(24)]
 
     async def use(client: Any) -> tuple[list[Any], list[Any]]:

@@ -18,14 +18,14 @@ from tests.oip.wire import HEADER, assert_truth, binary_body, post, tensors
 
 @pytest.fixture(scope="module")
 def truth(http: httpx.Client, target: Target) -> dict[str, np.ndarray[Any, Any]]:
-    """What the model answers to the suite's array, by the plainest request there is."""
+    """The model's answer to the suite's array, by a plain JSON request."""
     body = json.dumps({"inputs": [target.entry()]})
     return tensors(post(http, target.infer_path, body))
 
 
 @pytest.fixture(autouse=True)
 def _still_well(http: httpx.Client) -> Iterator[None]:
-    """Whatever a test sent, the server is ready afterwards."""
+    """Check that the server is ready after each test."""
     yield
     assert http.get("/v2/health/ready").status_code == 200
 
@@ -229,7 +229,7 @@ def test_infer_compressed_answer_can_be_read(
 
 @pytest.mark.parametrize("path", ["", "/models/{}", "/models/{}/config", "/models/nope"])
 def test_only_infer_answers_are_compressed(http: httpx.Client, target: Target, path: str) -> None:
-    # aiohttp's default, of a client that then reads these answers without decompressing them.
+    # aiohttp's default Accept-Encoding; tritonclient does not decompress these answers.
     response = http.get(
         "/v2" + path.format(target.model), headers={"Accept-Encoding": "gzip, deflate, br"}
     )

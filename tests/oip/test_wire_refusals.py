@@ -18,13 +18,13 @@ from tests.oip.wire import HEADER, binary_body, post, refused
 
 @pytest.fixture(autouse=True)
 def _still_well(http: httpx.Client) -> Iterator[None]:
-    """Whatever a test sent, the server is ready afterwards."""
+    """Check that the server is ready after each test."""
     yield
     assert http.get("/v2/health/ready").status_code == 200
 
 
 SIZE = "SIZE"
-"""Stands for the input's true number of bytes."""
+"""Placeholder for the input's size in bytes."""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_header_length_that_cuts_the_json_is_refused(
     ],
     ids=lambda body: body[:20].decode("latin-1"),
 )
-def test_body_that_is_no_request_is_refused(
+def test_body_that_is_not_a_request_is_refused(
     http: httpx.Client, target: Target, body: bytes
 ) -> None:
     refused(post(http, target.infer_path, body))

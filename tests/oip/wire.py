@@ -1,4 +1,4 @@
-"""Requests as bytes, and what an answer must be, without a client library."""
+"""Raw requests, and checks of their answers, without a client library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def binary_body(target: Target, array: np.ndarray[Any, Any], **top: Any) -> tupl
 
 
 def tensors(response: httpx.Response) -> dict[str, np.ndarray[Any, Any]]:
-    """All outputs of an infer answer, after checking that its parts agree with each other."""
+    """The outputs of an infer answer, after checking that its parts agree."""
     assert response.status_code == 200, response.text[:500]
     content, length = response.content, response.headers.get(HEADER)
     document = json.loads(content if length is None else content[: int(length)])
@@ -49,7 +49,7 @@ def tensors(response: httpx.Response) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def refused(response: httpx.Response) -> str:
-    """The error text of a 4xx, which must be a JSON object with the string `error`."""
+    """Check that a response is a 4xx with the JSON string `error`; return that."""
     assert 400 <= response.status_code < 500, (response.status_code, response.text[:500])
     document = response.json()
     assert isinstance(document, dict)

@@ -1,1 +1,1 @@
-"""Served from a GPU: how much of what the compiled model computes arrives over HTTP, and what is in the way."""
+"""Throughput and latency over HTTP on a GPU, and the limits of each part: model, pipeline, engine, sockets."""

@@ -1,4 +1,4 @@
-"""What a GPU computes and what of it arrives over HTTP: `python -m benchmarks.serving.gpu`."""
+"""Throughput of a GPU without and with HTTP: `python -m benchmarks.serving.gpu`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 SIDE = 128
 SHARE = 0.7
-"""Of the best closed loop, for the open one."""
+"""Rate of the open loop, as a share of the closed loop before it."""
 _MOST_CONNECTIONS = 512
 _SHOWN = (
     "devices", "frontends", "max batch", "load", "fields a request", "connections", "fields/s",
@@ -33,7 +33,7 @@ _SHOWN = (
 
 
 def _cores(clients: int) -> tuple[set[int], set[int]]:
-    """Of the server and of so many clients; on a small machine they share."""
+    """Cores of the server and of the clients; on a small machine they share all."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2 * clients:
         return set(cores), set(cores)
@@ -41,12 +41,12 @@ def _cores(clients: int) -> tuple[set[int], set[int]]:
 
 
 def served(
-    setup: Setup, questions_file: Path, sizes: list[int], *, under_way: int, seconds: float
+    setup: Setup, questions_file: Path, sizes: list[int], *, concurrency: int, seconds: float
 ) -> Iterator[Row]:
-    """A closed loop with requests of each size, in fields, then an open one at a share of what that reached."""
+    """For requests of each size in fields: a closed loop, then an open one at SHARE of its rate."""
     with serve(setup, questions_file) as stack:
         for fields in sizes:
-            connections = min(_MOST_CONNECTIONS, max(setup.clients, under_way // fields))
+            connections = min(_MOST_CONNECTIONS, max(setup.clients, concurrency // fields))
             best = stack.measure(Phase(fields, connections, seconds))
             yield best
             if best["fields/s"]:
@@ -55,7 +55,7 @@ def served(
 
 
 def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> Iterator[Setup]:
-    """Every number of front ends with the first size of batches, then the most with the others; or only those most."""
+    """Each number of front ends with the first batch size, then the largest with the other sizes; or just the largest with the first."""
     *fewer, most = arguments.frontends
     first, *others = arguments.max_batch
     wanted = [(most, first)]
@@ -69,7 +69,7 @@ def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> 
 def _measured(
     checkpoint: Path, folder: Path, arguments: argparse.Namespace, *, whole: bool
 ) -> Iterator[Row]:
-    """All rows of one model, printed as they come."""
+    """Measure and print all rows of one model."""
     name = checkpoint.name
     if not arguments.only_service:
         if arguments.devices != "cpu":
@@ -78,7 +78,7 @@ def _measured(
             yield from rows
         if whole:
             setup = next(_setups(checkpoint, arguments, whole=False))
-            row = engine.row(setup, side=SIDE, under_way=512, seconds=arguments.seconds)
+            row = engine.row(setup, side=SIDE, concurrency=512, seconds=arguments.seconds)
             print_table("the engine process alone", [row])
             yield row
     asked = questions(checkpoint, SIDE)
@@ -92,7 +92,7 @@ def _measured(
         rows = list(
             served(
                 setup, file, arguments.fields,
-                under_way=arguments.under_way, seconds=arguments.seconds,
+                concurrency=arguments.concurrency, seconds=arguments.seconds,
             )
         )  # fmt: skip
         print_table(f"{name} over HTTP", [{key: row.get(key) for key in _SHOWN} for row in rows])
@@ -100,27 +100,33 @@ def _measured(
 
 
 def main() -> None:
-    """Measure, print, save results/serving_gpu.jsonl."""
+    """Measure; write results/serving_gpu.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.gpu", description=__doc__)
     parser.add_argument(
-        "--devices", default="0", help="as `turbofno serve` takes them; with cpu nothing is saved"
+        "--devices", default="0", help="as for `turbofno serve`; with cpu nothing is saved"
     )
     parser.add_argument(
         "--models",
         nargs="+",
         default=[WIDE, HEAVY],
-        help="the first in full, others with the most front ends only; default %(default)s",
+        help="the first with all setups, others with the most front ends only; default %(default)s",
     )
     parser.add_argument("--frontends", nargs="+", type=int, default=[1, 4, 8])
     parser.add_argument("--max-batch", nargs="+", type=int, default=[128, 64])
-    parser.add_argument("--fields", nargs="+", type=int, default=[1, 16], help="in a request")
-    parser.add_argument("--clients", type=int, default=4, help="load generators, each on a core")
     parser.add_argument(
-        "--under-way", type=int, default=1024, help="fields under way in a closed loop"
+        "--fields", nargs="+", type=int, default=[1, 16], help="fields in a request"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="a phase, default %(default)s")
+    parser.add_argument(
+        "--clients", type=int, default=4, help="number of load generators, each on a core"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=1024, help="concurrent fields in a closed loop"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="of a phase, default %(default)s"
+    )
     parser.add_argument("--only-service", action="store_true", help="nothing is saved")
-    parser.add_argument("--commit", help="to write beside the figures where git does not know it")
+    parser.add_argument("--commit", help="name of the commit, if the tree is no git checkout")
     arguments = parser.parse_args()
     on_gpu = arguments.devices != "cpu"
     if on_gpu:

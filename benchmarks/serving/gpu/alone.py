@@ -1,4 +1,4 @@
-"""What the GPU alone does: the compiled model, the bus, and both through the service's pipeline."""
+"""Rates without HTTP: the compiled model, the bus, the service's pipeline, sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COPIED = 64 * 2**20
 
 
 def rows(checkpoint: Path, side: int, *, seconds: float) -> Iterator[Row]:
-    """Fields a second of the compiled model: in device memory; from and to host memory, batches overlapped."""
+    """Fields a second of the compiled model in device memory, and through the pipeline from and to host memory."""
     module = load_model(checkpoint).module.cuda()
     forward = compile_fno(module.description(), device="cuda", max_batch=BATCHES[-1])
     for batch in BATCHES:
@@ -44,7 +44,7 @@ def rows(checkpoint: Path, side: int, *, seconds: float) -> Iterator[Row]:
 
 
 def bus_rows() -> Iterator[Row]:
-    """Bytes a second between pinned and device memory: in, out, and each way while both go on."""
+    """Bytes a second between pinned and device memory: in, out, and each way during both at once."""
     host_in, host_out = (torch.empty(_COPIED, dtype=torch.uint8, pin_memory=True) for _ in "io")
     held_in, held_out = (torch.empty(_COPIED, dtype=torch.uint8, device="cuda") for _ in "io")
     side = torch.cuda.Stream()
@@ -68,7 +68,7 @@ def bus_rows() -> Iterator[Row]:
 
 
 def loopback_row(side: int) -> Row:
-    """What the kernel takes to bring a field over loopback and one back: bare blocking sockets, both ends together."""
+    """Time to send a field over loopback and one back, with blocking sockets; CPU time of both ends."""
     size = side * side * 4
     with socket.create_server(("127.0.0.1", 0)) as listener:
         there = socket.create_connection(listener.getsockname())
@@ -101,14 +101,14 @@ def loopback_row(side: int) -> Row:
 
 
 def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float:
-    """Fields a second from single fields in host memory to answers there, as the service's two threads do it."""
+    """Fields a second from single fields in host memory to answers there, with two threads as in the service."""
     pipeline = DevicePipeline(torch.device("cuda", torch.cuda.current_device()))
     rng = np.random.default_rng()
     parts = [rng.standard_normal((1, 1, side, side), np.float32) for _ in range(batch)]
-    under_way: queue.Queue[Callable[[], ModelOutput] | None] = queue.Queue(pipeline.max_in_flight)
+    in_flight: queue.Queue[Callable[[], ModelOutput] | None] = queue.Queue(pipeline.max_in_flight)
 
     def finish() -> None:
-        while (wait := under_way.get()) is not None:
+        while (wait := in_flight.get()) is not None:
             hand_out(wait())
 
     def hand_out(answer: ModelOutput) -> None:
@@ -126,8 +126,8 @@ def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float
     began = time.perf_counter()
     runs = 0
     while time.perf_counter() < began + seconds:
-        under_way.put(pipeline.start(parts, run))
+        in_flight.put(pipeline.start(parts, run))
         runs += 1
-    under_way.put(None)
+    in_flight.put(None)
     thread.join()
     return runs * batch / (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""One of several load generators at once: phases come as JSON lines on standard input, loads go back on standard output.
+"""One of several concurrent load generators: reads phases as JSON lines from standard input, writes results to standard output.
 
 `python -m benchmarks.serving.gpu.client QUESTIONS.npz PORT MODEL`
 """
@@ -23,12 +23,12 @@ _FORM = TURBOFNO["binary"]
 
 
 def target(truth: list[Question], fields: int, *, model: str, port: int) -> Target:
-    """Requests of so many fields each; the i-th starts with the i-th field."""
+    """Requests of `fields` fields each; the i-th starts with the i-th field."""
     asked = [_together(truth, start, fields) for start in range(len(truth))]
     verdicts: dict[tuple[int, bytes], bool] = {}
 
     def is_right(index: int, body: bytes) -> bool:
-        # an answer that came again is the same object, and hashed once
+        # repeated answers are the same object, whose hash is cached
         known = verdicts.get((index, body))
         if known is None:
             known = asked[index].is_answered_by(_FORM.values(body))
@@ -76,7 +76,7 @@ def main() -> None:
     kept = np.load(file)
     fields: Array = kept["fields"]
     truth = [Question(fields[i : i + 1], kept["truths"][i : i + 1]) for i in range(len(fields))]
-    # buffered whatever the environment says: an unbuffered one may write the half of a long line
+    # buffered even with PYTHONUNBUFFERED, so that long lines are written whole
     with open(sys.stdout.fileno(), "w", closefd=False) as out:
         print("ready", file=out, flush=True)
         _serve_phases(out, truth, model=model, port=port)

@@ -1,4 +1,4 @@
-"""The engine process alone: front ends that have no HTTP to speak ask it as fast as it answers."""
+"""The engine process without HTTP: feeders send it requests as fast as it answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from turbofno.service.settings import Settings
 _READY_SECONDS = 120.0
 
 
-def row(setup: Setup, *, side: int, under_way: int, seconds: float) -> dict[str, Any]:
-    """Requests of one field each from `setup.clients` feeders with so many under way together."""
+def row(setup: Setup, *, side: int, concurrency: int, seconds: float) -> dict[str, Any]:
+    """The row for requests of one field from `setup.clients` feeders, with `concurrency` requests at a time."""
     settings = Settings(
         model_repository=setup.checkpoint.parent,
         models=(setup.checkpoint.name,),
@@ -28,11 +28,11 @@ def row(setup: Setup, *, side: int, under_way: int, seconds: float) -> dict[str,
         max_batch_size=setup.max_batch,
         log_level="warning",
     )
-    return asyncio.run(_fed(setup, settings, side, under_way, seconds))
+    return asyncio.run(_fed(setup, settings, side, concurrency, seconds))
 
 
 async def _fed(
-    setup: Setup, settings: Settings, side: int, under_way: int, seconds: float
+    setup: Setup, settings: Settings, side: int, concurrency: int, seconds: float
 ) -> dict[str, Any]:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -57,7 +57,7 @@ async def _fed(
         engine.stdin.close()
         at = await asyncio.wait_for(ready, _READY_SECONDS)
         command = [sys.executable, "-m", "benchmarks.serving.gpu.feeder", at]
-        share = str(under_way // setup.clients)
+        share = str(concurrency // setup.clients)
         feeders = [
             await asyncio.create_subprocess_exec(
                 *command, f"feeder-{i}", setup.checkpoint.name, str(side), share, str(seconds),
@@ -76,7 +76,7 @@ async def _fed(
     return {
         "model": setup.checkpoint.name,
         "max batch": setup.max_batch,
-        "load": f"{setup.clients} feeders, {under_way} under way",
+        "load": f"{setup.clients} feeders, {concurrency} concurrent fields",
         "fields/s": sum(one["fields"] for one in told) / seconds,
         "engine CPU us/field": (after[0] - before[0]) / all_fields * 1e6,
         "engine loop CPU us/field": (after[1] - before[1]) / all_fields * 1e6,
@@ -85,5 +85,5 @@ async def _fed(
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:
-    """Of the process, and of its event loop."""
+    """CPU seconds of the process and of its event loop."""
     return sum(cpu_seconds(pid)), sum(cpu_seconds(pid, main_thread=True))

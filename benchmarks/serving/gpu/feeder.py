@@ -1,6 +1,6 @@
-"""A front end without HTTP: asks an engine process for predictions as fast as it answers.
+"""A front end without HTTP: requests predictions from an engine process as fast as it answers.
 
-`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE UNDER_WAY SECONDS`; prints JSON.
+`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE CONCURRENCY SECONDS`; prints JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WARM_UP_SECONDS = 0.5
 
 
 async def main() -> None:
-    """Feed, then say how many fields came back in the measured seconds."""
-    endpoint, name, model, side, under_way, seconds = sys.argv[1:]
+    """Send requests; print the number of answers in the measured seconds and in total, and the CPU time."""
+    endpoint, name, model, side, concurrency, seconds = sys.argv[1:]
     settings, n = Settings(), int(side)
     memory = SlotMemory(settings.shared_memory_bytes)
     engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
@@ -53,7 +53,7 @@ async def main() -> None:
             del fields, request, result
 
     before = time.process_time()
-    await asyncio.gather(*(one() for _ in range(int(under_way))))
+    await asyncio.gather(*(one() for _ in range(int(concurrency))))
     print(json.dumps({"fields": in_time, "all": done, "cpu": time.process_time() - before}))
 
 

@@ -32,10 +32,10 @@ def serving_gpu(lines: list[Row]) -> list[str]:
         "",
         f"One {where['gpu']} and {host['threads']} cores ({host['processor']}): {shared['server cores']} for the server, "
         f"{shared['client cores']} for as many clients;",
-        f"PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m benchmarks.serving.gpu`. What limits it:",
-        "[serving-gpu-notes.md](serving-gpu-notes.md). Fields of 128x128, fp32, 64 KB in and 64 KB out, binary over loopback; every",
-        "answer compared with float64. Open: at 70 % of what the closed loop above it reached. CPU: microseconds of all",
-        "cores for a field; clients in an open loop wait awake.",
+        f"PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m benchmarks.serving.gpu`. Limits:",
+        "[Performance](explanation/performance.md). Fields of 128x128, fp32, 64 KB in and 64 KB out, binary over loopback; every",
+        "answer is compared with float64. Open loops run at 70 % of the rate of the closed loop above. CPU: microseconds of all",
+        "cores for a field; clients of an open loop spin.",
         "",
     ]
     for name, group in groupby(rows, key=lambda row: row.get("model")):
@@ -52,14 +52,14 @@ def _model(name: str, rows: list[Row]) -> list[str]:
     page = [
         f"### {name}",
         "",
-        "Without HTTP, fields/s: the compiled model in device memory; single fields in host memory to answers there,",
-        "through the service's pipeline in one process:",
+        "Fields a second without HTTP: of the compiled model in device memory, and through the service's pipeline in one",
+        "process, from single fields in host memory to answers there:",
         "",
         *markdown(("batch", "model", "pipeline"), [[row[key] for key in _ALONE] for row in alone]),
     ]
     page += [
         f"The engine process alone, single fields ({row['load']}): {cell(row['fields/s'])} fields/s, "
-        f"{cell(row['engine CPU us/field'])} us of CPU a field, {cell(row['engine loop CPU us/field'])} of them on its event loop."
+        f"{cell(row['engine CPU us/field'])} us of CPU a field, of which {cell(row['engine loop CPU us/field'])} on its event loop."
         for row in engine
     ]
     return [
@@ -68,7 +68,7 @@ def _model(name: str, rows: list[Row]) -> list[str]:
         *markdown(
             (
                 *_SERVED[:5],
-                "of the model",
+                "share of the model's rate",
                 *_SERVED[5:],
                 *(f"{role} CPU" for role in _CPU),
                 "errors",
@@ -91,7 +91,7 @@ def _ceilings(rows: list[Row]) -> list[str]:
     bus = ", ".join(f"{cell(row['GB/s'])} GB/s {row['bus']}" for row in rows if "bus" in row)
     page = [f"The bus, pinned memory: {bus}."]
     page += [
-        f"Bare sockets over loopback, {row['loopback']}, both ends together: {cell(row['us'])} us, "
+        f"Sockets over loopback, {row['loopback']}, both ends together: {cell(row['us'])} us, "
         f"{cell(row['system CPU us'])} us of CPU in the kernel and {cell(row['user CPU us'])} outside."
         for row in rows
         if "loopback" in row

@@ -1,4 +1,4 @@
-"""The service on its device under load from several client processes: whose seconds go where, how batches fill."""
+"""The service under load from several client processes: rates, CPU time by role, batch sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _READY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to serve. `cores` are the server's and the clients'."""
+    """A configuration of the service. `cores` are the server's and the clients'."""
 
     checkpoint: Path
     devices: str
@@ -43,7 +43,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Phase:
-    """A load from all clients together: `rate` requests a second of so many fields, or closed where it is None."""
+    """The load of all clients together: `rate` requests a second of `fields` fields; a closed loop if it is None."""
 
     fields: int
     connections: int
@@ -61,7 +61,7 @@ class Stack:
     clients: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def measure(self, phase: Phase) -> Row:
-        """What the clients got, and what it took. Raises RuntimeError if a client ended."""
+        """Run a phase and return its row. Raises RuntimeError if a client ended."""
         share = len(self.clients)
         order: Row = {
             "fields": phase.fields,
@@ -75,7 +75,7 @@ class Stack:
         spent = {role: now - cpu[role] for role, now in cpu_by_role(self.server).items()}
         after = self._batches()
         latencies = np.concatenate([one["latencies"] for one in told])
-        # what came in the warm-up cost as much
+        # CPU time includes the warm-up, so its answers count
         done = sum(one["answered"] for one in told) * phase.fields
         return {
             **_described(self.setup),
@@ -95,7 +95,7 @@ class Stack:
         }
 
     def _ask(self, order: Row) -> list[Row]:
-        """What each client tells of the phase."""
+        """Have the clients run a phase; return their results."""
         for client in self.clients:
             assert client.stdin is not None
             client.stdin.write(json.dumps(order) + "\n")
@@ -103,7 +103,7 @@ class Stack:
         return [_told(client) for client in self.clients]
 
     def _batches(self) -> dict[int, tuple[int, int]]:
-        """Batch size -> how many there were, and the device's nanoseconds in them."""
+        """Batch size -> number of batches, and their nanoseconds on the device."""
         url = f"http://127.0.0.1:{self.port}/v2/models/{self.setup.checkpoint.name}/stats"
         with urllib.request.urlopen(url, timeout=10) as answer:
             stats = json.load(answer)["model_stats"][0]["batch_stats"]
@@ -115,7 +115,7 @@ class Stack:
 
 @contextmanager
 def serve(setup: Setup, questions_file: Path) -> Iterator[Stack]:
-    """The service and its clients, ready. Raises RuntimeError with the log's end if it does not get there."""
+    """The service and its clients, ready. Raises RuntimeError with the end of the log if the service does not start."""
     server = Server("turbofno", forms.TURBOFNO, lambda place: _command(setup, place))
     with serving(server, setup.checkpoint, setup.cores[0]) as (process, port):
         stack = Stack(setup, process, port)
@@ -139,7 +139,7 @@ def serve(setup: Setup, questions_file: Path) -> Iterator[Stack]:
 
 
 def cpu_seconds(pid: int, *, main_thread: bool = False) -> tuple[float, float]:
-    """User and system seconds of a process, or of its first thread, so far; 0 if it is gone."""
+    """User and system seconds so far of a process or of its first thread; 0 if it has ended."""
     path = Path(f"/proc/{pid}/task/{pid}/stat" if main_thread else f"/proc/{pid}/stat")
     try:
         numbers = path.read_text().rpartition(")")[2].split()
@@ -150,9 +150,9 @@ def cpu_seconds(pid: int, *, main_thread: bool = False) -> tuple[float, float]:
 
 
 def cpu_by_role(server: ServerProcess) -> dict[str, float]:
-    """CPU seconds of engines, front ends and the supervisor so far.
+    """CPU seconds so far of engines, front ends and the supervisor.
 
-    Those in the kernel also by themselves (`frontend system`), and those of the engines' event loops (`engine loop`).
+    System time also has keys of its own (`frontend system`), and so have the engines' event loops (`engine loop`).
     """
     spent: defaultdict[str, float] = defaultdict(float)
     for pid in server.pids():
@@ -185,7 +185,7 @@ def _wait_until_ready(process: ServerProcess, port: int) -> None:
                 return
         except OSError:
             time.sleep(0.2)
-    raise RuntimeError(f"the service does not get ready:\n{process.log_tail()}")
+    raise RuntimeError(f"the service is not ready:\n{process.log_tail()}")
 
 
 def _told(client: subprocess.Popen[str]) -> Row:
@@ -198,7 +198,7 @@ def _told(client: subprocess.Popen[str]) -> Row:
 
 
 def _dealt(cores: set[int], shares: int) -> Iterator[set[int]]:
-    """The cores, dealt out among so many."""
+    """The cores in `shares` parts."""
     ordered = sorted(cores)
     for i in range(shares):
         yield set(ordered[i::shares]) or {ordered[i % len(ordered)]}
@@ -224,7 +224,7 @@ def _percentiles(latencies: np.ndarray[Any, Any]) -> Row:
 
 
 def _in_batches(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> Row:
-    """How the fields of a phase were batched: its mean batch, each size's share of the batches, device seconds."""
+    """Mean batch size, number of batches of each size, and device seconds of a phase."""
     counts = {
         size: (count - before.get(size, (0, 0))[0], ns - before.get(size, (0, 0))[1])
         for size, (count, ns) in after.items()

@@ -1,1 +1,1 @@
-"""One module for each server: the same model behind another server, set up at its best (docs/serving-comparison.md)."""
+"""The same model behind each other server, in its best configuration (docs/explanation/comparison.md)."""

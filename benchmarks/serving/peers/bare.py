@@ -1,4 +1,4 @@
-"""No serving framework at all: uvicorn, an ASGI function, torch. No batching, no checks, no limits."""
+"""No serving framework: uvicorn, an ASGI function, torch; no batching, checks or limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BentoML: one batched endpoint for raw bytes, one for JSON, both in the server's one worker process."""
+"""BentoML: a batched endpoint for raw bytes and one for JSON, in one worker process."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def _raw(content: str) -> Any:
     return WithJsonSchema({"type": "string", "contentMediaType": content})
 
 
-# A type that BentoML takes for text, so that it hands body and answer through as they are: its own array type
-# goes through Python lists.
+# A type that BentoML treats as text, so that it passes bytes through. Its own array type converts to Python lists.
 Raw = Annotated[
     Any,
     PlainValidator(lambda x: from_bytes(x) if isinstance(x, bytes) else x),

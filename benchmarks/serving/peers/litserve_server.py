@@ -1,6 +1,6 @@
-"""LitServe: one endpoint that takes the body as bytes, raw float32 or JSON text."""
+"""LitServe: one endpoint for bodies of raw float32 or JSON text."""
 
-# LitServe reads the annotations of decode_request as objects: no `from __future__ import annotations` here.
+# no `from __future__ import annotations`: LitServe needs the annotations of decode_request as objects
 import os
 from typing import Annotated, Any
 
@@ -20,12 +20,12 @@ from benchmarks.serving.peers.model import (
 )
 
 _WINDOW_SECONDS = 0.001
-"""At 0 LitServe runs every request alone; this is the shortest wait it polls in."""
+"""With 0, LitServe runs every request alone; this is the shortest interval in which it polls."""
 _JSON_BEGINS = b'{"input"'
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]
-    """FastAPI hands over the bytes of a body that is declared as bytes; LitServe itself knows only JSON and forms."""
+    """Declares the body as bytes, which FastAPI passes through; LitServe itself supports only JSON and forms."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe's signature
         self.model = Model()

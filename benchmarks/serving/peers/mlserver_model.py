@@ -1,4 +1,4 @@
-"""MLServer: a custom runtime in the server's own process, tensors as JSON numbers or as base64 text in JSON."""
+"""MLServer: a custom runtime in the server process; tensors as JSON numbers or as base64 in JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.serving.peers.model import Array, Model, from_bytes
 
 
 class Runtime(MLModel):  # type: ignore[misc]
-    """A request of datatype BYTES is answered in base64, any other in numbers."""
+    """Answers requests of datatype BYTES in base64, others in numbers."""
 
     async def load(self) -> bool:
         self._model = Model()

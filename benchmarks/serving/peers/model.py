@@ -1,4 +1,4 @@
-"""The checkpoint as every peer runs it: the module that turbofno itself runs on a CPU, and JSON at its fastest."""
+"""The model of every peer: the module that turbofno runs on a CPU, with orjson for JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float32]
 
 
 class Model:
-    """Float32 fields [n, 1, side, side] in and out."""
+    """The network: float32 fields [n, 1, side, side] in and out."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -37,7 +37,7 @@ class Model:
 
 
 def from_bytes(body: bytes) -> Array:
-    """One square field [1, 1, side, side] of raw float32; writable, as torch wants it."""
+    """One square field [1, 1, side, side] of raw float32, writable for torch."""
     values = np.frombuffer(bytearray(body), np.float32)
     side = math.isqrt(values.size)
     return values.reshape(1, 1, side, side)

@@ -1,4 +1,4 @@
-"""Ray Serve: one replica with a batched method, raw bytes or JSON by the request's path."""
+"""Ray Serve: one replica with a batched method; the path selects raw bytes or JSON."""
 
 from __future__ import annotations
 

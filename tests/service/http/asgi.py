@@ -1,4 +1,4 @@
-"""An application on tiny models, driven in this process over ASGI."""
+"""The application with tiny models, called in this process over ASGI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def serving(root: Path, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FastAPI]]:
-    """The application over the models in `root`, once loading has ended."""
+    """Yield a client and the application of the models in `root`, once they are loaded."""
     app = create_app(Settings(model_repository=root, device="cpu", **settings))
     async with app.router.lifespan_context(app):
         engine = app.state.context.engine

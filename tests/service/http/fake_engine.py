@@ -1,6 +1,6 @@
-"""An engine with a known answer and no device: output channel k is (k + 1) * first input channel + k.
+"""An engine without a device: output channel k is (k + 1) * first input channel + k.
 
-Gradients: twice the input is the gradient, twice the cotangent the output.
+For gradients it returns twice its rows: the gradient is twice the input, the output twice the cotangent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class FakeEngine:
-    """Answers at once, or waits for `release` if `held`; keeps every request that it saw."""
+    """Answers at once, or waits for `release` if `held`; records every request."""
 
     def __init__(self, *configs: ModelConfig) -> None:
         self.configs = {(c.name, c.version): c for c in configs}
@@ -121,7 +121,7 @@ class FakeEngine:
         )
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
-        """Each step adds 1; an `error` comes after the first frame."""
+        """Each step adds 1; an `error` is raised after the first frame."""
         self.rollouts.append(request)
         self.started.set()
         try:

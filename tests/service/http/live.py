@@ -1,4 +1,4 @@
-"""The whole application on a real socket of this process."""
+"""The application on a socket of this process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[int]:
-    """The application behind our protocol; its port."""
+    """Serve the application with `Edge`; yield its port."""
     server = uvicorn.Server(server_config(app, app.state.context.settings))
-    # Signals are the test runner's.
+    # `serve` would install signal handlers.
     running = asyncio.create_task(server._serve())
     await until(lambda: server.started, 30)
     try:
@@ -37,7 +37,7 @@ async def served(app: FastAPI) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def listening(**settings: Any) -> AsyncIterator[tuple[int, FakeEngine, AppContext]]:
-    """The usual application around a fake engine: its port, its engine, its context."""
+    """Serve the application with a fake engine; yield port, engine and context."""
     app, engine = application(port=0, **settings)
     async with served(app) as port:
         yield port, engine, app.state.context
@@ -45,7 +45,7 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, FakeEngine, App
 
 @asynccontextmanager
 async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to it."""
+    """Open a connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer

@@ -1,4 +1,4 @@
-"""The whole application around a fake engine, called in this process."""
+"""The application with a fake engine, called in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def application(**settings: Any) -> tuple[FastAPI, FakeEngine]:
 
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
-    """A client of the application, and its engine."""
+    """Yield a client of the application, and its engine."""
     app, engine = application(**settings)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -1,4 +1,4 @@
-"""Request ids, headers, metrics and the access line."""
+"""Request ids, common headers, metrics and the access line."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def access_lines(formatter: logging.Formatter, *paths: str, **options: Any) -> l
     return stream.getvalue().splitlines()
 
 
-def test_sane_request_id_is_kept_and_echoed() -> None:
+def test_valid_request_id_is_kept_and_echoed() -> None:
     answer, _ = ask(headers={"x-request-id": "abc-1.2:3"})
     assert answer.json() == answer.headers["x-request-id"] == "abc-1.2:3"
 
 
 @pytest.mark.parametrize("offered", ["", "a b", "x" * 129, "é", '"'])
-def test_wild_request_id_is_replaced(offered: str) -> None:
+def test_invalid_request_id_is_replaced(offered: str) -> None:
     answer, _ = ask(headers=[(b"x-request-id", offered.encode())])
     assert answer.headers["x-request-id"] != offered
     assert answer.json() == answer.headers["x-request-id"]
@@ -103,7 +103,7 @@ def test_unknown_paths_do_not_become_labels() -> None:
     assert metrics.registry.get_sample_value("turbofno_requests_total", labels) == 1
 
 
-def test_json_access_line_has_what_an_operator_asks_for() -> None:
+def test_json_access_line_has_status_times_sizes_and_model() -> None:
     (text,) = access_lines(JsonFormatter(), "/x?q=1", headers={"x-request-id": "abc"})
     line = json.loads(text)
     assert line["message"] == "GET /x"
@@ -122,7 +122,7 @@ def test_health_polls_are_not_logged_at_info() -> None:
     assert access_lines(ConsoleFormatter(), "/healthz") == []
 
 
-def test_ours_is_the_outermost_layer_and_answers_what_nobody_foresaw(
+def test_call_middleware_is_outermost_and_answers_unexpected_exceptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> httpx.Response:
@@ -135,7 +135,7 @@ def test_ours_is_the_outermost_layer_and_answers_what_nobody_foresaw(
         monkeypatch.setattr(app, "router", fail)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/v2", headers={"X-Request-Id": "mine"})
+            return await client.get("/v2/other", headers={"X-Request-Id": "mine"})
 
     answer = asyncio.run(main())
     assert answer.status_code == 500

@@ -11,7 +11,7 @@ from tests.service.tiny import save_tiny, tiny_config
 PNG = b"\x89PNG\r\n\x1a\nrest"
 
 
-def test_ready_service_says_so_and_lists_its_models(tmp_path: Path) -> None:
+def test_ready_service_is_ready_and_lists_its_models(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     save_tiny(tmp_path, "tiny-2d", n_dim=2)
 
@@ -52,7 +52,7 @@ def test_description_has_the_full_signature(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_broken_model_makes_unready_with_its_reason(tmp_path: Path) -> None:
+def test_broken_model_makes_the_service_unready_with_its_reason(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text("{}")
@@ -125,14 +125,14 @@ def test_a_card_that_is_a_link_out_of_the_folder_is_not_shown(tmp_path: Path) ->
             assert answer.status_code == 404
             assert "secret" not in answer.text
             card.unlink()
-            # As volumes of a container platform are laid out.
+            # The layout of Kubernetes volumes.
             card.symlink_to("../shared.md")
             assert (await client.get("/v1/models/tiny-1d/card")).text == "shared"
 
     asyncio.run(main())
 
 
-def test_model_without_card_says_so(tmp_path: Path) -> None:
+def test_model_without_card_is_not_found(tmp_path: Path) -> None:
     save_tiny(tmp_path)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Work whose client may leave: watched at once or only if it is long, cancelled then; else cancellation stays one."""
+"""Work is cancelled when its client leaves, watched at once or after a delay; other cancellation is passed on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WATCHED_AFTER = 0.02
 
 
 class Client:
-    """Leaves when told to."""
+    """A client that leaves on demand."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -27,7 +27,7 @@ class Client:
 
 
 class Work:
-    """Takes so long; knows whether it was cancelled."""
+    """Work of a given duration that records if it was cancelled."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -43,7 +43,7 @@ class Work:
 
 
 def body_of(client: Client) -> ReceivedBody:
-    """A body that has come whole, from this client."""
+    """A complete body from this client."""
     body = ReceivedBody(client.receive)
     body.skip()
     return body
@@ -63,7 +63,7 @@ def test_short_work_is_not_watched() -> None:
     assert asyncio.run(main()) == ("answer", 0, 1)
 
 
-def test_work_goes_on_while_the_client_waits() -> None:
+def test_work_continues_while_the_client_waits() -> None:
     async def main() -> tuple[str, int, int]:
         client = Client()
         answer = await outcome(client, Work(0.1))
@@ -90,7 +90,7 @@ def test_a_client_that_leaves_cancels_the_work(leaves_after: float, watched_afte
     assert not cancelling
 
 
-def test_cancellation_from_outside_is_no_disconnect() -> None:
+def test_external_cancellation_is_not_a_disconnect() -> None:
     async def main() -> Work:
         work = Work(5.0)
         task = asyncio.create_task(outcome(Client(), work))
@@ -103,7 +103,7 @@ def test_cancellation_from_outside_is_no_disconnect() -> None:
     assert asyncio.run(main()).cancelled
 
 
-def test_an_error_of_the_work_comes_through() -> None:
+def test_an_error_of_the_work_is_raised() -> None:
     async def fail() -> None:
         await asyncio.sleep(0.05)
         raise ValueError("its own")

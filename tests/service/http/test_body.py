@@ -40,7 +40,7 @@ def make_request(
     seconds_between: float = 0.0,
     body_timeout_seconds: float = 5.0,
 ) -> Call:
-    """A request whose body comes in `chunks`; None stands for a disconnect."""
+    """A request whose body arrives in `chunks`; None is a disconnect."""
     left = list(chunks)
 
     async def receive() -> dict[str, Any]:
@@ -70,7 +70,7 @@ def make_request(
 
 
 class ByteBudget:
-    """Keeps what it was told, and refuses over `most`."""
+    """A byte budget that records each size held, and refuses more than `most`."""
 
     def __init__(self, most: int = 10**9) -> None:
         self.most = most
@@ -78,7 +78,7 @@ class ByteBudget:
 
     def hold(self, size: int) -> None:
         if size > self.most:
-            raise QueueFull("no room")
+            raise QueueFull("no capacity")
         self.held.append(size)
 
 
@@ -88,7 +88,7 @@ def read(request: Call, budget: ByteBudget | None = None, **options: Any) -> mem
 
 @pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_body_comes_back_whole_writable_and_aligned(declared: bool, pieces: int) -> None:
+def test_body_is_whole_writable_and_aligned(declared: bool, pieces: int) -> None:
     step = -(-len(DATA) // pieces)
     chunks = [DATA[i : i + step] for i in range(0, len(DATA), step)]
     headers = {"content-length": str(len(DATA))} if declared else {}
@@ -126,7 +126,7 @@ def test_declared_length_over_the_limit_is_refused_before_reading() -> None:
         read(request, limit=1000)
 
 
-def test_json_over_its_limit_is_told_about_binary() -> None:
+def test_json_over_its_limit_is_refused_with_a_hint_to_binary() -> None:
     request = make_request([], {"content-length": "1001"})
     with pytest.raises(PayloadTooLarge, match=r"TURBOFNO_MAX_JSON_BYTES.*binary"):
         read(request, limit=1000, setting="max_json_bytes")
@@ -139,14 +139,14 @@ def test_chunked_body_over_the_limit_is_refused_while_reading() -> None:
 
 
 @pytest.mark.parametrize(("declared", "sent"), [(10, 9), (10, 11)])
-def test_lying_content_length_is_a_bad_request(declared: int, sent: int) -> None:
+def test_wrong_content_length_is_a_bad_request(declared: int, sent: int) -> None:
     request = make_request([b"x" * sent], {"content-length": str(declared)})
     with pytest.raises(BadRequest, match="Content-Length says 10"):
         read(request)
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "abc", "", "٣"])
-def test_content_length_that_is_no_number_is_a_bad_request(text: str) -> None:
+def test_content_length_that_is_not_a_number_is_a_bad_request(text: str) -> None:
     request = make_request([b"x"], {"content-length": text})
     with pytest.raises(BadRequest, match="whole number"):
         read(request)
@@ -158,7 +158,7 @@ def test_slow_body_times_out() -> None:
         read(request)
 
 
-def test_body_still_on_its_way_when_the_drain_time_ends_is_answered_with_503() -> None:
+def test_unfinished_body_at_the_end_of_the_drain_time_is_503() -> None:
     async def main() -> None:
         request = make_request([b"a"] * 50, seconds_between=0.1, body_timeout_seconds=60)
         admission = request.context.admission
@@ -170,7 +170,7 @@ def test_body_still_on_its_way_when_the_drain_time_ends_is_answered_with_503() -
     asyncio.run(main())
 
 
-def test_disconnect_is_told_apart() -> None:
+def test_disconnect_raises_client_left() -> None:
     with pytest.raises(ClientLeft):
         read(make_request([b"x", None]))
 

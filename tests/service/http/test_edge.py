@@ -1,4 +1,4 @@
-"""Operations straight from the socket answer as those over ASGI, and are as well behaved on their connection."""
+"""The socket transport: replies equal those over ASGI; disconnects, pipelining, limits and uvicorn's internals."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ async def reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byte
 
 
 def values(body: bytes) -> Any:
-    """The answer after its JSON, which ends with the last brace: u and v on 16 points."""
+    """The binary part of the answer: u and v on 16 points."""
     return np.frombuffer(body[-2 * 16 * 4 :], np.float32).reshape(1, 2, 16)
 
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Turns the way past ASGI off and on."""
+    """Switches the socket transport for operations on or off."""
     original = edge.target_of
 
     def turn(on: bool) -> None:
@@ -138,7 +138,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @in_loop
-async def test_both_ways_give_the_same_answer(direct: Callable[[bool], None]) -> None:
+async def test_socket_and_asgi_transports_send_the_same_reply(
+    direct: Callable[[bool], None],
+) -> None:
     async with (
         listening() as (port, _, _),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
@@ -188,7 +190,7 @@ async def test_a_plain_prediction_does_not_reach_the_application(
 
 
 @in_loop
-async def test_a_connection_carries_one_after_another_and_those_that_come_at_once() -> None:
+async def test_a_connection_serves_sequential_and_pipelined_requests() -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
         health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         fields = [FIELD + k for k in range(4)]
@@ -208,7 +210,7 @@ async def test_a_connection_carries_one_after_another_and_those_that_come_at_onc
 
 
 @in_loop
-async def test_a_body_in_pieces_is_put_together() -> None:
+async def test_a_body_in_pieces_is_reassembled() -> None:
     async with (
         listening(max_fields_per_request=2000) as (port, engine, _),
         connected(port) as (reader, writer),
@@ -234,7 +236,7 @@ async def test_a_body_in_pieces_is_put_together() -> None:
 
 
 @in_loop
-async def test_a_body_that_does_not_come_is_refused_in_time_and_leaves_its_room() -> None:
+async def test_a_body_that_does_not_arrive_times_out_and_releases_its_slot() -> None:
     async with (
         listening(body_timeout_seconds=0.3) as (port, _, context),
         connected(port) as (reader, writer),
@@ -247,7 +249,7 @@ async def test_a_body_that_does_not_come_is_refused_in_time_and_leaves_its_room(
 
 
 @in_loop
-async def test_a_body_that_was_refused_unread_is_passed_over() -> None:
+async def test_the_body_of_a_refused_request_is_skipped() -> None:
     big = np.zeros((4000, 1, 64), "<f4").tobytes()
     async with listening() as (port, _, _), connected(port) as (reader, writer):
         for _ in range(2):
@@ -261,7 +263,7 @@ async def test_a_body_that_was_refused_unread_is_passed_over() -> None:
 
 
 @in_loop
-async def test_an_idle_connection_keeps_nothing_of_a_body_that_was_refused_unread() -> None:
+async def test_an_idle_connection_holds_no_bytes_of_a_refused_body() -> None:
     body = np.zeros((400, 1, 64), "<f4").tobytes()
     async with listening() as (port, _, _), connected(port) as (reader, writer):
         writer.write(raw_request(INFER_RAW, body, "Content-Encoding: zstd"))
@@ -272,7 +274,7 @@ async def test_an_idle_connection_keeps_nothing_of_a_body_that_was_refused_unrea
 
 
 @in_loop
-async def test_who_leaves_takes_the_requests_along_that_had_not_begun() -> None:
+async def test_a_disconnect_drops_pipelined_requests_that_have_not_begun() -> None:
     async with listening() as (port, engine, _), connected(port) as (_, writer):
         engine.held = True
         writer.write(raw_request() * 3)
@@ -288,16 +290,16 @@ async def test_who_leaves_takes_the_requests_along_that_had_not_begun() -> None:
 
 
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models"])
-def test_long_paths_are_not_remembered(path: str) -> None:
+def test_long_paths_are_not_cached(path: str) -> None:
     edge.target_of(path.encode())
-    before = operations._remembered.cache_info().currsize
+    before = operations._cached.cache_info().currsize
     found = edge.target_of(path.replace("models", "m%6fdels").encode() + b"x" * 1000)
     assert (found is None) == (path != PREDICT)
-    assert operations._remembered.cache_info().currsize == before
+    assert operations._cached.cache_info().currsize == before
 
 
 @in_loop
-async def test_who_leaves_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_is_detected_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "service.access")
     async with listening() as (port, engine, context), connected(port) as (_, writer):
         engine.held = True
@@ -315,7 +317,7 @@ async def test_who_leaves_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -
 
 
 @in_loop
-async def test_who_leaves_after_a_body_that_came_in_one_large_piece_is_noticed() -> None:
+async def test_a_disconnect_after_one_large_body_piece_is_detected() -> None:
     many = np.zeros((400, 1, 64), "<f4")
     async with (
         listening(max_fields_per_request=400) as (port, engine, _),
@@ -333,7 +335,7 @@ async def test_who_leaves_after_a_body_that_came_in_one_large_piece_is_noticed()
 
 
 @in_loop
-async def test_tens_of_thousands_of_chunks_in_one_read_do_not_hold_up_others() -> None:
+async def test_tens_of_thousands_of_chunks_in_one_read_do_not_block_others() -> None:
     worst = 0.0
 
     async def look_on() -> None:
@@ -349,12 +351,12 @@ async def test_tens_of_thousands_of_chunks_in_one_read_do_not_hold_up_others() -
         writer.write(raw_request(INFER_RAW, body, "Transfer-Encoding: chunked"))
         assert (await reply(reader))[0] == 400
         onlooker.cancel()
-    # Counting them anew for each took six seconds.
+    # Quadratic work per chunk took six seconds.
     within(worst, 1.0)
 
 
 @in_loop
-async def test_half_a_body_and_then_nothing_is_a_client_that_left() -> None:
+async def test_half_a_body_and_end_of_file_is_a_disconnect() -> None:
     async with listening() as (port, engine, context), connected(port) as (_, writer):
         writer.write(raw_request()[:-10])
         await asyncio.sleep(0.05)
@@ -365,7 +367,7 @@ async def test_half_a_body_and_then_nothing_is_a_client_that_left() -> None:
 
 
 @in_loop
-async def test_what_nobody_foresaw_is_a_500_with_an_id(
+async def test_an_unexpected_exception_is_a_500_with_the_request_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
@@ -382,7 +384,7 @@ async def test_what_nobody_foresaw_is_a_500_with_an_id(
 
 
 @in_loop
-async def test_an_answer_that_cannot_be_sent_is_counted_as_the_500_that_is(
+async def test_a_reply_that_cannot_be_encoded_is_sent_and_counted_as_500(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original, failures = AccessLog.headers, [ZeroDivisionError()]
@@ -431,13 +433,13 @@ async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they
         assert line.__dict__["data"]["status"] == 503
         assert line.__dict__["data"]["out"] == len(body)
         assert "Traceback" not in caplog.text
-        # Whether it also says that the connection ends is uvicorn's to know, on its way.
+        # uvicorn decides on "connection: close" over ASGI.
         answers.append((set(headers) - {"connection"}, body))
     assert answers[0] == answers[1]
 
 
 @in_loop
-async def test_an_answer_that_is_not_read_holds_its_room_and_nobody_else() -> None:
+async def test_an_unread_reply_holds_its_bytes_and_blocks_no_other_connection() -> None:
     many = np.zeros((4000, 1, 64), "<f4")
     settings = {"max_fields_per_request": 4000, "keep_alive_seconds": 60}
     async with (
@@ -458,7 +460,7 @@ async def test_an_answer_that_is_not_read_holds_its_room_and_nobody_else() -> No
 
 
 @in_loop
-async def test_keys_are_asked_for(tmp_path: Path) -> None:
+async def test_keys_are_required(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"somebody {KEY} fields=1\n")
     async with (
@@ -475,8 +477,8 @@ async def test_keys_are_asked_for(tmp_path: Path) -> None:
         assert (request.client, request.client_max_fields) == ("somebody", 1)
 
 
-def test_uvicorn_has_all_that_is_overridden_or_used() -> None:
-    """Each name that Edge uses on itself is its own, or an attribute of uvicorn's protocol as that is made."""
+def test_uvicorn_has_every_name_that_edge_overrides_or_uses() -> None:
+    """Every attribute that Edge reads of itself is its own or one of uvicorn's protocol."""
 
     async def made() -> set[str]:
         config = uvicorn.Config(Mock(), interface="asgi3", log_config=None)
@@ -507,7 +509,7 @@ def test_uvicorn_has_all_that_is_overridden_or_used() -> None:
     assert {"on_headers_complete", "on_response_complete", "data_received"} <= overridden
 
 
-def test_what_uvicorn_queues_it_starts_by_the_name_that_is_used_here() -> None:
+def test_uvicorn_starts_queued_cycles_by_run_asgi() -> None:
     source = inspect.getsource(httptools_impl)
     assert "cycle.run_asgi(app)" in source
     assert "self.pipeline.appendleft((self.cycle, app))" in source

@@ -1,4 +1,4 @@
-"""Requests of web pages of other origins are refused, on every way on which a request is answered."""
+"""Cross-site requests and DNS rebinding are refused over both transports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def status_for(called: str, **settings: Any) -> int:
         "[::1]:8080", "[fe80::1%25eth0]", "",
     ],
 )  # fmt: skip
-def test_localhost_and_addresses_are_served_wherever_it_listens(host: str) -> None:
+def test_localhost_and_ip_addresses_are_served_on_any_interface(host: str) -> None:
     assert status_for(host) == 200
     assert status_for(host, host="0.0.0.0") == 200
 
@@ -66,7 +66,7 @@ def test_localhost_and_addresses_are_served_wherever_it_listens(host: str) -> No
         "localhost@attacker.example", "a:b:c", "[localhost]", "attacker.example:8080:localhost",
     ],
 )  # fmt: skip
-def test_a_rebound_name_is_refused_wherever_it_listens(host: str) -> None:
+def test_an_unknown_name_is_refused_on_any_interface(host: str) -> None:
     for settings in ({}, {"host": "0.0.0.0"}):
         response, _ = ask("GET", "/v1/models", headers={"Host": host}, settings=settings)
         assert response.status_code == 421
@@ -77,12 +77,12 @@ def test_a_rebound_name_is_refused_wherever_it_listens(host: str) -> None:
     "host",
     ["turbofno:8080", "turbofno.prod.svc:80", "turbofno.prod.svc.cluster.local", "gpu.local"],
 )
-def test_names_that_no_public_dns_has_are_served_beyond_loopback_only(host: str) -> None:
+def test_names_without_public_dns_are_served_except_on_loopback(host: str) -> None:
     assert status_for(host, host="0.0.0.0") == 200
     assert status_for(host) == 421
 
 
-def test_names_of_the_settings_are_served() -> None:
+def test_names_in_the_settings_are_served() -> None:
     hosts = {"allowed_hosts": "fno.example.com,*.lab.example.com"}
     assert status_for("FNO.example.com:443", **hosts) == 200
     assert status_for("a.b.lab.example.com", **hosts) == 200
@@ -92,7 +92,7 @@ def test_names_of_the_settings_are_served() -> None:
     assert status_for("box.example.com:80", host="box.example.com") == 200
 
 
-def test_one_foreign_host_of_two_is_refused() -> None:
+def test_one_unknown_host_of_two_is_refused() -> None:
     headers = [("Host", "localhost"), ("Host", "attacker.example")]
     assert ask("GET", "/v1/models", headers=headers)[0].status_code == 421
 
@@ -108,7 +108,7 @@ def test_one_foreign_host_of_two_is_refused() -> None:
         {"Origin": "null"},
     ],
 )
-def test_pages_of_other_origins_may_change_nothing(headers: dict[str, str]) -> None:
+def test_posts_by_pages_of_other_origins_are_refused(headers: dict[str, str]) -> None:
     for path in (UNLOAD, PREDICT, "/v1/models/tiny-1d:solve?seed=1", "/nowhere"):
         response, engine = ask(path=path, headers=headers)
         assert response.status_code == 403
@@ -129,7 +129,7 @@ def test_pages_of_other_origins_may_change_nothing(headers: dict[str, str]) -> N
         {"Host": "localhost:80", "Origin": "http://localhost"},
     ],
 )
-def test_the_servers_own_page_and_what_is_no_browser_may(headers: dict[str, str]) -> None:
+def test_posts_by_the_own_page_and_by_non_browsers_are_served(headers: dict[str, str]) -> None:
     response, engine = ask(headers=headers)
     assert (response.status_code, engine.unloaded) == (200, ["tiny-1d"])
 
@@ -199,7 +199,7 @@ def test_both_ways_of_a_prediction_refuse_and_allow_the_same(
     assert "Origin" in plain.headers["vary"]
 
 
-def test_preflights_are_answered_for_the_origins_of_the_settings_alone(tmp_path: Path) -> None:
+def test_preflights_are_answered_only_for_origins_in_the_settings(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alice alice-0123456789abcdef\n")
     settings = {"cors_origins": ORIGIN, "api_keys_file": keys}
@@ -208,7 +208,7 @@ def test_preflights_are_answered_for_the_origins_of_the_settings_alone(tmp_path:
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
     }
-    # A browser sends no key with it.
+    # Browsers send no key with a preflight.
     response, _ = ask("OPTIONS", PREDICT, headers=asked, settings=settings)
     assert response.status_code == 204
     assert response.headers["access-control-allow-origin"] == ORIGIN
@@ -219,13 +219,13 @@ def test_preflights_are_answered_for_the_origins_of_the_settings_alone(tmp_path:
     assert "access-control-allow-origin" not in other.headers
     off, _ = ask("OPTIONS", PREDICT, headers=asked)
     assert off.status_code == 403
-    # A page has to be able to read why it was refused.
+    # The page must be able to read the error.
     refused, _ = ask(path=PREDICT, headers={"Origin": ORIGIN}, settings=settings, json=BODY)
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == ORIGIN
 
 
-def test_nothing_is_said_of_origins_unless_some_are_allowed() -> None:
+def test_no_cors_headers_unless_origins_are_allowed() -> None:
     response, _ = ask("GET", "/v1/models", headers={"Origin": "http://attacker.example"})
     assert "access-control-allow-origin" not in response.headers
     assert "vary" not in response.headers

@@ -1,4 +1,4 @@
-"""API keys: the file, who is let in, whose work it is, and that a key never shows."""
+"""API keys: the file, access, limits per caller, and keys never in logs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ask(
     return asyncio.run(main())
 
 
-def test_a_known_key_is_let_in_and_its_name_and_limit_reach_the_engine(key_file: Path) -> None:
+def test_a_known_key_is_accepted_and_its_name_and_limit_reach_the_engine(key_file: Path) -> None:
     response, engine = ask(PREDICT, key_file, method="POST", headers=bearer(ALICE))
     assert response.status_code == 200
     assert (engine.requests[0].client, engine.requests[0].client_max_fields) == ("alice", 8)
@@ -69,7 +69,7 @@ def test_a_known_key_is_let_in_and_its_name_and_limit_reach_the_engine(key_file:
     ],
 )
 @pytest.mark.parametrize("path", [PREDICT, "/v2/models/tiny-1d/infer", "/v2/repository/index"])
-def test_any_other_is_401_with_how_to_do_better(key_file: Path, headers: Any, path: str) -> None:
+def test_any_other_key_is_401_with_a_hint(key_file: Path, headers: Any, path: str) -> None:
     response, engine = ask(path, key_file, method="POST", headers=headers)
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith('Bearer realm="turbofno"')
@@ -106,7 +106,7 @@ def test_refused_keys_are_counted(key_file: Path) -> None:
     assert 'code="401"' in text
 
 
-def test_the_byte_limit_of_a_key_is_its_own(key_file: Path) -> None:
+def test_each_key_has_its_own_byte_limit(key_file: Path) -> None:
     headers = bearer(BOB) | {"Content-Type": "application/json"}
     response, _ = ask(PREDICT, key_file, method="POST", headers=headers)
     assert response.status_code == 200
@@ -150,8 +150,8 @@ def test_file_is_read_with_its_limits(key_file: Path) -> None:
         (f"al/ice {ALICE}", "name must be"),
         (f"alice {ALICE} fields=0", "fields=N"),
         (f"alice {ALICE} rate=3", "fields=N"),
-        (f"alice {ALICE}\nalice {BOB}", "line 2: the name or the key was given before"),
-        (f"alice {ALICE}\nbob {ALICE}", "line 2: the name or the key was given before"),
+        (f"alice {ALICE}\nalice {BOB}", "line 2: the name or the key is repeated"),
+        (f"alice {ALICE}\nbob {ALICE}", "line 2: the name or the key is repeated"),
     ],
 )
 def test_wrong_file_is_refused_by_line_without_showing_a_key(

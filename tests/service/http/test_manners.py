@@ -1,4 +1,4 @@
-"""HTTP as clients of all kinds speak it: HEAD, OPTIONS, offers of HTTP/2, half-closed and pipelined connections, slips."""
+"""HTTP semantics: HEAD, OPTIONS, Upgrade, half-closed and pipelined connections, common mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARYING = {"date", "x-request-id", "server-timing"}
 
 
 @in_loop
-async def test_head_says_what_get_would_without_a_body() -> None:
+async def test_head_has_the_headers_of_get_and_no_body() -> None:
     async with (
         listening() as (port, _, _),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
@@ -51,7 +51,7 @@ async def test_head_says_what_get_would_without_a_body() -> None:
         ("/v2/trace/setting", "GET, HEAD, POST"),
     ],
 )
-def test_options_and_a_wrong_method_name_the_right_ones(path: str, allowed: str) -> None:
+def test_options_and_a_wrong_method_list_the_allowed_methods(path: str, allowed: str) -> None:
     async def main() -> None:
         async with serving() as (client, _):
             asked = await client.request("OPTIONS", path)
@@ -68,7 +68,7 @@ UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Setting
 
 
 @in_loop
-async def test_an_offer_of_http_2_is_passed_over_and_the_request_served() -> None:
+async def test_an_upgrade_to_http_2_is_ignored_and_the_request_served() -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
         offer = "".join(f"{line}\r\n" for line in UPGRADE)
         health = f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{offer}\r\n".encode()
@@ -84,7 +84,7 @@ async def test_an_offer_of_http_2_is_passed_over_and_the_request_served() -> Non
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 @in_loop
-async def test_curl_may_ask_for_http_2() -> None:
+async def test_curl_with_http2_is_served() -> None:
     async with listening() as (port, _, _):
         body = json.dumps({"inputs": {"input": FIELD.tolist()}})
         for options in ((), ("-H", "Content-Type: application/json", "-d", body)):
@@ -93,12 +93,12 @@ async def test_curl_may_ask_for_http_2() -> None:
                 "curl", "-sS", "--http2", "-w", "%{http_code}", "-o", "/dev/null", *options,
                 f"http://127.0.0.1:{port}{path}", stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            told, _ = await curl.communicate()
-            assert told == b"200"
+            printed, _ = await curl.communicate()
+            assert printed == b"200"
 
 
 @in_loop
-async def test_who_ends_the_sending_side_still_gets_the_answers() -> None:
+async def test_a_half_closed_connection_still_gets_its_replies() -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
         engine.held = True
         writer.write(raw_request() + raw_request())
@@ -107,7 +107,7 @@ async def test_who_ends_the_sending_side_still_gets_the_answers() -> None:
         await asyncio.sleep(0.1)
         engine.release.set()
         received = await reader.read()
-        # The signs of life before it are none of the answers.
+        # Skip the interim responses.
         assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert received.count(b"HTTP/1.1 200 OK\r\n") == 2
         assert received.count(b"connection: close\r\n") == 1
@@ -115,7 +115,7 @@ async def test_who_ends_the_sending_side_still_gets_the_answers() -> None:
 
 
 @in_loop
-async def test_who_ends_the_sending_side_within_a_request_has_left() -> None:
+async def test_a_half_close_within_a_request_is_a_disconnect() -> None:
     async with listening() as (port, engine, context), connected(port) as (reader, writer):
         writer.write(raw_request()[:-10])
         writer.write_eof()
@@ -125,7 +125,7 @@ async def test_who_ends_the_sending_side_within_a_request_has_left() -> None:
 
 
 @in_loop
-async def test_requests_behind_others_whose_client_left_are_dropped_in_silence(
+async def test_pipelined_requests_of_a_client_that_left_are_dropped_without_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -161,7 +161,7 @@ async def test_requests_behind_others_whose_client_left_are_dropped_in_silence(
         ),
     ],
 )
-def test_slips_in_the_query_get_the_sentence_that_helps(query: str, words: str) -> None:
+def test_query_mistakes_get_a_helpful_error(query: str, words: str) -> None:
     asyncio.run(_refused(PREDICT + query, 400, words))
 
 
@@ -175,7 +175,7 @@ def test_slips_in_the_query_get_the_sentence_that_helps(query: str, words: str) 
         ("/v1/models/tiny-1d/versions/1:solve", "there is no route"),
     ],
 )
-def test_slips_in_the_verb_get_the_sentence_that_helps(path: str, words: str) -> None:
+def test_verb_mistakes_get_a_helpful_error(path: str, words: str) -> None:
     asyncio.run(_refused(path, 404, words))
 
 

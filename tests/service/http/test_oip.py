@@ -1,4 +1,4 @@
-"""What the conformance suite cannot see from outside: what reaches the engine, limits, switches, statistics."""
+"""The Open Inference Protocol beyond the conformance suite: requests at the engine, limits, settings, statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from tests.service.http.fake_engine import FakeEngine
-from tests.service.http.serving import serving
+from tests.service.http.live import connected, listening
+from tests.service.http.serving import application, serving
+from tests.service.waiting import until
 from turbofno.service.errors import QueueFull
 from turbofno.service.http import oip_infer as oip
 
@@ -24,7 +26,7 @@ CONTROL = {"model_control": True}
 
 
 def call(method: str, path: str, *, settings: dict[str, Any] | None = None, **what: Any) -> Any:
-    """One request to a fresh application: the response and the engine."""
+    """Send one request to a fresh application; return the response and the engine."""
 
     async def run() -> tuple[httpx.Response, FakeEngine]:
         async with serving(**(settings or {})) as (client, engine):
@@ -79,7 +81,7 @@ def test_infer_binary_answers_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("pad", range(4))
 def test_infer_binary_tensor_is_used_without_a_copy(pad: int) -> None:
-    # Whatever the length of the JSON, the tensor's bytes land on a boundary of their own.
+    # The tensor is aligned for any length of the JSON.
     _, engine = call("POST", PATH, **binary(id="x" * pad))
     fields = engine.requests[0].fields
     assert fields.base is not None
@@ -178,7 +180,7 @@ def test_infer_queue_full_says_when_to_retry() -> None:
 @pytest.mark.parametrize(
     ("accept", "coding"), [("gzip", "gzip"), ("deflate", "deflate"), ("gzip, deflate, br", None)]
 )
-def test_infer_is_compressed_only_when_asked_on_purpose(accept: str, coding: str | None) -> None:
+def test_infer_is_compressed_only_on_explicit_request(accept: str, coding: str | None) -> None:
     response, _ = call("POST", PATH, json=body(), headers={"Accept-Encoding": accept})
     assert response.headers.get("content-encoding") == coding
     assert response.json()["model_name"] == "tiny-1d"
@@ -228,6 +230,25 @@ def test_config_states_grid_limits_and_batching() -> None:
     }
     assert document["parameters"]["grid_minimum"] == {"string_value": "8,8"}
     assert document["parameters"]["grid_maximum"] == {"string_value": "64,64"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/{model}",
+        "/v2/models/{model}/ready",
+        "/v2/models/{model}/stats",
+    ],
+)
+def test_documents_have_the_members_of_their_schema(path: str) -> None:
+    openapi = application()[0].openapi()
+    content = openapi["paths"][path]["get"]["responses"]["200"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    response, _ = call("GET", path.format(model="tiny-1d"))
+    assert list(response.json()) == openapi["components"]["schemas"][name]["required"]
 
 
 def test_statistics_are_the_engines_totals() -> None:
@@ -294,6 +315,28 @@ def test_load_and_unload_reach_the_engine_with_an_empty_answer() -> None:
         assert (engine.loaded or engine.unloaded) == ["tiny-1d"]
 
 
+def test_load_continues_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with listening(**CONTROL) as (port, engine, _):
+            load = engine.load
+
+            async def held_load(model: str) -> None:
+                engine.started.set()
+                await engine.release.wait()
+                await load(model)
+
+            monkeypatch.setattr(engine, "load", held_load)
+            async with connected(port) as (_, writer):
+                path = "/v2/repository/models/tiny-1d/load"
+                writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                await engine.started.wait()
+            await asyncio.sleep(0.1)
+            engine.release.set()
+            await until(lambda: engine.loaded == ["tiny-1d"], 5)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("action", ["load", "unload"])
 def test_load_refusals(action: str) -> None:
     path = f"/v2/repository/models/{{}}/{action}"
@@ -322,7 +365,7 @@ def test_ready_is_503_until_the_engine_is() -> None:
     assert "not ready" in error(response)
 
 
-def test_extensions_not_offered_are_refused_in_words() -> None:
+def test_extensions_not_offered_are_refused_with_a_reason() -> None:
     for path in (
         "systemsharedmemory/region/r/register",
         "cudasharedmemory/region/r/register",

@@ -1,4 +1,4 @@
-"""The OpenAPI document says which errors there are, and in which form."""
+"""The OpenAPI document lists the errors in the right form; control routes work as it says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def document() -> dict[str, Any]:
     return app.openapi()
 
 
-def test_fastapis_own_errors_are_nowhere(document: dict[str, Any]) -> None:
+def test_fastapis_own_errors_are_not_in_the_document(document: dict[str, Any]) -> None:
     assert "ValidationError" not in str(document)
 
 
@@ -36,15 +36,13 @@ def test_errors_have_the_form_of_their_path(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["index", "models/{model}/load", "models/{model}/unload"])
-def test_control_routes_declare_what_their_body_can_meet(
-    document: dict[str, Any], path: str
-) -> None:
+def test_control_routes_declare_their_body_errors(document: dict[str, Any], path: str) -> None:
     declared = document["paths"][f"/v2/repository/{path}"]["post"]["responses"]
     assert {"400", "408", "413", "415"} <= set(declared)
     assert "422" not in declared
 
 
-def test_get_of_a_prediction_says_what_is_allowed() -> None:
+def test_get_of_a_prediction_lists_the_allowed_method() -> None:
     async def main() -> None:
         async with serving() as (client, _):
             for version in ("", "/versions/1"):
@@ -59,8 +57,8 @@ def test_control_routes_answer_when_the_service_is_full() -> None:
     async def main() -> None:
         async with serving(model_control=True) as (client, engine):
             context = client._transport.app.state.context  # type: ignore[attr-defined]
-            with context.admission.admit(None, model="tiny-1d", version="1") as room:
-                room.hold_answer(context.settings.max_inflight_bytes)
+            with context.admission.admit(None, model="tiny-1d", version="1") as budget:
+                budget.hold_answer(context.settings.max_inflight_bytes)
                 body = {"inputs": {"u0": [0.0] * 16}}
                 refused = await client.post("/v1/models/tiny-1d:predict", json=body)
                 assert refused.status_code == 429

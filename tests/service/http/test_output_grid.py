@@ -1,4 +1,4 @@
-"""output_grid and warnings of unevaluated grids on both protocols, around an engine whose answers are known."""
+"""output_grid and warnings of unevaluated grids in both protocols, with a fake engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def infer(model: str, fields: np.ndarray[Any, Any], **parameters: Any) -> Any:
 
 
 @pytest.mark.parametrize(("given", "asked"), [((11,), (33,)), ((64,), (9,)), ((9, 50), (21, 8))])
-def test_predict_runs_on_the_training_grid_and_answers_on_the_asked_one(
+def test_predict_runs_on_the_training_grid_and_answers_on_the_requested_one(
     given: tuple[int, ...], asked: tuple[int, ...]
 ) -> None:
     fields, model = drawn(*given), f"tiny-{len(given)}d"
@@ -71,7 +71,7 @@ def test_predict_one_field_by_channel_keeps_its_form_on_another_grid() -> None:
     np.testing.assert_allclose(answer, expected(fields, (30,))[0], atol=1e-6)
 
 
-def test_predict_training_grid_both_ways_changes_nothing() -> None:
+def test_predict_from_and_to_the_training_grid_changes_nothing() -> None:
     fields = drawn(16)
     response, engine = post(
         PREDICT.format("tiny-1d") + "?output_grid=16",
@@ -97,7 +97,7 @@ def test_predict_training_grid_both_ways_changes_nothing() -> None:
         ("1," * 5000, 400, "output_grid=16"),
     ],
 )
-def test_grids_that_make_no_sense_are_refused_before_the_body(
+def test_invalid_grids_are_refused_before_the_body_is_read(
     asked: str, status: int, words: str
 ) -> None:
     response, engine = post(
@@ -122,7 +122,7 @@ def test_infer_output_grid_of_another_type_is_refused(asked: Any) -> None:
 
 
 @pytest.mark.parametrize(("given", "asked"), [(15, 16), (16, 33)])
-def test_values_that_pass_float32_between_points_are_refused(given: int, asked: int) -> None:
+def test_interpolated_values_outside_float32_are_refused(given: int, asked: int) -> None:
     # Steps of half the largest float32: a Fourier series through them overshoots.
     fields = np.full((1, 1, given), 0.499 * np.finfo("f4").max, "f4")
     fields[..., : given // 2] *= -1 if given == 16 else -2
@@ -139,7 +139,7 @@ def changed(**parts: Any) -> ModelConfig:
     return tiny_config().model_copy(update=parts)
 
 
-def test_parse_cell_centres_and_field_normalization_are_refused_in_words() -> None:
+def test_cell_centres_and_field_normalization_are_refused_with_a_reason() -> None:
     centred = tiny_config().architecture.model_copy(update={"positional_grid": "cell_centres"})
     with pytest.raises(InvalidField, match="centres of cells"):
         parse_output_grid("32", changed(architecture=centred))
@@ -150,9 +150,7 @@ def test_parse_cell_centres_and_field_normalization_are_refused_in_words() -> No
     assert parse_output_grid("16", fixed) == (16,)
 
 
-def test_predict_an_answer_that_never_fits_is_refused_and_one_that_does_not_now_is_told_to_wait() -> (
-    None
-):
+def test_predict_too_large_answer_is_413_and_one_that_does_not_fit_now_is_429() -> None:
     # 30 fields of 8 points; on the network's grid 3 * 16 values each, in the answer 2 * 64
     body = {"content": written(NPY, drawn(8, n=30)), "headers": {"Content-Type": NPY}}
     needed = 4 * 30 * (3 * 16 + 2 * 64)
@@ -175,7 +173,7 @@ def requests_counted(metrics: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if "_total" in line)
 
 
-def test_unevaluated_grids_are_told_in_every_form_and_counted() -> None:
+def test_unevaluated_grids_warn_in_every_form_and_are_counted() -> None:
     async def run() -> None:
         async with serving() as (client, _):
             path = PREDICT.format("tiny-1d")
@@ -204,10 +202,10 @@ def test_unevaluated_grids_are_told_in_every_form_and_counted() -> None:
     asyncio.run(run())
 
 
-def test_grid_warnings_know_training_and_evaluated_grids_axis_by_axis() -> None:
+def test_grid_warnings_compare_training_and_evaluated_grids_axis_by_axis() -> None:
     config = tiny_config(n_dim=2)
     metric = {"name": "one call", "value": 0.1, "n_samples": 1}
-    # The last one is of no use, and does no harm.
+    # The last grid has no effect.
     evaluation = [metric | {"grid": grid} for grid in ((32, 24), (99,))]
     config = ModelConfig.model_validate(config.model_dump() | {"evaluation": evaluation})
     assert grid_warnings(config, (16, 16), (32, 24)) == ()

@@ -1,4 +1,4 @@
-"""The friendly route: forms in and out, versions, headers, limits, and how refusals look."""
+"""Predictions: formats, versions, headers, limits and errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(response: httpx.Response, name: str = "output") -> np.ndarray[Any, Any]
 
 
 def post(path: str = PATH, *, settings: dict[str, Any] | None = None, **what: Any) -> Any:
-    """One request to a fresh application: the response and the engine."""
+    """Send one request to a fresh application; return the response and the engine."""
 
     async def run() -> tuple[httpx.Response, FakeEngine]:
         async with serving(**(settings or {})) as (client, engine):
@@ -108,7 +108,7 @@ def test_predict_version_is_the_paths_or_the_newest(path: str, version: str) -> 
     assert [request.version for request in engine.requests] == [version]
 
 
-def test_predict_headers_tell_times_and_the_request() -> None:
+def test_predict_headers_have_times_and_request_id() -> None:
     response, engine = post(
         json={"inputs": {"input": FIELDS.tolist()}}, headers={"X-Request-Id": "r-1"}
     )
@@ -194,7 +194,7 @@ def test_predict_two_content_types_are_refused() -> None:
     assert not engine.requests
 
 
-def test_predict_archive_counts_as_what_it_inflates_to() -> None:
+def test_predict_archive_counts_by_its_inflated_size() -> None:
     async def run() -> list[int]:
         limits = dict.fromkeys(("max_body_bytes", "max_json_bytes", "max_inflight_bytes"), 3 * 4096)
         large = np.zeros((32, 1, 64), "f4")  # 8192 bytes
@@ -217,7 +217,7 @@ def test_predict_archive_counts_as_what_it_inflates_to() -> None:
     assert asyncio.run(run()) == [200, 429, 200]
 
 
-def test_predict_accept_of_nothing_offered_is_refused_before_work() -> None:
+def test_predict_unsupported_accept_is_refused_before_work() -> None:
     response, engine = post(json={"inputs": {"u0": [0.0] * 16}}, headers={"Accept": "text/html"})
     assert response.status_code == 406
     assert SAFETENSORS in problem(response)["detail"]
@@ -352,6 +352,6 @@ def test_predict_long_body_is_decoded_and_encoded_off_the_event_loop(
         ),
     )
     assert response.status_code == 200, response.text
-    # The answer of a single field in an archive is short, whatever the request could have held.
+    # An archive is decoded on a thread; the answer of a single field is short.
     expected = [thread, "MainThread" if media_type == NPZ else thread]
     assert [name.partition("_")[0] for name in threads] == expected

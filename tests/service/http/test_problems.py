@@ -1,4 +1,4 @@
-"""Errors in the two forms: problem+json on our routes, {"error": text} on protocol paths."""
+"""Errors in both forms: problem+json, and {"error": text} on Open Inference Protocol paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL_ERRORS = [
 
 
 def ask(error: Exception, path: str = "/x", method: str = "GET", **options: Any) -> httpx.Response:
-    """What a client gets from a route at `/x` and `/v2/x` that raises `error`."""
+    """The response of a route at `/x` and `/v2/x` that raises `error`."""
     app = FastAPI()
     context = application()[0].state.context
     app.add_middleware(CallMiddleware, context=context)
@@ -69,7 +69,7 @@ def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: str) ->
     assert "retry-after" not in ask(QueueFull("full")).headers
 
 
-def test_unknown_route_and_method_keep_the_form_of_their_path() -> None:
+def test_unknown_route_and_method_use_the_error_form_of_their_path() -> None:
     error = KeyError()
     assert ask(error, "/nope").json()["detail"].startswith("there is no route '/nope'")
     assert ask(error, "/v2/nope").json()["error"].startswith("there is no route '/v2/nope'")
@@ -88,7 +88,7 @@ def test_wrong_parameter_is_named_with_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("path", ["/x", "/v2/x"])
-def test_unexpected_exception_hides_its_inside_and_gives_the_request_id(path: str) -> None:
+def test_unexpected_exception_reveals_only_the_request_id(path: str) -> None:
     answer = ask(KeyError("password"), path, headers={"x-request-id": "abc"})
     assert answer.status_code == 500
     assert "password" not in answer.text
@@ -101,5 +101,5 @@ def test_other_http_exception_keeps_its_status() -> None:
     assert answer.json()["detail"] == "short and stout"
 
 
-def test_path_that_is_no_unicode_is_answered() -> None:
+def test_path_that_is_not_utf8_is_answered() -> None:
     assert ask(KeyError(), "/%ff%fe").status_code == 404

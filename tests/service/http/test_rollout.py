@@ -1,4 +1,4 @@
-"""The rollout route around a fake engine whose every step adds 1: forms, streams, refusals, disconnects."""
+"""Rollouts on a fake engine whose steps add 1: formats, streams, refusals, disconnects."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def post(
 
 
 def records(content: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """As docs/rollouts.md says."""
+    """Decode a stream of records into events and fields."""
     while content:
         text, payload = struct.unpack("<II", content[:8])
         yield json.loads(content[8 : 8 + text]), content[8 + text : 8 + text + payload]
@@ -89,7 +89,7 @@ def events(content: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_whole_answers_in_every_form() -> None:
+def test_unstreamed_answers_in_every_form() -> None:
     expected = np.stack([FIELDS + step for step in (1, 2, 3)])
     np.testing.assert_array_equal(np.load(io.BytesIO(post().content)), expected)
     answer = post(accept="application/vnd.safetensors").content
@@ -97,14 +97,14 @@ def test_whole_answers_in_every_form() -> None:
     answer = post(accept="application/x-npz").content
     np.testing.assert_array_equal(np.load(io.BytesIO(answer))["output"], expected)
     single = json.dumps({"inputs": {"w": FIELDS[1, 0].tolist()}}).encode()
-    told = post(body=single, sent="application/json").json()
-    np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, 1, 0])
-    assert told["units"] == {"w": "1/s"}
+    document = post(body=single, sent="application/json").json()
+    np.testing.assert_array_equal(np.array(document["outputs"]["w"], "f4"), expected[:, 1, 0])
+    assert document["units"] == {"w": "1/s"}
     bare = np.load(io.BytesIO(post(body=npy(FIELDS[1, 0])).content))
     np.testing.assert_array_equal(bare, expected[:, 1, 0])
     several = json.dumps({"inputs": {"w": FIELDS[:, 0].tolist()}}).encode()
-    told = post(body=several, sent="application/json").json()
-    np.testing.assert_array_equal(np.array(told["outputs"]["w"], "f4"), expected[:, :, 0])
+    document = post(body=several, sent="application/json").json()
+    np.testing.assert_array_equal(np.array(document["outputs"]["w"], "f4"), expected[:, :, 0])
 
 
 @pytest.mark.parametrize(
@@ -161,20 +161,20 @@ def test_a_stream_of_server_sent_events() -> None:
         ("steps=12&start=1", 413, "TURBOFNO_MAX_ROLLOUT_STEPS"),
     ],
 )
-def test_what_cannot_be_is_refused(query: str, status: int, words: str) -> None:
+def test_invalid_rollouts_are_refused(query: str, status: int, words: str) -> None:
     response = post(query, max_rollout_steps=10)
     assert response.status_code == status, response.text
     assert words in response.json()["detail"]
 
 
-def test_only_models_whose_output_is_their_next_input_are_rolled_out() -> None:
+def test_only_autoregressive_models_are_rolled_out() -> None:
     response = post(path="/v1/models/tiny-1d:rollout")
     assert response.status_code == 422
     assert response.json()["type"].endswith("not-rollable")
     assert "time_step" in response.json()["detail"]
 
 
-def test_an_answer_too_large_to_hold_is_refused_and_streams() -> None:
+def test_a_too_large_answer_is_refused_but_can_be_streamed() -> None:
     small = {"max_inflight_bytes": 9 << 20, "max_body_bytes": 1 << 20, "max_json_bytes": 1 << 20}
     body = npy(np.zeros((600, 1, 64), "f4"))
     refused = post("steps=100", body=body, **small)
@@ -187,7 +187,7 @@ def test_an_answer_too_large_to_hold_is_refused_and_streams() -> None:
 BLOWN = ServerBlowUp("field 0 blew up at step 2", step=2, reason="energy")
 
 
-def test_a_blow_up_ends_a_stream_and_fails_a_whole_answer() -> None:
+def test_a_blow_up_ends_a_stream_and_fails_an_unstreamed_answer() -> None:
     found = list(records(post(accept=FRAMES, error=BLOWN).content))
     assert [event["event"] for event, _ in found] == ["start", "frame", "failed"]
     assert found[-1][0] == {"event": "failed", "step": 2, "reason": "energy", "detail": str(BLOWN)}
@@ -196,14 +196,14 @@ def test_a_blow_up_ends_a_stream_and_fails_a_whole_answer() -> None:
     assert refused.json()["type"].endswith("blow-up")
 
 
-def test_what_fails_within_a_stream_says_where_it_got_to() -> None:
+def test_a_failure_within_a_stream_states_the_last_good_step() -> None:
     error = Unavailable("the service stopped", retry_after=1)
     found = events(post(accept=SSE, error=error).text)
     assert found[-1]["event"] == "failed"
     assert (found[-1]["step"], found[-1]["reason"]) == (1, "unavailable")
 
 
-def test_what_fails_before_the_stream_is_an_error_like_any_other() -> None:
+def test_a_failure_before_the_first_frame_is_an_ordinary_error() -> None:
     async def main() -> None:
         async with serving() as (client, engine):
             engine.rollout = refuse  # type: ignore[method-assign]
@@ -212,17 +212,17 @@ def test_what_fails_before_the_stream_is_an_error_like_any_other() -> None:
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
 
     async def refuse(_: Any) -> Any:
-        raise QueueFull("no room", retry_after=7)
+        raise QueueFull("no capacity", retry_after=7)
         yield
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("accept", [FRAMES, NPY])
-def test_a_client_that_goes_away_ends_the_rollout_at_once_and_gives_its_room_back(
+def test_a_disconnect_ends_the_rollout_at_once_and_releases_its_bytes(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What predictions wait for before they look: a rollout must not.
+    # Predictions wait this long before they watch the connection; rollouts must not.
     monkeypatch.setattr(asgi, "WATCHED_AFTER_SECONDS", 60.0)
 
     async def main() -> None:
@@ -268,7 +268,7 @@ def async_client(handler: Any) -> AsyncClient:
 
 
 def collect(content: bytes, fields: Any = FIELDS) -> tuple[list[Any], Exception | None]:
-    """What the client makes of a stream of these bytes."""
+    """The client's result for a stream of these bytes."""
 
     async def main() -> tuple[list[Any], Exception | None]:
         frames = []
@@ -289,7 +289,7 @@ def collect(content: bytes, fields: Any = FIELDS) -> tuple[list[Any], Exception 
     return asyncio.run(main())
 
 
-def test_the_client_puts_frames_together_and_says_how_a_stream_ended() -> None:
+def test_the_client_assembles_frames_and_reports_how_a_stream_ended() -> None:
     frames, error = collect(post(accept=FRAMES).content)
     assert error is None
     assert [one.step for one in frames] == [1, 2, 3]

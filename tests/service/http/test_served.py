@@ -1,4 +1,4 @@
-"""Facts that are decided once a model: the layouts behind headers that were seen, and no body taken for what it is not."""
+"""Cached `.npy` layouts: same fields, views, limits, and no check skipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def served(**settings: Any) -> Served:
     ],
     ids=["batch", "field", "grid", "float64", "big-endian", "fortran"],
 )
-def test_a_layout_seen_before_is_read_as_at_first(array: Any) -> None:
+def test_a_cached_layout_decodes_the_same_fields(array: Any) -> None:
     model = served()
     for factor in (1, 2, 3):
         fields, form = model.fields_from_npy(body_of(factor * array))
@@ -52,7 +52,7 @@ def test_a_layout_seen_before_is_read_as_at_first(array: Any) -> None:
         assert (form.batched, form.channel_axis) == (array.ndim == 3, array.ndim > 1)
 
 
-def test_known_layouts_are_views_of_the_body_and_few() -> None:
+def test_cached_layouts_give_views_and_are_limited() -> None:
     model = served()
     for count in range(1, 200):
         model.fields_from_npy(body_of(np.zeros((count, 1, 16), "<f4")))
@@ -73,21 +73,21 @@ def test_known_layouts_are_views_of_the_body_and_few() -> None:
     ],
     ids=["short", "long", "nan", "another shape"],
 )
-def test_a_layout_seen_before_lets_nothing_else_through(change: Any, error: Any) -> None:
+def test_a_cached_layout_skips_no_check(change: Any, error: Any) -> None:
     model = served()
     model.fields_from_npy(body_of(FIELD))
     with pytest.raises(error):
         model.fields_from_npy(change(body_of(FIELD)))
 
 
-def test_what_is_too_much_is_not_learnt() -> None:
+def test_a_refused_layout_is_not_cached() -> None:
     model = served(max_fields_per_request=1)
     for _ in range(2):
         with pytest.raises(PayloadTooLarge):
             model.fields_from_npy(body_of(FIELD))
 
 
-def test_a_model_that_was_loaded_again_is_decided_anew() -> None:
+def test_a_reloaded_model_gets_a_new_entry() -> None:
     engine = FakeEngine(tiny_config())
     models = ServedModels(engine, Settings())
     first = models.find("tiny-1d", None)

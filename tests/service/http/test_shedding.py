@@ -1,4 +1,4 @@
-"""Load shedding: the same words as the application's, on a connection that lives on, and never too many."""
+"""Load shedding: replies, connections that stay open, the rate of refusals, reserved slots."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(30)
 
-ROOM = 4
+CAPACITY = 4
 BODY = np.zeros((1, 1, 16), np.float32).tobytes()
 INFER, OTHER = "/v2/models/tiny-1d/infer?shape=1,1,16", "/v2/models/other/infer?shape=1,1,16"
 KEY = "a-key-of-this-test"
@@ -121,7 +121,7 @@ class Client:
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Service]:
     chosen = Settings(
-        port=0, max_queued_fields_per_model=ROOM, max_fields_per_request=ROOM, **settings
+        port=0, max_queued_fields_per_model=CAPACITY, max_fields_per_request=CAPACITY, **settings
     )
     metrics = Metrics()
     slots = QueueCapacity(chosen, metrics)
@@ -148,9 +148,9 @@ async def serving(**settings: Any) -> AsyncIterator[Service]:
     ],
 )
 @in_loop
-async def test_it_says_what_the_application_says_and_counts_as_that(path: str) -> None:
+async def test_a_shed_request_gets_the_applications_reply_and_metrics(path: str) -> None:
     async with serving() as service:
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         one = {"X-Request-Id": "same", "Content-Type": "application/x-npz"}
         client = await service.connect()
         early = await client.ask(path, **one)
@@ -164,25 +164,25 @@ async def test_it_says_what_the_application_says_and_counts_as_that(path: str) -
 
 
 @in_loop
-async def test_the_connection_lives_on_and_is_served_once_there_is_room() -> None:
+async def test_the_connection_stays_open_and_is_served_once_the_queue_has_space() -> None:
     async with serving() as service:
         client = await service.connect()
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         assert (await client.ask())[0] == 429
-        assert (await client.ask(OTHER))[0] == 200, "another model has room"
+        assert (await client.ask(OTHER))[0] == 200, "another model has capacity"
         service.empty()
         assert (await client.ask())[0] == 200
         assert (service.count(429), service.count(200)) == (1, 1)
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         status, headers, _ = await client.ask(Connection="close")
         assert (status, headers["connection"]) == (429, "close")
         assert await client.reader.read() == b""
 
 
 @in_loop
-async def test_the_rest_of_a_body_that_was_refused_is_passed_over() -> None:
+async def test_the_rest_of_a_refused_body_is_skipped() -> None:
     async with serving() as service:
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         client = await service.connect()
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 64\r\n\r\n"
         client.writer.write(head.encode() + b"P" * 10)
@@ -194,9 +194,9 @@ async def test_the_rest_of_a_body_that_was_refused_is_passed_over() -> None:
 
 
 @in_loop
-async def test_what_comes_with_a_refused_request_has_all_its_time() -> None:
+async def test_a_request_pipelined_behind_a_refused_one_is_not_timed_out() -> None:
     async with serving(keep_alive_seconds=1) as service:
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         engine = service.context.engine
         assert isinstance(engine, FakeEngine)
         engine.held = True
@@ -209,11 +209,11 @@ async def test_what_comes_with_a_refused_request_has_all_its_time() -> None:
 
 
 @in_loop
-async def test_without_a_key_it_says_nothing_of_the_queue(tmp_path: Path) -> None:
+async def test_without_a_key_the_queue_state_is_not_revealed(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"somebody {KEY}\n")
     async with serving(api_keys_file=file) as service:
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         client = await service.connect()
         assert (await client.ask())[0] == 401
         assert (await client.ask(Authorization="Bearer another-key-of-no-one"))[0] == 401
@@ -221,10 +221,10 @@ async def test_without_a_key_it_says_nothing_of_the_queue(tmp_path: Path) -> Non
 
 
 @in_loop
-async def test_who_goes_on_regardless_is_read_more_slowly_and_nobody_else() -> None:
+async def test_only_a_client_that_ignores_refusals_is_read_more_slowly() -> None:
     more = 50
     async with serving() as service:
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         client, other = await service.connect(), await service.connect()
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -247,15 +247,17 @@ async def test_pauses_end() -> None:
 
 
 @in_loop
-async def test_those_that_come_at_once_do_not_all_find_the_same_room() -> None:
+async def test_concurrent_requests_cannot_claim_the_same_slot() -> None:
     async with serving() as service:
-        service.fill(ROOM - 2)
+        service.fill(CAPACITY - 2)
 
         def arrive() -> Call | None:
             """A request that was let in."""
             path, _, query = INFER.encode().partition(b"?")
-            call = Call(service.context, "POST", path.decode(), path, query, [], Body())
-            return call if begin(call, target_of(path)) is None else None
+            call = Call(
+                service.context, "POST", path.decode(), path, query, [], Body(), target_of(path)
+            )
+            return call if begin(call) is None else None
 
         calls = [call for call in (arrive() for _ in range(5)) if call is not None]
         assert len(calls) == 2
@@ -269,9 +271,9 @@ async def test_those_that_come_at_once_do_not_all_find_the_same_room() -> None:
 
 
 @in_loop
-async def test_seats_are_left_by_bodies_that_dawdle_and_by_all_that_were_answered() -> None:
+async def test_slow_bodies_and_answered_requests_release_their_slot() -> None:
     async with serving() as service:
-        service.fill(ROOM - 1)
+        service.fill(CAPACITY - 1)
         dawdler = await service.connect()
         dawdler.writer.write(
             f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 64\r\n\r\nPPP".encode()
@@ -284,10 +286,10 @@ async def test_seats_are_left_by_bodies_that_dawdle_and_by_all_that_were_answere
 
 
 @in_loop
-async def test_one_log_line_tells_of_all_in_a_second(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_of_one_second_share_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "service.access")
     async with serving() as service:
-        service.fill(ROOM)
+        service.fill(CAPACITY)
         client = await service.connect()
         for _ in range(5):
             await client.ask()

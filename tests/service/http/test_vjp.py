@@ -1,4 +1,4 @@
-"""The gradient route: forms in and out, its parameters, and how refusals look."""
+"""Gradients: formats, parameters and errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_form_in_and_out(sent: str, asked: str | None) -> None:
 
 
 @pytest.mark.parametrize("form", [JSON, NPZ, SAFETENSORS])
-def test_output_comes_too_if_asked(form: str) -> None:
+def test_output_is_included_on_request(form: str) -> None:
     content = written(form, input=X, cotangent=V)
     response, _ = post(PATH + "?output=true", content=content, headers={"Content-Type": form})
     found = read(response)
@@ -125,7 +125,7 @@ def test_refusals_say_what_was_expected(
         (PayloadTooLarge("too much"), 413, "payload-too-large"),
     ],
 )
-def test_the_engines_refusals_become_problems(error: Exception, status: int, slug: str) -> None:
+def test_engine_errors_become_problems(error: Exception, status: int, slug: str) -> None:
     async def main() -> httpx.Response:
         async with serving() as (client, engine):
             engine.error = error
@@ -136,7 +136,7 @@ def test_the_engines_refusals_become_problems(error: Exception, status: int, slu
     assert document["type"].endswith(slug)
 
 
-def test_counted_under_its_own_protocol() -> None:
+def test_gradients_have_their_own_protocol_label() -> None:
     async def main() -> str:
         async with serving() as (client, _):
             await client.post(PATH, json=BODY)

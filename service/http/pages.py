@@ -1,0 +1,128 @@
+"""Pages for browsers: `/`, the API documentation at `/docs`, the demo page at `/ui`; none loads a file from elsewhere."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
+
+from turbofno.service.context import context_of
+from turbofno.service.errors import Forbidden, NotFound
+from turbofno.service.settings import env_name
+from turbofno.service.version import VERSION
+
+_TYPES = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+}
+_FOLDER = Path(__file__).resolve().parent.parent / "demo" / "page"
+_FILES = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+PAGE_PATHS = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in _FILES)})
+"""Open without a key: the page holds no data, and a browser has no key when it asks for it."""
+_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+_DOCUMENTATION = """<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <title>turbofno: the API</title>
+  <link rel="icon" href="data:,">
+  <link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body>
+  <div id="swagger-ui"></div>
+  <script src="docs/swagger-ui-bundle.js"></script>
+  <script src="docs/start.js"></script>
+</body>
+</html>
+"""
+# validatorUrl: Swagger UI sends the document to swagger.io by default.
+_START = """SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#swagger-ui",
+  deepLinking: true,
+  validatorUrl: null,
+});
+"""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{images}; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    # Swagger UI has inline styles, and icons as data URLs.
+    "Content-Security-Policy": _POLICY.format(style=" 'unsafe-inline'", images=" data:"),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_PAGE_HEADERS = _HEADERS | {
+    "Content-Security-Policy": _POLICY.format(style="", images="")
+    + "; require-trusted-types-for 'script'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+pages = APIRouter(include_in_schema=False)
+
+
+# Redirects are relative, so that they work behind a proxy that adds a prefix.
+
+
+@pages.get("/")
+async def root(request: Request) -> Response:
+    """Redirect a browser to the demo page, or to the documentation if that is off; list the entry points as JSON for others."""
+    page = context_of(request).settings.ui
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("ui/" if page else "docs", 307)
+    links = {"models": "/v1/models", "documentation": "/docs", "openapi": "/openapi.json"}
+    return JSONResponse(
+        {"name": "turbofno", "version": VERSION, **links, **({"page": "/ui/"} if page else {})}
+    )
+
+
+@pages.get("/docs")
+async def documentation() -> Response:
+    return HTMLResponse(_DOCUMENTATION, headers=_HEADERS)
+
+
+@pages.get("/docs/{file}")
+async def documentation_file(file: str) -> Response:
+    if file == "start.js":
+        return Response(_START, media_type="text/javascript", headers=_HEADERS)
+    if file not in _SWAGGER_FILES:
+        raise NotFound(f"the documentation has no file {file[:80]!r}")
+    path = _swagger_ui() / file
+    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
+
+
+def _swagger_ui() -> Path:
+    """The folder of Swagger UI's files in the package fastapi-offline."""
+    spec = find_spec("fastapi_offline")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "static"
+
+
+@pages.get("/ui")
+async def page_redirect(request: Request) -> Response:
+    _refuse_if_off(request)
+    return RedirectResponse("ui/", 307)
+
+
+@pages.get("/ui/{file:path}")
+async def page_file(request: Request, file: str) -> Response:
+    _refuse_if_off(request)
+    path = _FILES.get(file or "index.html")
+    if path is None:
+        raise NotFound(f"the page has no file {file[:80]!r}")
+    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_PAGE_HEADERS)
+
+
+def _refuse_if_off(request: Request) -> None:
+    if not context_of(request).settings.ui:
+        raise Forbidden(
+            f"the web page is switched off: start the server with {env_name('ui')}=true to have it"
+        )

@@ -1,0 +1,216 @@
+"""Random inputs of a model, and solutions by the zoo's PDE solver for them or for a field in the body."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from turbofno.service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
+from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer
+from turbofno.service.demo.messages import Job
+from turbofno.service.demo.sampling import PARAMETER_NAMES, complete, parameters_of
+from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
+from turbofno.service.http.call import Operation
+from turbofno.service.http.offload import heavy_to_encode, offload
+from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
+from turbofno.service.http.parameters import Parameter, integer, read_query
+from turbofno.service.http.predict import codecs, read_fields, success_reply
+from turbofno.service.settings import env_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from turbofno.models.core.config import Channel
+    from turbofno.service.codec.negotiate import Codec
+    from turbofno.service.demo.solver_process import SolverProcess
+    from turbofno.service.engine.interface import Fields
+    from turbofno.service.http.call import Call, Reply
+
+SEEDS = 1 << 20
+_MAX_STEPS = 1000
+
+_CODES = (400, 401, 404, 406, 408, 413, 415, 422, 429, 503, 504)
+_ERRORS: dict[int, dict[str, Any]] = {
+    **{code: RESPONSES[code] for code in _CODES},
+    403: problem("The web page and what belongs to it are switched off on this server."),
+    404: problem("No such model, or no sampler and solver for its PDE."),
+    429: problem("Too many wait for the solver: come back after Retry-After seconds."),
+    504: problem("The solver exceeded its time limit."),
+}
+_SUCCESS = {
+    "description": "One field [channels, *grid], in the form that Accept asks for: by default .npy.",
+    "content": RESPONSES[200]["content"],
+}
+_SEED = integer("seed", "which sample", most=SEEDS - 1, default=0)
+_SEED_OR_BODY = integer("seed", "solve this sample; without, the field in the body", most=SEEDS - 1)
+_GRID = integer("grid", "points along each axis; 0: as the model was trained on", default=0)
+_STEPS = integer(
+    "steps", "of a model with a time step: how many", least=1, most=_MAX_STEPS, default=1
+)
+_SAMPLER = tuple(
+    Parameter(
+        name,
+        "a parameter of the sampler, which the model's description lists with its range",
+        {"type": "number"},
+        "a number",
+        str,
+    )
+    for name in sorted(PARAMETER_NAMES)
+)
+_OF_SAMPLE = (_SEED, _GRID, *_SAMPLER)
+_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER)
+_OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
+
+
+class Parameters(NamedTuple):
+    """Parameters of a sample or a solution."""
+
+    job: Job | None
+    """None: the field to solve is in the body."""
+    steps: int
+    reader: Codec
+    writer: Codec
+
+
+def _parse_sample(call: Call) -> Parameters:
+    _solver(call)
+    given = read_query(call, _OF_SAMPLE, hint="")
+    return Parameters(
+        _sample_job(call, given), 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY)
+    )
+
+
+def _parse_solve(call: Call) -> Parameters:
+    _solver(call)
+    config = call.served.config
+    given = read_query(call, _OF_SOLVE, hint="")
+    steps = given["steps"]
+    if steps > 1 and config.time_step is None:
+        raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
+    if given["seed"] is not None:
+        writer = codec_for_answer(call.header(b"accept"), request=NPY)
+        return Parameters(_sample_job(call, given, steps=steps), steps, NPY, writer)
+    read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
+    return Parameters(None, steps, *codecs(call))
+
+
+async def _run_sample(call: Call) -> Reply:
+    call.body.skip()
+    field = await _solved(call, call.parameters.job)
+    return await _answer(call, {INPUT: field}, call.served.config.inputs)
+
+
+async def _run_solve(call: Call) -> Reply:
+    parameters, config = call.parameters, call.served.config
+    if parameters.job is not None:
+        call.body.skip()
+        return await _answer(call, {OUTPUT: await _solved(call, parameters.job)}, config.outputs)
+    fields, form = await read_fields(call, parameters.reader)
+    if len(fields) != 1:
+        raise InvalidField(f"the solver takes one field a request, the body has {len(fields)}")
+    job = _job(call, solve=True, steps=parameters.steps, shape=fields.shape[1:])
+    field = await _solved(call, job, fields[0])
+    return await _answer(call, arrays_from_fields(field[None], config, form), config.outputs)
+
+
+def _solver(call: Call) -> SolverProcess:
+    solver, config = call.context.solver, call.served.config
+    if solver is None:
+        raise Forbidden(
+            "samples and solutions are switched off, with the web page: start the server with "
+            f"{env_name('ui')}=true to allow them"
+        )
+    if parameters_of(config.pde) is None:
+        raise NotFound(
+            f"there is no sampler and no solver for model {config.name!r}: only the zoo's problems have them"
+        )
+    return solver
+
+
+def _sample_job(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
+    """The job that draws a sample, and solves it if `steps` is above 0. Raises BadRequest, InvalidField."""
+    config = call.served.config
+    points = given["grid"] or config.grid.training[0]
+    shape = [1, config.architecture.in_channels, *[points] * config.architecture.n_dim]
+    check_shape(shape, config, max_fields=1, name="grid")
+    try:
+        parameters = {
+            name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None
+        }
+        values = complete(parameters_of(config.pde) or (), parameters)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return _job(
+        call, solve=steps > 0, seed=given["seed"], points=points, values=values, steps=steps
+    )
+
+
+def _job(call: Call, **options: Any) -> Job:
+    pde = call.served.config.pde
+    assert pde is not None
+    return Job(pde.model_dump_json(), call.context.settings.solver_seconds, **options)
+
+
+async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
+    started = time.perf_counter()
+    served = call.served
+    try:
+        return await _solver(call).run(job, field)
+    finally:
+        taken = time.perf_counter() - started
+        call.context.metrics.solver.labels(served.name, served.version).observe(taken)
+
+
+async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
+    served, writer = call.served, call.parameters.writer
+    answer = Answer(
+        model=served.name,
+        version=served.version,
+        outputs=outputs,
+        units={channel.name: channel.units for channel in channels},
+        backend="solver",
+        precision="fp32",
+    )
+    values = sum(array.size for array in outputs.values())
+    heavy = heavy_to_encode(values, as_json=writer is JSON)
+    body = await offload(heavy, writer.encode, answer)
+    return success_reply(call, [(b"content-type", writer.content_type), *served.headers], (body,))
+
+
+SAMPLE = Operation(
+    _run_sample,
+    described(
+        "/v1/models/{name}/sample",
+        name="sample",
+        tag="solver",
+        summaries=("Draw a random input",),
+        description="A field that the model takes; with no more parameters, from the distribution that it was "
+        "trained on.",
+        parameters=_OF_SAMPLE,
+        responses={200: _SUCCESS, **_ERRORS},
+    ),
+    method="GET",
+    parse=_parse_sample,
+    protocol="solver",
+    queued=False,
+    of_model=False,
+)
+SOLVE = Operation(
+    _run_solve,
+    described(
+        "/v1/models/{name}:solve",
+        name="solve",
+        tag="solver",
+        summaries=("Solve with the PDE solver",),
+        description="What the model should have answered: for a sample (`seed` and the sampler's parameters), or "
+        "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
+        "is first interpolated.",
+        parameters=_OF_SOLVE,
+        body={**REQUEST_BODY, "required": False},
+        responses={200: _SUCCESS, **_ERRORS},
+    ),
+    parse=_parse_solve,
+    protocol="solver",
+    queued=False,
+    of_model=False,
+)
