@@ -1,1 +1,1 @@
-"""A network as numbers on disk and as a PyTorch module: configuration, blocks, checkpoints, folders of models."""
+"""The network: configuration, PyTorch module, native checkpoints, model repositories."""

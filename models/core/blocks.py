@@ -1,4 +1,4 @@
-"""The parts of a Fourier neural operator between input and output: pointwise maps, norms, the Fourier block."""
+"""The layers of a Fourier neural operator: pointwise maps, norms, the Fourier block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbofno_ops._activations import activate
 
 
 def broadcast(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[channels] -> [channels, 1, ..] so that it broadcasts over the grid axes of `like`; fields stay fields."""
+    """Reshape [channels] to [channels, 1, ..] to broadcast over the grid axes of `like`; leave [channels, *grid] as it is."""
     return per_channel.view(*per_channel.shape, *[1] * (like.ndim - 1 - per_channel.ndim))
 
 
@@ -41,13 +41,13 @@ class Pointwise(nn.Module):
         if self.bias is None:
             y = torch.bmm(weight, flat)
         else:
-            # one pass over y instead of two
+            # one kernel for product and bias
             y = torch.baddbmm(self.bias[:, None], weight, flat)
         return y.view(x.shape[0], -1, *x.shape[2:])
 
 
 class SoftGate(nn.Module):
-    """A learnt factor for each channel: weight [channels]."""
+    """A learned factor for each channel: weight [channels]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _skip(kind: str, channels: int, *, bias: bool) -> nn.Module | None:
 
 
 class PointwiseMLP(nn.Module):
-    """Pointwise linear maps with an activation between them, none after the last."""
+    """Pointwise linear maps with an activation between them."""
 
     def __init__(self, widths: tuple[int, ...], activation: Activation) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class PointwiseMLP(nn.Module):
 
 
 class InstanceNorm(nn.Module):
-    """Zero mean and unit variance for each sample and channel over the grid, no parameters."""
+    """Instance normalisation over the grid, without parameters."""
 
     eps = 1e-5
 
@@ -115,12 +115,12 @@ def _norm(arch: FNOArchitecture) -> nn.Module:
 
 
 def scaled(scales: Sequence[float], size: Sequence[int]) -> tuple[int, ...]:
-    """The grid that a layer gives with `scales` of its resolution, an entry an axis."""
+    """The output grid of a layer that scales the resolution by `scales`, one factor per axis."""
     return tuple(round(n * scale) for n, scale in zip(size, scales, strict=True))
 
 
 def _distinct(steps: tuple[BlockStep, ...]) -> tuple[str, ...]:
-    """The steps with the second norm called by its module's name."""
+    """The steps, with the second norm renamed to its module, "mlp_norm"."""
     norms = [i for i, step in enumerate(steps) if step == "norm"]
     return tuple("mlp_norm" if i in norms[1:] else step for i, step in enumerate(steps))
 
@@ -128,9 +128,9 @@ def _distinct(steps: tuple[BlockStep, ...]) -> tuple[str, ...]:
 class FourierBlock(nn.Module):
     """One hidden layer: the steps of `FNOArchitecture.block` (or `last_block`), in order.
 
-    `spectral_weight` is complex [c_in, c_out, *modes]; its memory is ordered [*modes, c_in, c_out], which
-    is how the ops read it. Where the steps allow it, one op does spectral convolution, skip and activation.
-    `steps` calls the second norm "mlp_norm".
+    `spectral_weight` is complex [c_in, c_out, *modes], stored in the order [*modes, c_in, c_out] that the ops read.
+    Where the steps allow it, one op computes spectral convolution, skip and activation. `steps` names the second
+    norm "mlp_norm".
     """
 
     def __init__(self, arch: FNOArchitecture, layer: int) -> None:
@@ -167,14 +167,14 @@ class FourierBlock(nn.Module):
         return self._run(self.after, x, y)[1]
 
     def _split(self, steps: tuple[str, ...]) -> None:
-        """Cut the steps into those before, those in and those after what `fourier_layer` can do at once."""
+        """Split the steps into those before, inside and after one call of `fourier_layer`."""
         start = steps.index("spectral")
         end = start + 1
         linear_skip = isinstance(self.skip, Pointwise) and steps[end : end + 1] == ("skip",)
         end += linear_skip
         end += steps[end : end + 1] == ("activation",)
         self.before, self.layer, self.after = steps[:start], steps[start:end], steps[end:]
-        # the op takes one field for both of its branches
+        # the op has one input for its spectral and its skip branch
         one_field = start == 0 or steps[start - 1] == "branch"
         self.activation: Activation = (
             self.arch.activation if self.layer[-1] == "activation" else "none"
@@ -199,7 +199,7 @@ class FourierBlock(nn.Module):
     def _run(
         self, steps: tuple[str, ...], x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take some steps from the fields x and y; what they mean stands at `FNOArchitecture`."""
+        """Run some steps on the fields x and y; `FNOArchitecture` defines the steps."""
         for step in steps:
             if step == "branch":
                 x = y

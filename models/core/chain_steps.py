@@ -24,14 +24,14 @@ from turbofno_ops.description import Block, BlockStep
 
 
 def chain_steps(block: blocks.FourierBlock) -> Block:
-    """The steps of a block, with its own weights.
+    """The steps of a block; they share its weights.
 
     Raises:
-        ChainRefused: the block changes the resolution of three axes, and a skip in it adds a field of the same grid.
+        ChainRefused: a 3D block that changes the resolution adds a skip of the same grid.
     """
     steps: list[BlockStep] = []
     resampled = False
-    # with fewer axes, resampling to the same grid changes nothing (models/core/resample.py)
+    # In 1D and 2D, resampling to the same grid is the identity (models/core/resample.py).
     filters = block.scaling is not None and block.arch.n_dim > 2
     for step in block.steps:
         if step == "spectral":
@@ -40,7 +40,7 @@ def chain_steps(block: blocks.FourierBlock) -> Block:
             resampled = False
         elif step in ("skip", "mlp_skip") and filters and not resampled:
             raise ChainRefused(
-                f"its layers change the resolution, and the step {step!r} adds a field of the same grid"
+                f"a layer changes the resolution, but its step {step!r} adds a field of the same grid"
             )
         steps += _step(block, step)
     return tuple(steps)
@@ -75,7 +75,7 @@ def _of_module(module: nn.Module, channels: int) -> list[BlockStep]:
             return [Normalize(module.num_groups, module.eps, module.weight, module.bias)]
         case blocks.Affine():
             return [Affine(module.weight, module.bias)]
-    raise TypeError(f"a block has a {type(module).__name__}")
+    raise TypeError(f"a block holds an unknown module, {type(module).__name__}")
 
 
 def _spectral(block: blocks.FourierBlock) -> Spectral:

@@ -1,4 +1,4 @@
-"""Native checkpoints on disk: a folder with config.json and model.safetensors, every key, shape and hash checked."""
+"""Native checkpoints: folders with config.json and model.safetensors; hash, keys and shapes are checked on loading."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WEIGHTS_FILE = "model.safetensors"
 
 _CONFIG_BYTES = 16 << 20
 _HEADER_BYTES = 100 << 20
-"""Most that the safetensors library reads as a header."""
+"""The safetensors library's limit for a header."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded. The message names the file and what in it is wrong."""
+    """A checkpoint that cannot be loaded. The message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ def sha256_of(path: Path) -> str:
 def save_model(path: Path, config: ModelConfig, module: FNO) -> ModelConfig:
     """Write config.json and model.safetensors into the folder `path`; returns the config with the new hash.
 
-    Both are written under temporary names first, so that a full disk leaves the old checkpoint.
+    Both are written under temporary names first, so that a full disk does not destroy the old checkpoint.
     """
     path.mkdir(parents=True, exist_ok=True)
     weights = path / (WEIGHTS_FILE + ".new")
     state = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
     save_file(state, weights, metadata={"format": config.format})
-    # safetensors writes for the owner alone; a service often runs as somebody else
+    # safetensors creates files readable by the owner only; a service often runs as another user
     weights.chmod(0o644)
     config = config.model_copy(update={"sha256": sha256_of(weights)})
     described = _write_new_config(path, config)
@@ -67,7 +67,7 @@ def save_model(path: Path, config: ModelConfig, module: FNO) -> ModelConfig:
 
 
 def write_config(path: Path, config: ModelConfig) -> None:
-    """Write config.json into the folder `path`, leaving out what is at its default of None or empty."""
+    """Write config.json into the folder `path`, without the entries that are None."""
     _write_new_config(path, config).replace(path / CONFIG_FILE)
 
 
@@ -87,14 +87,14 @@ def load_model(
 ) -> LoadedModel:
     """Load the native checkpoint in the folder `path`.
 
-    Nothing in it is executed: the weights are safetensors, the configuration is JSON. Each file is read once, and
-    what was read is what is checked and loaded, whatever becomes of the file meanwhile: the hash, every key, every
-    shape and dtype, and that all values are finite. Links in the folder may lead to files of the folder and of
-    `repository`. `check` is called with the configuration before anything of the size that it claims is allocated.
+    No code from the folder runs: the weights are safetensors, the configuration is JSON. Each file is read into
+    memory once, so that a change of the file after its checks has no effect. Checked are the hash, every key, shape
+    and dtype, and that all values are finite. Links in the folder may lead to files of the folder and of
+    `repository`. `check` receives the configuration before any memory is allocated for the weights.
 
     Raises:
-        CheckpointError: anything missing or wrong, by name.
-        Exception: what `check` raises.
+        CheckpointError: a missing or wrong entry; the message names it.
+        Exception: anything that `check` raises.
     """
     folders = (path,) if repository is None else (path, repository)
     config = _read_config(path, folders)
@@ -103,7 +103,9 @@ def load_model(
     try:
         expected = state_shapes(config.architecture, normalization)
     except RuntimeError as error:
-        raise CheckpointError(f"{path}: its architecture is absurd: {error}") from error
+        raise CheckpointError(
+            f"{path}: no network of this architecture can be built: {error}"
+        ) from error
     state = _read_weights(path / WEIGHTS_FILE, folders, config.sha256, expected)
     module = FNO(config.architecture, normalization)
     module.load_state_dict(state)
@@ -118,7 +120,7 @@ def load_model(
 def state_shapes(
     arch: FNOArchitecture, normalization: Normalization | FieldNormalization | None = None
 ) -> dict[str, torch.Tensor]:
-    """The state dict of such a network without its numbers: a file may claim any size, this takes no memory."""
+    """The state dict of a network on the meta device: names, shapes and dtypes, whatever their size, without memory."""
     with torch.device("meta"):
         return dict(FNO(arch, normalization).state_dict())
 
@@ -138,7 +140,7 @@ def _read(file: Path, folders: tuple[Path, ...], limit: int) -> bytes:
     try:
         return read_inside(file, *folders, limit=limit)
     except FileNotFoundError:
-        raise CheckpointError(f"{file.parent}: there is no {file.name}") from None
+        raise CheckpointError(f"{file.parent} has no {file.name}") from None
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
     except FileRefused as error:
@@ -148,7 +150,7 @@ def _read(file: Path, folders: tuple[Path, ...], limit: int) -> bytes:
 def _read_weights(
     file: Path, folders: tuple[Path, ...], sha256: str, expected: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, after its hash and every entry agree with what is `expected`."""
+    """The tensors of a safetensors file, once its hash and every entry match `expected`."""
     needed = sum(tensor.nbytes for tensor in expected.values())
     content = _read(file, folders, needed + _HEADER_BYTES)
     found = hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""What a native checkpoint's config.json says: architecture, channels, grid, normalisation, PDE and provenance."""
+"""The schema of config.json: architecture, channels, grid, normalisation, PDE and provenance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SETTING = {
 class ChannelMLP(Strict):
     """The pointwise two-layer perceptron after a Fourier layer (neuraloperator's `channel_mlp`).
 
-    `activation` stands between its two maps; None is the network's own.
+    `activation` is between its two maps; None: the network's activation.
     """
 
     hidden_channels: PositiveInt
@@ -51,9 +51,9 @@ class ChannelMLP(Strict):
 class DomainPadding(Strict):
     """Padding around the hidden field, removed before the projection (non-periodic domains).
 
-    `points` pads a fixed number of grid points, `fraction` a share of each axis (rounded); give one
-    of them, one entry an axis. `sides="end"` pads after the last point only, `"both"` on both sides.
-    `mode` says with what: zeros, the edge's value, the mirrored or the periodically continued field.
+    `points` pads a fixed number of grid points, `fraction` a share of each axis (rounded); give one of them, with
+    one entry per axis. `sides="end"` pads after the last point only, `"both"` on both sides. `mode` is the padding
+    mode of `torch.nn.functional.pad`, with "zeros" for "constant".
     """
 
     points: tuple[int, ...] | None = None
@@ -72,7 +72,7 @@ class DomainPadding(Strict):
 
 
 def _before_scaling(count: int, scale: float) -> int:
-    """Fewest points of which `scale` times as many, rounded, are at least `count`; never over 2^53, which no grid has."""
+    """The smallest n with round(n * scale) >= count, capped at 2^53."""
     fewest = math.ceil(min((count - 0.5) / scale, 2.0**53))
     return fewest if round(fewest * scale) >= count else fewest + 1
 
@@ -83,13 +83,11 @@ class FNOArchitecture(Strict):
     `modes[i]` is the number of kept frequencies on axis i. On every axis but the last it counts both
     signs: -(K//2) .. (K+1)//2 - 1. On the last axis it counts 0 .. K-1.
 
-    Where a library that networks are imported from does something else, it is said here:
+    Some settings exist for networks imported from other libraries. models/core/spectrum.py explains `mode_placement`,
+    `odd_axes_rolled` and `resolution_scaling`.
 
-    `mode_placement`, `odd_axes_rolled` and `resolution_scaling` are explained in models/core/spectrum.py.
-    A grid on which they change nothing runs as any other network does.
-
-    `block` lists what a hidden layer does to its field y, in order; x is the field it was given, or y as
-    it stood at the step "branch":
+    `block` lists the steps of a hidden layer on its field y, in order. x is the layer's input, or y at the last step
+    "branch":
         spectral    y = spectral convolution of y, plus the spectral bias
         skip        y = y + skip(x)
         activation  y = activation(y)
@@ -98,9 +96,8 @@ class FNOArchitecture(Strict):
         norm        y = norm(y); the first and the second norm have their own parameters
         tanh        y = tanh(y)
         branch      x = y
-    Empty, it is the usual one: spectral, norm, skip, activation, then mlp, mlp_skip, norm, activation if
-    there is a channel MLP. `last_block` is that of the last layer; empty, it is `block` without its
-    activations.
+    The default is spectral, norm, skip, activation and, with a channel MLP, mlp, mlp_skip, norm, activation.
+    `last_block` has the steps of the last layer; the default is `block` without its activations.
     """
 
     in_channels: PositiveInt
@@ -134,7 +131,7 @@ class FNOArchitecture(Strict):
 
     @property
     def smallest_grid(self) -> tuple[int, ...]:
-        """Fewest points an axis needs to hold the kept modes in every layer, domain padding left out of account."""
+        """Fewest points of each axis that hold the kept modes in every layer, without domain padding."""
         needed = list(self._holding_modes())
         for scales in reversed(self.resolution_scaling):
             for axis, (least, scale) in enumerate(zip(self._holding_modes(), scales, strict=True)):
@@ -150,7 +147,7 @@ class FNOArchitecture(Strict):
         return (*others, max(1, 2 * (last - 1)))
 
     def steps(self, *, last: bool) -> tuple[BlockStep, ...]:
-        """What a hidden layer does, in order; `last` asks for the last one."""
+        """The steps of a hidden layer, or of the last one, in order."""
         block = self.block or self._usual_block()
         if not last:
             return block
@@ -179,8 +176,8 @@ class FNOArchitecture(Strict):
             for step, count in expected.items():
                 if steps.count(step) != count:
                     raise ValueError(
-                        f"{what} has the step {step!r} {steps.count(step)} times, the rest of the "
-                        f"architecture asks for {int(count)}"
+                        f"{what} has the step {step!r} {steps.count(step)} times, but the rest of the "
+                        f"architecture needs it {int(count)} times"
                     )
             norms = range(1) if self.norm == "none" else range(1, 3)
             if steps.count("norm") not in norms:
@@ -224,7 +221,7 @@ class FNOArchitecture(Strict):
 
 
 class Channel(Strict):
-    """One physical field: a channel of the input or output tensor."""
+    """A channel of the input or output: one physical field."""
 
     name: Name
     units: str = "1"
@@ -241,7 +238,7 @@ class Channel(Strict):
 
 
 class GridSpec(Strict):
-    """Where the fields live. Shapes are in points, extents in `units`."""
+    """The domain and its grids. Shapes are in points, extents in `units`."""
 
     training: tuple[PositiveInt, ...]
     minimum: tuple[PositiveInt, ...]
@@ -254,7 +251,7 @@ class GridSpec(Strict):
 
 
 class Normalization(Strict):
-    """Physical = normalised * std + mean, a channel at a time. Applied inside the model."""
+    """Physical = normalised * std + mean, per channel. The model applies it."""
 
     input_mean: tuple[float, ...]
     input_std: tuple[PositiveFloat, ...]
@@ -311,7 +308,7 @@ Residual = Annotated[
 
 
 class PDE(Strict):
-    """The problem a model was trained on. `residual` says which equation outputs can be held against, if any."""
+    """The problem that a model was trained on. `residual` is the equation of the trust signal `residual`."""
 
     name: str
     equation: str
@@ -323,7 +320,7 @@ class PDE(Strict):
 
 
 class Metric(Strict):
-    """One held-out result: what was measured, on what, and the value (relative L2 unless named otherwise)."""
+    """A result on held-out samples (relative L2 unless the name says otherwise)."""
 
     name: str
     value: float
@@ -335,7 +332,7 @@ class Metric(Strict):
 
 
 class Training(Strict):
-    """How the weights came about."""
+    """Provenance of the weights."""
 
     recipe: str
     seed: int
@@ -347,7 +344,7 @@ class Training(Strict):
 
 
 class ModelConfig(Strict):
-    """The whole of config.json. `sha256` is that of model.safetensors beside it."""
+    """The contents of config.json. `sha256` is the hash of model.safetensors in the same folder."""
 
     format: Literal["turbofno/1"] = "turbofno/1"
     name: Name
@@ -361,7 +358,7 @@ class ModelConfig(Strict):
     field_normalization: FieldNormalization | None = None
     precision: Precision = Field(
         default="fp32",
-        description="of products and stored fields on a GPU, as the author asks for it",
+        description="precision of products and stored fields on a GPU that the author recommends",
     )
     time_step: PositiveFloat | None = Field(
         default=None,
@@ -383,7 +380,7 @@ class ModelConfig(Strict):
         if not fields.grid == grid.training == grid.minimum == grid.maximum:
             raise ValueError(
                 f"field_normalization is on the grid {list(fields.grid)}, so grid.training, "
-                "grid.minimum and grid.maximum must be that grid"
+                "grid.minimum and grid.maximum must be equal to it"
             )
         return self
 
@@ -395,7 +392,7 @@ class ModelConfig(Strict):
             arch, grid = self.architecture, self.grid
             if (arch.in_channels, arch.out_channels, arch.n_dim) != (1, 1, axes):
                 raise ValueError(
-                    f"pde.residual {residual.kind!r} needs one channel in and out on {axes} axes"
+                    f"pde.residual {residual.kind!r} needs one input channel, one output channel and {axes} axes"
                 )
             if grid.boundary != boundary or set(grid.extent) != {1.0}:
                 raise ValueError(
@@ -420,7 +417,7 @@ class ModelConfig(Strict):
             for one in statistics.thresholds.grids:
                 if len(one.grid) != self.architecture.n_dim:
                     raise ValueError(
-                        f"statistics.thresholds has the grid {list(one.grid)}, the architecture has "
+                        f"statistics.thresholds has the grid {list(one.grid)}, but the architecture has "
                         f"{self.architecture.n_dim} axes"
                     )
         return self
@@ -439,7 +436,7 @@ class ModelConfig(Strict):
         ):
             if len(channels) != count:
                 raise ValueError(
-                    f"{what} names {len(channels)} channels, the architecture has {count}"
+                    f"{what} names {len(channels)} channels, but the architecture has {count}"
                 )
             if len({channel.name for channel in channels}) != count:
                 raise ValueError(f"{what} uses a channel name twice")
@@ -450,7 +447,9 @@ class ModelConfig(Strict):
             ("grid.extent", self.grid.extent),
         ):
             if len(shape) != arch.n_dim:
-                raise ValueError(f"{what} has {len(shape)} axes, the architecture has {arch.n_dim}")
+                raise ValueError(
+                    f"{what} has {len(shape)} axes, but the architecture has {arch.n_dim}"
+                )
         norm = self.normalization
         if norm is not None:
             for what, values, count in (
@@ -470,7 +469,7 @@ def read_config(path: Path) -> ModelConfig:
     """Read and check a config.json.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        pydantic.ValidationError (a ValueError): not JSON, or not a config; names the offending key.
+        FileNotFoundError: the file does not exist.
+        pydantic.ValidationError (a ValueError): not JSON, or not a config; the message names the key.
     """
     return ModelConfig.model_validate_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Files of a model folder: read once into private memory, and no link leads out of the folder."""
+"""Reading files of a model folder: into private memory, and never through a link out of the folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class FileRefused(ValueError):
-    """A file that a model folder must not hold. The message names it and says why."""
+    """A file that may not be read. The message names it and gives the reason."""
 
 
 def is_inside(path: Path, *folders: Path) -> bool:
@@ -20,28 +20,26 @@ def is_inside(path: Path, *folders: Path) -> bool:
 def read_inside(file: Path, *folders: Path, limit: int) -> bytes:
     """The content of a file in one of `folders`, of at most `limit` bytes.
 
-    The copy is the process's own. A mapped file is not: who shortens it ends the process with SIGBUS.
+    The file is copied, not mapped: if a mapped file is truncated, its reader dies of SIGBUS.
 
     Raises:
-        FileRefused: a link that leads elsewhere, something that is no regular file, or too many bytes.
-        OSError: it is not there, or cannot be read.
+        FileRefused: a link out of the folders, not a regular file, or more than `limit` bytes.
+        OSError: the file is missing or cannot be read.
     """
     real = file.resolve(strict=True)
     if not is_inside(real, *folders):
         raise FileRefused(
-            f"{file} is a link that leads out of {folders[0]}: put the file itself there"
+            f"{file} is a link that leads out of {folders[0]}: replace the link by the file itself"
         )
-    with open(real, "rb", opener=_open_without_waiting) as stream:
+    with open(real, "rb", opener=_open_nonblocking) as stream:
         found = os.fstat(stream.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise FileRefused(f"{file} is no regular file")
+            raise FileRefused(f"{file} is not a regular file")
         if found.st_size > limit:
-            raise FileRefused(
-                f"{file} has {found.st_size} bytes, more than the {limit} that it may have"
-            )
+            raise FileRefused(f"{file} has {found.st_size} bytes; at most {limit} are allowed")
         return stream.read(found.st_size)
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open it as it was resolved; a pipe must not keep the reader waiting for a writer."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open without following links, and without blocking on a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""The Fourier neural operator as a torch module, in physical units at both ends."""
+"""The Fourier neural operator as a torch module, with inputs and outputs in physical units."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from turbofno_ops import FNODescription, Scaling
 class FNO(nn.Module):
     """Fourier neural operator: lift, Fourier blocks, project (Li et al. 2020, Figure 2).
 
-    Takes and gives physical units: [batch, in_channels, *grid] -> [batch, out_channels, *grid],
-    float32 (float64 after `.double()`), any grid that holds the kept modes.
+    Maps fields in physical units, [batch, in_channels, *grid] -> [batch, out_channels, *grid], float32 (float64
+    after `.double()`), on any grid that holds the kept modes.
     """
 
     input_mean: torch.Tensor
@@ -49,7 +49,7 @@ class FNO(nn.Module):
                 self.register_buffer(f"{side}_std", torch.ones(channels, *normalization.grid))
         elif normalization is not None:
             for name, values in normalization:
-                # Not part of the state dict: config.json holds them, in one place.
+                # not in the state dict: config.json holds them
                 self.register_buffer(name, torch.tensor(values), persistent=False)
         grid_channels = 0 if arch.positional_grid == "none" else arch.n_dim
         width = arch.hidden_channels
@@ -77,30 +77,30 @@ class FNO(nn.Module):
         return x
 
     def double(self) -> Self:
-        """Cast to float64, the complex weights too (which `nn.Module.double` leaves alone)."""
+        """Cast to float64, including the complex weights, which `nn.Module.double` does not cast."""
         to_precision(self, torch.float64)
         if isinstance(self.normalization, Normalization):
             for name, values in self.normalization:
-                # as config.json has them, not rounded to float32 first
+                # the values of config.json, not their float32 roundings
                 self.get_buffer(name).copy_(torch.tensor(values, dtype=torch.float64))
         return self
 
     def float(self) -> Self:
-        """Cast to float32, the complex weights too."""
+        """Cast to float32, including the complex weights."""
         return to_precision(self, torch.float32)
 
     def compute_in(self, precision: Precision) -> Self:
-        """Have the Fourier layers compute in a precision as `fourier_layer` takes it; all else stays float32."""
+        """Set the precision of the Fourier layers (see `fourier_layer`); everything else stays float32."""
         for block in self.modules():
             if isinstance(block, FourierBlock):
                 block.precision = precision
         return self
 
     def description(self) -> FNODescription:
-        """This network for `turbofno_ops.compile_fno`, its own weights.
+        """Description of this network for `turbofno_ops.compile_fno`; it shares the weights.
 
         Raises:
-            ChainRefused: a block has a step that no chain has; the message names it.
+            ChainRefused: a block has a step that chains do not support; the message names it.
         """
         arch = self.arch
         inputs = outputs = None
@@ -128,7 +128,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def to_precision(module: M, dtype: torch.dtype) -> M:
-    """Cast every parameter and buffer of a module to `dtype`, complex ones to its complex twin."""
+    """Cast every parameter and buffer of a module to `dtype`, complex ones to the complex dtype of that precision."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.to(dtype.to_complex() if tensor.is_complex() else dtype)
     return module
@@ -140,7 +140,7 @@ def positions(
     dtype: torch.dtype = torch.float64,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """The coordinates of every grid point in [0, 1], one channel an axis: [n_dim, *size]."""
+    """The coordinates of every grid point in [0, 1], one channel per axis: [n_dim, *size]."""
     included = arch.positional_grid == "endpoint_included"
     start = 0.5 if arch.positional_grid == "cell_centres" else 0.0
     axes = [
@@ -151,7 +151,7 @@ def positions(
 
 
 def padding_points(arch: FNOArchitecture, size: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Points of domain padding before and after each axis of a grid of `size`; empty if there is none."""
+    """Padding points before and after each axis of a grid of `size`; empty without domain padding."""
     padding = arch.domain_padding
     if padding is None:
         return []

@@ -1,4 +1,4 @@
-"""Which models a repository folder holds: name/ or name/version/ folders with a config.json."""
+"""The models of a repository folder: NAME/ or NAME/VERSION/ folders with a config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Where one version of a model lies. Its checkpoint has not been looked into yet."""
+    """Name, version and folder of a model; its files have not been read yet."""
 
     name: str
     version: str
@@ -27,8 +27,8 @@ def discover(root: Path) -> list[ModelLocation]:
     """Every model below `root`, sorted by name, then by version as a number.
 
     `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V.
-    Other folders and files are passed over, and, with a warning, those whose name is no text, and versions that
-    are links out of both NAME and `root`. NAME itself may be a link: who runs the service puts it there.
+    Everything else is skipped. Names that are not UTF-8, and versions that are links out of both NAME and `root`,
+    are skipped with a warning. NAME itself may be a link: only the operator can create it.
 
     Raises:
         NotADirectoryError: `root` is not a folder.
@@ -36,7 +36,7 @@ def discover(root: Path) -> list[ModelLocation]:
     if not root.is_dir():
         raise NotADirectoryError(f"model repository {root} is not a folder")
     found = []
-    for folder in _with_names(root):
+    for folder in _utf8_entries(root):
         if (folder / CONFIG_FILE).is_file():
             found.append(ModelLocation(folder.name, "1", folder))
             continue
@@ -55,16 +55,16 @@ def discover(root: Path) -> list[ModelLocation]:
 def _stays_inside(version: Path, folder: Path, root: Path) -> bool:
     if is_inside(version, folder, root):
         return True
-    logger.warning("%s is passed over: it is a link that leads out of the model's folder", version)
+    logger.warning("%s is skipped: it is a link that leads out of the model's folder", version)
     return False
 
 
-def _with_names(root: Path) -> Iterator[Path]:
-    """What lies there, but for names that are not UTF-8: they could not be told, nor asked for."""
+def _utf8_entries(root: Path) -> Iterator[Path]:
+    """The entries of `root` whose names are UTF-8; no request could name the others."""
     for path in root.iterdir():
         try:
             path.name.encode()
         except UnicodeEncodeError:
-            logger.warning("%a in %s is passed over: its name is not UTF-8", path.name, root)
+            logger.warning("%a in %s is skipped: its name is not UTF-8", path.name, root)
         else:
             yield path

@@ -1,6 +1,6 @@
-"""Fields on another grid: through their Fourier series on periodic domains, piecewise linear between nodes.
+"""Interpolation to another grid: by Fourier series on periodic domains, piecewise linear between nodes.
 
-Why these two, and what they cost in accuracy: docs/decisions/0020-any-resolution.md.
+Reasons and accuracy: docs/explanation/decisions/accuracy.md.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Boundary = Literal["periodic", "nodes"]
 
 
 def at_points(fields: Fields, size: Sequence[int], boundary: Boundary) -> Fields:
-    """What the fields are at the points of a grid of `size`: unchanged at points that both grids have.
+    """The fields interpolated to a grid of `size`; values at points of both grids do not change.
 
     Args:
-        fields: float32 [n, channels, *grid]; computed on in float64.
+        fields: float32 [n, channels, *grid]; computed in float64.
         size: the new grid.
-        boundary: as `GridSpec` has it.
+        boundary: see `GridSpec`.
 
     Returns:
-        float32 [n, channels, *size]; the fields themselves if that is their grid. Infinite where a Fourier series
-        through values near the largest float32 passes it.
+        float32 [n, channels, *size]; `fields` itself if the grid does not change. Infinite where the interpolation of
+        values near the largest float32 exceeds it.
     """
     return _each(fields, size, boundary, aliasing=True)
 
 
 def band_limited(fields: Fields, size: Sequence[int], boundary: Boundary) -> Fields:
-    """As `at_points`, but on a periodic domain without the frequencies that a coarser grid cannot hold.
+    """As `at_points`, but on periodic domains without the frequencies above a coarser grid's Nyquist limit.
 
-    At its points they would look like low frequencies, which a network would take for real.
+    They would alias into low frequencies of the network's input.
     """
     return _each(fields, size, boundary, aliasing=False)
 
@@ -44,7 +44,7 @@ def _each(fields: Fields, size: Sequence[int], boundary: Boundary, *, aliasing: 
     if fields.shape[2:] == target:
         return fields
     answer = np.empty((*fields.shape[:2], *target), np.float32)
-    # One after another: only one field's float64 values are held at a time.
+    # One by one, to hold only one field in float64 at a time.
     for source, result in zip(fields, answer, strict=True):
         values: Values = source.astype(np.float64)
         for axis, points in enumerate(target, start=1):
@@ -60,7 +60,7 @@ def _each(fields: Fields, size: Sequence[int], boundary: Boundary, *, aliasing: 
 
 
 def _linear(values: Values, axis: int, points: int) -> Values:
-    """Both ends are nodes. Integer arithmetic, so that a node that both grids have is met exactly."""
+    """Both ends are nodes. Integer arithmetic keeps the values at nodes of both grids exact."""
     spacings, cells = values.shape[axis] - 1, max(points - 1, 1)
     left, rest = np.divmod(np.arange(points) * spacings, cells)
     weight = (rest / cells).reshape(-1, *[1] * (values.ndim - 1 - axis))
@@ -71,7 +71,7 @@ def _linear(values: Values, axis: int, points: int) -> Values:
 def _fourier(values: Values, axis: int, points: int, *, aliasing: bool) -> Values:
     size = values.shape[axis]
     if aliasing and points < size:
-        # a finer grid that contains the coarse one
+        # interpolate to a finer grid that contains the coarse one, then take its points
         every = -(-size // points)
         if size != every * points:
             values = _fourier(values, axis, every * points, aliasing=False)
@@ -80,7 +80,7 @@ def _fourier(values: Values, axis: int, points: int, *, aliasing: bool) -> Value
     common = min(size, points)
     spectrum = spectrum[..., : common // 2 + 1].copy()
     if common % 2 == 0:
-        # The highest frequency of an even grid stands once for itself and its negative.
+        # The Nyquist frequency of an even grid has one coefficient for both signs.
         spectrum[..., -1] *= 0.5 if points > size else 2.0
     field = np.fft.irfft(spectrum, n=points, axis=-1) * (points / size)
     return np.moveaxis(field, -1, axis)

@@ -1,4 +1,4 @@
-"""Bringing a skip connection to the grid of a layer that changes the resolution, as neuraloperator does it."""
+"""Resampling of a skip connection in a layer that changes the resolution, as in neuraloperator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch.nn.functional as F
 def resample(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """[batch, channels, *grid] -> [batch, channels, *size].
 
-    Linear in one dimension, bicubic in two (corners on corners), through the spectrum in three. There the
-    corners of the two spectra are copied, `m // 2` rows at the front and at the back with m the smaller
-    size: on odd axes a row too few at the front and one too many at the back, which is what networks
-    were trained with.
+    Linear in 1D, bicubic in 2D (both with aligned corners), through the spectrum in 3D: of each axis the first and
+    last `m // 2` rows are copied, m being the smaller size. On odd axes that is one row too few in front and
+    one too many at the back; neuraloperator does so, and networks were trained with it.
     """
     target = list(size)
     if len(target) == 1:

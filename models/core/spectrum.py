@@ -1,23 +1,23 @@
-"""Where a spectral layer's kept modes go on a given grid, as the library that trained them places them.
+"""Placement of a spectral layer's kept modes on a grid, by the rules of the library that trained them.
 
-`spectral_conv` keeps the frequencies -(K//2) .. (K+1)//2 - 1 of an axis, needs a grid that holds them, and
-puts each back where it found it. Libraries differ from that in ways that a trained network has learnt:
+`spectral_conv` keeps the frequencies -(K//2) .. (K+1)//2 - 1 of an axis, needs a grid that holds them, and returns
+each to its own bin. Other libraries use other rules, and their trained weights depend on them:
 
 mode_placement, on every axis but the last (the last one keeps its lowest columns, as many as fit):
-    exact               as spectral_conv; a grid that is too small is refused
-    centred             a small grid takes the middle rows of the weight (neuraloperator 2)
+    exact               as spectral_conv; grids that are too small are refused
+    centred             a small grid uses the middle rows of the weight (neuraloperator 2)
     floor_window        as centred, but the window starts at (n - K)//2 of the shifted spectrum: one bin
                         lower for odd K on even grids (neuraloperator up to 1.0)
-    corners_overwrite   the first and last K/2 rows of the spectrum; where they overlap on a small grid the
-                        last ones win (the original scripts, PhysicsNeMo 1)
-    corners_add         where they overlap they add up (PhysicsNeMo 2)
-odd_axes_rolled: on axes of odd size, the last excepted, the inverse shift of the spectrum is one bin off:
-    frequency f comes back as f - 1 (neuraloperator up to 2.0.0: fftshift for ifftshift).
-resolution_scaling: the spectrum of n bins is cut or filled up to that of the new size at its end, so that
-    negative frequencies move up by n or are lost (neuraloperator: irfftn(s=...) on an unshifted spectrum).
+    corners_overwrite   the first and last K/2 rows of the spectrum; where they overlap on a small grid, the last
+                        rows overwrite the first (the original scripts, PhysicsNeMo 1)
+    corners_add         as above, but overlapping rows are added (PhysicsNeMo 2)
+odd_axes_rolled: on axes of odd size except the last, the inverse shift of the spectrum is one bin off:
+    frequency f is returned as f - 1 (neuraloperator up to 2.0.0 calls fftshift instead of ifftshift).
+resolution_scaling: the spectrum of n bins is truncated or zero-padded at its end, so that negative frequencies
+    move by n or are lost (neuraloperator calls irfftn(s=...) on an unshifted spectrum).
 
-All of it becomes weights for spectral_conv. Rows are selected, repeated or left zero. A frequency that comes
-back moved by s is a factor exp(2 pi i s x / n) on the complex field G whose real part the layer returns, and
+All rules are expressed as weights for spectral_conv: rows are selected, repeated or zeroed. Moving a frequency by s
+multiplies the complex field G, whose real part the layer returns, by exp(2 pi i s x / n), and
     Re(exp(i phi) G) = cos(phi) Re(G) - sin(phi) Im(G) = cos(phi) S(W) + sin(phi) S(iW)
 with S(W) = Re(G), what spectral_conv gives for the weight W.
 """
@@ -34,11 +34,11 @@ from turbofno.models.core.config import FNOArchitecture, ModePlacement, Precisio
 from turbofno_ops import SpectralTerm, spectral_conv
 
 Rows = dict[int, list[int]]
-"""Kept frequency -> rows of the stored weight (in FFT order) that are added up for it."""
+"""Kept frequency -> rows of the stored weight (in FFT order) whose sum is its weight."""
 
 
 def is_plain(arch: FNOArchitecture, size: Sequence[int]) -> bool:
-    """Whether `spectral_conv` with the stored weight is the layer on a (padded) grid of `size`."""
+    """True if `spectral_conv` with the stored weight computes the layer on a (padded) grid of `size`."""
     if arch.resolution_scaling:
         return False
     for count, n in zip(arch.modes[:-1], size[:-1], strict=True):
@@ -59,13 +59,13 @@ def spectral(
     *,
     precision: Precision = "fp32",
 ) -> torch.Tensor:
-    """The spectral convolution of `arch` on any grid, with modes placed as this file's head says.
+    """The spectral convolution of `arch` on any grid, with the mode placement described above.
 
     Args:
         x: real [batch, c_in, *grid].
         weight: complex [c_in, c_out, *modes].
-        out_size: the grid after resolution scaling; None is x's.
-        precision: as `spectral_conv` takes it.
+        out_size: the grid after resolution scaling; None: that of x.
+        precision: see `spectral_conv`.
 
     Returns:
         Real field [batch, c_out, *out_size].
@@ -97,9 +97,9 @@ def spectral(
 def spectral_terms(
     arch: FNOArchitecture, weight: torch.Tensor, size: Sequence[int], target: Sequence[int]
 ) -> list[SpectralTerm]:
-    """The spectral convolution of `arch` from one grid to another, as terms that keep their modes where they find them.
+    """The spectral convolution of `arch` from one grid to another as a sum of plain `spectral_conv` terms with phases.
 
-    weight is complex [c_in, c_out, *modes]; where nothing moves, the only term has it as it stands.
+    weight is complex [c_in, c_out, *modes]. If no frequency moves, there is one term, with `weight` itself.
     """
     if arch.mode_placement != "exact":
         weight = weight[..., : min(size[-1], target[-1]) // 2 + 1]
@@ -124,7 +124,7 @@ def _on_any_grid(
     target: tuple[int, ...],
     precision: Precision,
 ) -> torch.Tensor:
-    """`spectral_conv` onto `target`; if that is too coarse for the modes, onto a finer grid that contains it."""
+    """`spectral_conv` onto `target`; if it is too coarse for the modes, through a finer grid that contains it."""
     steps = [*(-(-count // n) for count, n in zip(counts, target[:-1], strict=True)), 1]
     fine = [n * step for n, step in zip(target, steps, strict=True)]
     y = spectral_conv(x, weight, out_size=fine, precision=precision)
@@ -133,7 +133,7 @@ def _on_any_grid(
 
 
 def _kept(placement: ModePlacement, count: int, n: int) -> Rows:
-    """The frequencies that one axis of n points keeps of a weight with `count` rows (in FFT order)."""
+    """The kept frequencies of an axis of n points, for a weight with `count` rows (in FFT order)."""
     if placement in ("centred", "floor_window"):
         fit = min(count, n)
         lowest = -(fit // 2) if placement == "centred" else (n - fit) // 2 - n // 2
@@ -152,7 +152,7 @@ def _kept(placement: ModePlacement, count: int, n: int) -> Rows:
 
 
 def _moved(rows: Rows, n: int, target: int, *, rolled: bool) -> dict[int, Rows]:
-    """The same, grouped by how far the layer moves a frequency; those that a cut spectrum loses are left out."""
+    """The rows grouped by the distance that the layer moves a frequency; lost frequencies are left out."""
     groups: dict[int, Rows] = {}
     for frequency, sources in rows.items():
         place = frequency - 1 if rolled and n % 2 else frequency
@@ -165,13 +165,13 @@ def _moved(rows: Rows, n: int, target: int, *, rolled: bool) -> dict[int, Rows]:
 
 
 def _modes_holding(groups: Iterable[Rows]) -> int:
-    """How many modes an axis needs for `spectral_conv` to keep all of these frequencies."""
+    """Number of modes with which `spectral_conv` keeps all of these frequencies of an axis."""
     frequencies = [frequency for rows in groups for frequency in rows]
     return max([1, *(2 * f + 1 if f >= 0 else -2 * f for f in frequencies)])
 
 
 def _select(weight: torch.Tensor, axis: int, rows: Rows, count: int) -> torch.Tensor:
-    """The weight with `count` modes on an axis, in FFT order, each the sum of its rows; zero if it has none."""
+    """The weight with `count` modes on an axis, in FFT order; each mode is the sum of its rows, or zero."""
     if count == weight.shape[axis] and rows == {f: [f % count] for f in _signed(count)}:
         return weight
     chosen = torch.zeros(count, weight.shape[axis], dtype=weight.dtype, device=weight.device)
@@ -185,7 +185,7 @@ def _signed(count: int) -> range:
 
 
 def _phase(shifts: Sequence[int], size: Sequence[int]) -> torch.Tensor | None:
-    """2 pi times the sum over the axes of shift * x / n, float64 on their grid; None if no axis is shifted."""
+    """2 pi times the sum over the axes of shift * x / n, float64 on the grid; None without shifts."""
     if not any(shifts):
         return None
     phase = torch.zeros(tuple(size), dtype=torch.float64)

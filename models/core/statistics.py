@@ -1,4 +1,4 @@
-"""Statistics of a model's training data, and the values of the trust signals that fields like it seldom exceed."""
+"""Statistics of a model's training data, and the warning thresholds of its trust signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChannelStatistics(Strict):
 
 
 class FeatureStatistics(Strict):
-    """Mean and deviation of every feature of one input channel: see models/trust/features.py."""
+    """Mean and standard deviation of every feature (models/trust/features.py) of one input channel."""
 
     mean: Annotated[tuple[float, ...], Field(min_length=2)]
     std: tuple[PositiveFloat, ...]
@@ -31,12 +31,14 @@ class FeatureStatistics(Strict):
     @model_validator(mode="after")
     def _same_length(self) -> Self:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"{len(self.mean)} means, but {len(self.std)} deviations")
+            raise ValueError(
+                f"mean has {len(self.mean)} entries, but std has {len(self.std)}; expected one per feature"
+            )
         return self
 
 
 class InputDistribution(Strict):
-    """Features of single training inputs, and the distance from them that one of `n_fields` in 100 exceeds."""
+    """Feature statistics of `n_fields` training inputs; `edge` is the distance that 1 in 100 of them exceeds."""
 
     n_fields: PositiveInt
     edge: PositiveFloat
@@ -44,7 +46,7 @@ class InputDistribution(Strict):
 
 
 class GridThresholds(Strict):
-    """The values of both signals that calibration fields on one grid seldom exceed; None for a signal that it lacks."""
+    """Thresholds of both signals on one grid, from `n_fields` calibration fields; None: the signal has no threshold."""
 
     grid: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     n_fields: PositiveInt
@@ -53,18 +55,18 @@ class GridThresholds(Strict):
 
 
 class Thresholds(Strict):
-    """Values of the trust signals above which an answer warns.
+    """Values of the trust signals above which an answer carries a warning.
 
-    `exceeded_by` is the share of calibration fields whose signal is above its threshold. Calibration fields are drawn
-    from the distribution of the training data, and are none of them. Elsewhere than on the grids listed, the larger
-    threshold of the next coarser and the next finer one counts.
+    `exceeded_by` is the share of calibration fields whose signal is above its threshold. Calibration fields are fresh
+    samples from the distribution of the training data. A grid that is not listed uses the larger threshold of the
+    next coarser and the next finer one.
     """
 
     exceeded_by: Annotated[float, Field(gt=0, lt=1)]
     grids: Annotated[tuple[GridThresholds, ...], Field(min_length=1)]
 
     def on(self, grid: tuple[int, ...]) -> dict[str, float]:
-        """Signal -> threshold on that grid."""
+        """Signal -> its threshold on `grid`."""
         around = [one for one in self.grids if one.grid == grid] or self._around(math.prod(grid))
         limits: dict[str, float] = {}
         for one in around:
@@ -74,7 +76,7 @@ class Thresholds(Strict):
         return limits
 
     def _around(self, points: int) -> list[GridThresholds]:
-        """The next coarser and the next finer grid, of which one may be missing."""
+        """The next coarser and the next finer grid, if there are any."""
         known = sorted(self.grids, key=_points)
         coarser = [one for one in known if _points(one) <= points]
         finer = [one for one in known if _points(one) >= points]
@@ -86,7 +88,7 @@ def _points(one: GridThresholds) -> int:
 
 
 class Statistics(Strict):
-    """Statistics of the training data, from which the distance of an input is computed."""
+    """Statistics of the training data, for the distance of an input from it."""
 
     n_samples: PositiveInt
     inputs: tuple[ChannelStatistics, ...]

@@ -1,9 +1,9 @@
-"""The base of everything that config.json holds."""
+"""The base class of all parts of config.json."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors, so that a misspelt setting cannot be silently ignored."""
+    """Rejects unknown keys, so that a misspelt one is not ignored; immutable; finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

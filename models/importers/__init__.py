@@ -1,1 +1,1 @@
-"""Reading the checkpoints of other FNO libraries, never running anything from them, into native ones."""
+"""Import of other libraries' FNO checkpoints, without running code from them."""

@@ -1,4 +1,4 @@
-"""Activations by the names that PyTorch and its libraries give them, as ours."""
+"""Translation of activations: names, functions and modules of torch and its libraries to our names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OURS = {
     "hardsigmoid": "hardsigmoid",
 }  # fmt: skip
 
-# The argument that is our parameter, and its default in torch.
+# torch's argument for the parameter in brackets, and its default.
 _PARAMETER = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
 
-# Arguments that we have one value of; celu is elu with alpha 1.
+# Arguments for which only one value is supported; celu with alpha 1 is elu.
 _FIXED: dict[str, dict[str, float]] = {
     "celu": {"alpha": 1},
     "softplus": {"beta": 1, "threshold": 20},
@@ -29,15 +29,15 @@ _FIXED: dict[str, dict[str, float]] = {
 
 
 def activation_of(value: Any, argument: str) -> Activation:
-    """Our name of an activation.
+    """Our name for an activation.
 
     Args:
-        value: A function or module that a file names, a functools.partial of one, or a name as text:
-            torch's or ours, with its parameter in brackets (`leaky_relu(0.2)`).
-        argument: What the library calls it, for the message.
+        value: A function or module that a file names, a functools.partial of a function, or a name of torch's or
+            ours as text, with its parameter in brackets (`leaky_relu(0.2)`).
+        argument: The library's argument name, for error messages.
 
     Raises:
-        ImportRefused: we do not have it, or not with these arguments.
+        ImportRefused: the activation, or its arguments, are not supported.
     """
     if isinstance(value, Stub) and value.cls.qualified == "functools.partial":
         return _of_partial(value, argument)
@@ -47,7 +47,7 @@ def activation_of(value: Any, argument: str) -> Activation:
         return _of_name(value.name, {}, argument)
     if isinstance(value, str):
         return _of_text(value, argument)
-    raise ImportRefused(f"{argument}={value!r} is not the name of an activation: {_supported()}")
+    raise ImportRefused(f"{argument}={value!r} is not an activation: {_supported()}")
 
 
 def _of_text(text: str, argument: str) -> Activation:
@@ -73,7 +73,7 @@ def _of_name(name: str, arguments: Mapping[str, Any], argument: str) -> Activati
     for key, only in _FIXED.get(_plain(name), {}).items():
         if arguments.get(key, only) != only:
             raise ImportRefused(
-                f"{argument}={name} with {key}={arguments[key]} is not supported, only {key}={only}"
+                f"{argument}={name} with {key}={arguments[key]} is not supported; supported is {key}={only}"
             )
     if ours not in _PARAMETER:
         return ours
@@ -89,7 +89,7 @@ def _with_parameter(name: str, parameter: Any, argument: str) -> Activation:
         if parameter == 0:
             return f"{name}(0)"
         raise ImportRefused(
-            f"{argument}={name} has the parameter {parameter}; its size must be 1e-9 to 1e9"
+            f"{argument}={name} has the parameter {parameter}; its magnitude must be 1e-9 to 1e9"
         )
     return name if parameter == usual else f"{name}({float(parameter)!r})"
 
@@ -102,7 +102,7 @@ def _of_partial(partial: Stub, argument: str) -> Activation:
         if isinstance(function, Named) and positional == () and isinstance(keywords, dict):
             return _of_name(function.name, keywords, argument)
     raise ImportRefused(
-        f"{argument} is a functools.partial of something else than a function with keyword arguments; "
+        f"{argument} is a functools.partial, but not one of a function with keyword arguments only; "
         f"{_supported()}"
     )
 

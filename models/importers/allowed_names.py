@@ -1,7 +1,7 @@
-"""Which names a checkpoint may mention: what torch and numpy write, and the classes of the FNO libraries.
+"""The list of names that a checkpoint may contain: those that torch and numpy write, and the FNO libraries' classes.
 
-A listed name is still never imported or called; the list exists so that a file that asks for anything
-else is refused as a whole, by that name, instead of being half understood.
+Listed names are not imported or called either. A file with any other name is refused as a whole, and the error
+names it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
 for _module in ("numpy.core.numeric", "numpy._core.numeric"):
     _EXACT[_module] = {"_frombuffer"}
 
-# Libraries whose classes and functions turn up in pickled modules, metadata and training states.
+# Libraries whose classes and functions occur in pickled modules, metadata and training states.
 _LIBRARIES = (
     "torch.nn", "torch.optim", "neuralop", "tltorch", "tensorly", "physicsnemo", "modulus",
     "pytorch_lightning", "lightning", "lightning_fabric", "omegaconf",
 )  # fmt: skip
 
-# Scripts save their own classes from whatever file they lie in; these names are known in the FNO family.
+# Classes of FNO scripts, which may be in a module of any name.
 _SCRIPT_CLASSES = {
     "FNO1d", "FNO2d", "FNO3d", "FNO", "Net1d", "Net2d", "Net3d", "FNN1d", "FNN2d", "FNN3d",
     "SimpleBlock1d", "SimpleBlock2d", "SimpleBlock3d", "SpectralConv1d", "SpectralConv2d",
@@ -65,9 +65,9 @@ _SCRIPT_CLASSES = {
 
 
 def is_allowed(module: str, name: str) -> bool:
-    """Whether a checkpoint may mention `name` of `module`."""
+    """True if a checkpoint may contain the name `module`.`name`."""
     if not name.isidentifier() or not module.replace(".", "_").isidentifier():
-        # a dotted name would reach through the attributes of something listed
+        # a dotted name would look up attributes of a listed name
         return False
     if name in _EXACT.get(module, ()):
         return True

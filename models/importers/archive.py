@@ -1,4 +1,4 @@
-"""Zip and tar containers read in memory: nothing is extracted, and what they claim is checked before it is read."""
+"""Zip and tar archives read in memory, without extraction; sizes in the directory are checked before reading."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import BinaryIO, Self
 from turbofno.models.importers.refusal import ImportRefused
 
 MAX_MEMBERS = 100_000
-# The zip library reads the whole directory into objects before anything can be asked of it.
+# zipfile reads the whole directory before it returns.
 MAX_DIRECTORY_BYTES = 8 << 20
-# Only .npz files are compressed; fields of normalisers are small, and floats hardly shrink.
+# Only .npz files are compressed; normalisers are small.
 MAX_INFLATED_BYTES = 256 << 20
 
 
@@ -32,12 +32,11 @@ class _Member:
 class Archive:
     """The regular files in a zip or tar file, by name. Use it as a context manager.
 
-    The archive is a file, or its bytes; `label` is what messages call it.
+    `source` is a path or the archive's bytes; `label` names it in error messages.
 
     Raises:
-        ImportRefused: links, devices, names that lead out of the archive, names that occur twice,
-            members larger than the file that holds them, compression other than deflate or that
-            unpacks to more than 256 MiB.
+        ImportRefused: links, devices, names that lead out of the archive, duplicate names, members
+            larger than the file itself, compression other than deflate, more than 256 MiB unpacked.
     """
 
     def __init__(self, source: Path | bytes, label: str = "") -> None:
@@ -45,21 +44,21 @@ class Archive:
         self._file: BinaryIO = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
         self._read: Callable[[str], bytes]
         try:
-            # Old tar checkpoints can happen to satisfy the zip test, so tar comes first.
+            # A tar file may pass the zip test by chance, so test for tar first.
             members = self._open_tar() if is_tar(self._file) else self._open_zip()
             self._check(members)
         except ImportRefused:
             self._file.close()
             raise
         except Exception as error:
-            # On hostile input the parsers of the standard library raise errors of many kinds.
+            # zipfile and tarfile raise many kinds of errors on damaged files.
             self._file.close()
             raise ImportRefused(f"{self.label}: damaged or truncated archive: {error}") from error
         self._sizes = {member.name: member.size for member in members}
 
     @property
     def names(self) -> list[str]:
-        """The members' names, in the order of the archive."""
+        """The members' names in archive order."""
         return list(self._sizes)
 
     def size(self, name: str) -> int:
@@ -73,10 +72,10 @@ class Archive:
             ImportRefused: no such member, a larger one, or a damaged one.
         """
         if name not in self._sizes:
-            raise ImportRefused(f"{self.label}: there is no {name} in the archive")
+            raise ImportRefused(f"{self.label}: the archive has no {name}")
         if limit is not None and self._sizes[name] > limit:
             raise ImportRefused(
-                f"{self.label}: {name} has {self._sizes[name]:,} bytes, more than the {limit:,} it may have"
+                f"{self.label}: {name} has {self._sizes[name]:,} bytes; at most {limit:,} are allowed"
             )
         try:
             content = self._read(name)
@@ -102,7 +101,7 @@ class Archive:
         archive.fp = self._file
 
         def read(name: str) -> bytes:
-            # one byte more than claimed: at the end of the member its checksum is compared
+            # Reading one byte past the claimed size makes zipfile compare the checksum.
             with archive.open(name) as member:
                 return member.read(self._sizes[name] + 1)
 
@@ -110,7 +109,7 @@ class Archive:
         members = []
         for info in archive.infolist():
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                # the zip library unpacks the other methods without any bound
+                # zipfile has no output limit for the other methods
                 raise ImportRefused(
                     f"{self.label}: {info.filename} is compressed by method {info.compress_type}, "
                     "expected none or deflate"
@@ -135,9 +134,9 @@ class Archive:
         members = []
         for count, info in enumerate(archive):
             if count > MAX_MEMBERS or info.size < 0:
-                # a negative size leads back to a member that was read already, for ever
+                # a negative size makes tarfile loop over the same member
                 raise ImportRefused(
-                    f"{self.label}: more than {MAX_MEMBERS:,} members, or one of {info.size:,} bytes"
+                    f"{self.label}: it has more than {MAX_MEMBERS:,} members, or one of {info.size:,} bytes"
                 )
             if info.isdir():
                 continue
@@ -156,12 +155,12 @@ class Archive:
     def _check(self, members: Sequence[_Member]) -> None:
         if len(members) > MAX_MEMBERS:
             raise ImportRefused(
-                f"{self.label}: {len(members):,} members, more than a checkpoint has"
+                f"{self.label}: it has {len(members):,} members; at most {MAX_MEMBERS:,} are allowed"
             )
         for name, count in Counter(member.name for member in members).items():
             if count > 1:
                 raise ImportRefused(
-                    f"{self.label}: {name} occurs twice, so that readers may differ on what is in it"
+                    f"{self.label}: {name} occurs twice, and other programs may read the other copy"
                 )
             parts = PurePosixPath(name)
             if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
@@ -169,19 +168,19 @@ class Archive:
         stored = sum(member.size for member in members if member.stored)
         if stored > self._file.seek(0, io.SEEK_END):
             raise ImportRefused(
-                f"{self.label}: its members claim {stored:,} bytes, more than the file has: damaged, "
-                "or a bomb"
+                f"{self.label}: its members claim {stored:,} bytes, more than the file has; the file is damaged "
+                "or malicious"
             )
         inflated = sum(member.size for member in members if not member.stored)
         if inflated > MAX_INFLATED_BYTES:
             raise ImportRefused(
-                f"{self.label}: unpacks to {inflated:,} bytes, more than the "
-                f"{MAX_INFLATED_BYTES:,} allowed"
+                f"{self.label}: it unpacks to {inflated:,} bytes; at most {MAX_INFLATED_BYTES:,} are "
+                "allowed"
             )
 
 
 class _Directory:
-    """A file as the zip library sees it while it reads the directory, which may not be huge."""
+    """A file that refuses the large read with which zipfile would load a huge directory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -190,14 +189,14 @@ class _Directory:
     def read(self, size: int = -1) -> bytes:
         if size > MAX_DIRECTORY_BYTES:
             raise ImportRefused(
-                f"an archive with a directory of {size:,} bytes, more than the {MAX_DIRECTORY_BYTES:,} of "
-                "any checkpoint"
+                f"the archive's directory has {size:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are "
+                "allowed"
             )
         return self._file.read(size)
 
 
 def is_zip(file: BinaryIO) -> bool:
-    """Whether `file` ends as a zip archive does, be it a damaged one."""
+    """True if `file` ends like a zip archive, perhaps a damaged one."""
     try:
         return zipfile.is_zipfile(file)
     except (zipfile.BadZipFile, ValueError):
@@ -205,7 +204,7 @@ def is_zip(file: BinaryIO) -> bool:
 
 
 def is_tar(file: BinaryIO) -> bool:
-    """Whether an uncompressed tar archive starts at the beginning of `file` (tarfile would also decompress)."""
+    """True if `file` begins like an uncompressed tar archive (tarfile.is_tarfile also accepts compressed ones)."""
     file.seek(0)
     magic = file.read(512)[257:262]
     file.seek(0)

@@ -1,4 +1,4 @@
-"""The options of `turbofno import`, kept apart from what they start because that needs PyTorch."""
+"""The options of `turbofno import`, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,38 @@ from turbofno.models.importers.formats import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `turbofno import`, the repository excepted."""
-    parser.add_argument("path", metavar="PATH", type=Path, help="the checkpoint: a file or folder")
+    """Add all options except the repository."""
+    parser.add_argument("path", metavar="PATH", type=Path, help="the checkpoint, a file or folder")
     parser.add_argument(
-        "--name", metavar="NAME", type=_name, required=True, help="name of the model to be"
+        "--name", metavar="NAME", type=_name, required=True, help="name of the new model"
     )
     parser.add_argument(
-        "--format", choices=("auto", *FORMATS), default="auto", help="what PATH is (default: look)"
+        "--format",
+        choices=("auto", *FORMATS),
+        default="auto",
+        help="format of PATH (default: detected)",
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="settings",
-        help="override an assumption; the ones there are stand in brackets in what is printed",
+        help="override an assumption; the report prints the key of each in brackets",
     )  # fmt: skip
     parser.add_argument(
-        "--normalizer", metavar="FILE", type=Path, help="normalisers of input and output"
+        "--normalizer",
+        metavar="FILE",
+        type=Path,
+        help="file with the normalisers of input and output",
     )
     for side in ("input", "output"):
         parser.add_argument(
-            f"--{side}-normalizer", metavar="FILE", type=Path, help=f"normaliser of the {side}"
+            f"--{side}-normalizer",
+            metavar="FILE",
+            type=Path,
+            help=f"file with the normaliser of the {side}",
         )
         for value in ("mean", "std"):
             parser.add_argument(
                 f"--{side}-{value}", metavar="X,..", type=_floats,
-                help=f"{value} of the {side}, one number or one a channel",
+                help=f"{value} of the {side}: one number, or one per channel",
             )  # fmt: skip
         parser.add_argument(
             f"--{side}s", metavar="NAME,..", type=_names, help=f"names of the {side} channels"
@@ -45,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision", choices=get_args(Precision), default="fp32",
-        help="what a GPU computes it in, unless the server decides (default: fp32)",
+        help="precision on a GPU, unless the server sets one (default: fp32)",
     )  # fmt: skip
     parser.add_argument("--description", metavar="TEXT", help="one line for the model's card")
     parser.add_argument("--force", action="store_true", help="replace a model of that name")
@@ -55,9 +64,7 @@ def _floats(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"numbers like 0.5,-3 are expected, not {text!r}"
-        ) from None
+        raise argparse.ArgumentTypeError(f"expected numbers like 0.5,-3, not {text!r}") from None
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -65,7 +72,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"whole numbers like 64,64 are expected, not {text!r}"
+            f"expected whole numbers like 64,64, not {text!r}"
         ) from None
 
 
@@ -78,6 +85,6 @@ def _name(text: str) -> str:
         return TypeAdapter(Name).validate_python(text)
     except ValidationError:
         raise argparse.ArgumentTypeError(
-            "up to 128 letters, digits, '.', '_' and '-' are expected, a letter or digit first, "
+            "expected up to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit, "
             f"not {text!r}"
         ) from None

@@ -1,4 +1,4 @@
-"""`turbofno import`: a foreign checkpoint becomes a native folder, said in words, verified, written in one step."""
+"""`turbofno import`: convert a foreign checkpoint into a native folder, report it, compare it with the original."""
 
 from __future__ import annotations
 
@@ -26,62 +26,65 @@ from turbofno.models.importers.normalizers import (
     normalizing,
     read_normalizer,
 )
+from turbofno.models.importers.parity import check_parity
 from turbofno.models.importers.refusal import ImportRefused, printable
 from turbofno.models.importers.result import Imported, Options
-from turbofno.models.importers.verify import verify
 
 _LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
 _LARGEST_PADDING = 4096
-# of the grid, and by which layers may scale it
+# Largest padding as a share of the grid, and largest factor by which a layer may scale it.
 _LARGEST_SHARE = 8.0
 _USUAL_GRID = {1: 256, 2: 64, 3: 32}
 
 
 def run(arguments: argparse.Namespace, repository: Path) -> int:
-    """Import `arguments.path` into `repository`; prints what was found, assumed and measured.
+    """Import `arguments.path` into `repository`; print the architecture, the assumptions and the comparison.
 
     Raises:
-        ImportRefused: the checkpoint cannot be imported, or does not verify.
-        FileExistsError: the model is there already.
+        ImportRefused: the checkpoint cannot be imported, or its results differ from the original's.
+        FileExistsError: a model of that name exists.
     """
     target = repository / arguments.name
     if target.exists() and not arguments.force:
-        raise FileExistsError(f"{target} is there already; --force replaces it")
+        raise FileExistsError(f"{target} exists; choose another --name, or replace it with --force")
     if target.exists() and not (target / CONFIG_FILE).is_file():
-        raise FileExistsError(f"{target} is no single model, and may hold several; move it away")
+        raise FileExistsError(
+            f"{target} has no {CONFIG_FILE}, so it may hold several models, and --force does not replace it; "
+            "choose another --name or move the folder"
+        )
     settings = _settings(arguments.settings)
     checkpoint = read_checkpoint(
         arguments.path, None if arguments.format == "auto" else arguments.format
     )
     imported = _single(convert(checkpoint, Options(dict(settings))))
-    # first of all: what the architecture claims is true once the tensors bear it out
+    # First: the sizes in the file can be trusted only once the tensors match them.
     module = _module(imported.architecture, imported.state)
     scaling = _scaling(arguments, imported.architecture)
     config = _config(arguments, imported, scaling)
-    _say(_found(checkpoint, imported, config, scaling.said if scaling else ()))
+    _print(_report(checkpoint, imported, config, scaling.lines if scaling else ()))
     try:
-        verification = verify(checkpoint, imported, module, settings)
+        parity = check_parity(checkpoint, imported, module, settings)
     except RuntimeError as error:
         raise ImportRefused(f"the imported network cannot be run: {error}") from error
-    _say([f"  {line}" for line in verification.said])
-    if not verification.passed:
+    _print([f"  {line}" for line in parity.lines])
+    if not parity.passed:
         raise ImportRefused(
-            f"the imported network differs by {verification.worst:.1e} from the original; nothing was "
-            "written. Please report this"
+            f"the imported network's results differ from the original's by {parity.difference:.1e} (relative L2), "
+            "so nothing was written. This is a bug of the import: please report it with the library's version"
         )
     _write(target, config, imported, scaling)
-    _say([f"wrote {target}", *_next_steps(config, repository)])
+    _print([f"wrote {target}", *_next_steps(config, repository)])
     return 0
 
 
 def _write(
     target: Path, config: ModelConfig, imported: Imported, scaling: Normalizing | None
 ) -> None:
-    """Write the folder beside its place, load it as the server will, and move it there."""
+    """Write the folder under a temporary name, load it as the server does, then rename it to `target`."""
     module = FNO(imported.architecture, config.normalization or config.field_normalization)
     module.load_state_dict({**imported.state, **(scaling.tensors if scaling else {})})
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Its name keeps the registry from taking the unfinished model for one.
+    # The registry skips names that begin with a dot.
     with tempfile.TemporaryDirectory(prefix=".importing-", dir=target.parent) as folder:
         fresh = Path(folder) / "fresh"
         save_model(fresh, config, module)
@@ -101,9 +104,11 @@ def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
     try:
         expected = state_shapes(arch)
     except RuntimeError as error:
-        raise ImportRefused(f"the checkpoint claims an absurd network: {error}") from error
+        raise ImportRefused(
+            f"the checkpoint describes a network that cannot be built: {error}"
+        ) from error
     problems = [f"{key} is missing" for key in expected if key not in state]
-    problems += [f"{key} has no place" for key in state if key not in expected]
+    problems += [f"{key} is not part of the network" for key in state if key not in expected]
     problems += [
         f"{key} has shape {list(state[key].shape)}, expected {list(tensor.shape)}"
         for key, tensor in expected.items()
@@ -113,7 +118,9 @@ def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
         f"{key} holds NaN or infinite values" for key, t in state.items() if not _finite(t)
     ]
     if problems:
-        raise ImportRefused("the checkpoint contradicts itself: " + "; ".join(problems[:5]))
+        raise ImportRefused(
+            "the checkpoint's tensors do not fit its architecture: " + "; ".join(problems[:5])
+        )
     module = FNO(arch)
     module.load_state_dict(state)
     return module.eval().requires_grad_(False)
@@ -124,7 +131,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _single(imported: Imported) -> Imported:
-    """The same in single precision, as native checkpoints hold it."""
+    """The import in single precision, the precision of native checkpoints."""
     state = {
         key: tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
         for key, tensor in imported.state.items()
@@ -159,7 +166,9 @@ def _channels(names: Sequence[str] | None, prefix: str, count: int) -> tuple[Cha
     if names is None:
         names = [f"{prefix}{i}" for i in range(count)]
     if len(names) != count:
-        raise ImportRefused(f"--{prefix}puts names {len(names)} channels, the network has {count}")
+        raise ImportRefused(
+            f"--{prefix}puts names {len(names)} channels, but the network has {count}"
+        )
     return tuple(Channel(name=name) for name in names)
 
 
@@ -180,10 +189,10 @@ def _grid(
     if training is None:
         training = tuple(max(_USUAL_GRID[n], points) for points in smallest)
     if len(training) != n:
-        raise ImportRefused(f"--grid has {len(training)} axes, the network has {n}")
+        raise ImportRefused(f"--grid has {len(training)} axes, but the network has {n}")
     if any(points < least for points, least in zip(training, smallest, strict=True)):
         raise ImportRefused(
-            f"--grid {list(training)} is smaller than {list(smallest)}, which the modes need"
+            f"--grid {list(training)} is too small: the network's modes need at least {list(smallest)} points"
         )
     largest = tuple(max(_LARGEST_GRID[n], points) for points in training)
     return GridSpec.model_validate(
@@ -192,7 +201,7 @@ def _grid(
 
 
 def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
-    """Fewest points an axis may have; padding of a fixed number of points helps to hold the modes."""
+    """Fewest points along each axis: enough for the modes, less the points that padding adds."""
     padding = arch.domain_padding
     points = (padding.points if padding else None) or (0,) * arch.n_dim
     shares = (padding.fraction if padding else None) or (0.0,)
@@ -200,7 +209,7 @@ def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
     if max(points) > _LARGEST_PADDING or max((*shares, *factors)) > _LARGEST_SHARE:
         raise ImportRefused(
             f"domain padding of {max(points):,} points or {max(shares):g} of the grid, or grids scaled by "
-            f"{max(factors, default=1):g}: more than a network can mean"
+            f"{max(factors, default=1):g}; the limits are {_LARGEST_PADDING:,} points and {_LARGEST_SHARE:g}"
         )
     both = 2 if padding and padding.sides == "both" else 1
     return tuple(
@@ -223,27 +232,27 @@ def _scaling(arguments: argparse.Namespace, arch: FNOArchitecture) -> Normalizin
     return normalizing(sides, arch) if sides else None
 
 
-def _found(
+def _report(
     checkpoint: Checkpoint, imported: Imported, config: ModelConfig, scaling: tuple[str, ...]
 ) -> list[str]:
     arch = imported.architecture
     parameters = sum(t.numel() * (2 if t.is_complex() else 1) for t in imported.state.values())
     shown = arch.model_dump(exclude_defaults=True, mode="json")
-    kind = "none: the network takes and gives what it was trained on, scaled or not"
+    kind = "none: inputs and outputs are scaled as in training (add one with --normalizer)"
     if config.normalization is not None:
-        kind = "mean and std of each channel"
+        kind = "mean and standard deviation of each channel"
     if config.field_normalization is not None:
-        kind = f"mean and std of each point of the grid {list(config.field_normalization.grid)}"
+        kind = f"mean and standard deviation of each point of the grid {list(config.field_normalization.grid)}"
     return [
         f"{checkpoint.path}",
-        f"  {imported.format} (read as {describe(checkpoint)})",
+        f"  {imported.format} (file format {describe(checkpoint)})",
         f"  {parameters:,} parameters",
         *(f"  {key}: {value}" for key, value in shown.items()),
         f"  normaliser: {kind}",
         *(f"    {line}" for line in scaling),
-        "assumed:",
+        "assumptions (--set KEY=VALUE changes those with a key):",
         *(f"  - {line}" for line in (*imported.assumptions, *_about_grid(config, imported))),
-        "verified:",
+        "comparison:",
     ]
 
 
@@ -251,24 +260,24 @@ def _about_grid(config: ModelConfig, imported: Imported) -> list[str]:
     grid = config.grid
     known = imported.training_grid is not None or config.field_normalization is not None
     return [
-        f"trained on the grid {list(grid.training)}{'' if known else ' (--grid)'}, served on "
-        f"{list(grid.minimum)} to {list(grid.maximum)}",
-        f"channels {', '.join(c.name for c in config.inputs)} -> "
-        f"{', '.join(c.name for c in config.outputs)} (--inputs, --outputs)",
+        f"the network was trained on the grid {list(grid.training)}{'' if known else ' (change it with --grid)'}; it is "
+        f"served on grids from {list(grid.minimum)} to {list(grid.maximum)}",
+        f"its channels are named {', '.join(c.name for c in config.inputs)} -> "
+        f"{', '.join(c.name for c in config.outputs)} (change them with --inputs, --outputs)",
     ]
 
 
 def _next_steps(config: ModelConfig, repository: Path) -> list[str]:
     shape = "x".join(map(str, (config.architecture.in_channels, *config.grid.training)))
     return [
-        "no trust signals, not evaluated: answers carry no warning of inputs unlike the training data",
+        "the model has no trust signals: answers will not warn of inputs unlike the training data",
         f"serve it: turbofno serve --model-repository {repository}",
         f"call it:  turbofno predict {config.name} field.npy -o answer.npy   ({shape} float32)",
     ]
 
 
-def _say(lines: Sequence[str]) -> None:
-    # names out of the file stand in them
+def _print(lines: Sequence[str]) -> None:
+    # The lines quote names from the file.
     sys.stdout.write("".join(printable(line) + "\n" for line in lines))
 
 
@@ -277,6 +286,6 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
     for entry in given:
         key, equals, value = entry.partition("=")
         if not equals or not key:
-            raise ImportRefused(f"--set takes KEY=VALUE, not {entry!r}")
+            raise ImportRefused(f"--set expects KEY=VALUE, not {entry!r}")
         settings[key] = value
     return settings

@@ -1,4 +1,4 @@
-"""What a path holds: which library wrote it, told by content, and the tensors and settings in it."""
+"""Detection of a checkpoint's format by its content, and reading of its tensors and settings."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TRAINER_STATES = ("best_model", "model")
 _WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net")
 _PDEBENCH = {"epoch", "model_state_dict", "optimizer_state_dict", "loss"}
 
-# Tied weights share their numbers, of a few layers at most.
+# Tied weights share storage between a few layers at most.
 _MAX_SHARING = 16
 
-# Keys of networks that are often asked for, so that the refusal can say what they are.
+# Keys of well-known networks that are not supported, so that the error can name them.
 _UNSUPPORTED = (
     (r"(^|\.)gno(_in|_out)?\.", "a graph neural operator (GINO, FNOGNO)"),
     (r"(^|\.)(i?sht|trans_down|itrans_up|SHT\w*)(\.|_)", "spherical harmonics (SFNO)"),
@@ -54,10 +54,10 @@ SUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A foreign checkpoint as it was read.
+    """The content of a foreign checkpoint.
 
-    `settings` are the constructor's arguments, where they are known; `metadata` is PhysicsNeMo's;
-    `padding` and `activations` are those of a module of the original scripts that was pickled whole.
+    `settings` are the constructor's arguments, if they are known; `metadata` is PhysicsNeMo's metadata.json;
+    `padding` and `activations` come from a pickled module of the original scripts.
     """
 
     format: Format
@@ -71,37 +71,37 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, forced: Format | None = None) -> Checkpoint:
-    """Find out what `path` is and read it.
+    """Detect the format of `path` and read it.
 
     Args:
         path: a file, or the folder of a neuraloperator Trainer or a Hugging Face model.
-        forced: the format, where the user knows better.
+        forced: the format given by the user.
 
     Raises:
-        ImportRefused: nothing that we know, or a network that we do not have, by name.
-        FileNotFoundError: there is nothing at `path`.
+        ImportRefused: an unknown file, or an unsupported network; the message names it.
+        FileNotFoundError: `path` does not exist.
     """
     if not path.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}")
+        raise FileNotFoundError(f"the file or folder {path} does not exist")
     if path.is_dir():
         return _read_folder(path, forced)
     return _read_file(path, forced)
 
 
 def convert(checkpoint: Checkpoint, options: Options) -> Imported:
-    """The network of a checkpoint in our terms.
+    """The network of a checkpoint as our architecture and state dict.
 
     Raises:
-        ImportRefused: something in it that we do not have, by name.
+        ImportRefused: an unsupported part of the network; the message names it.
     """
-    with _contradictions_refused(checkpoint.path):
-        _refuse_unfolding(checkpoint.tensors)
+    with _refusing_inconsistency(checkpoint.path):
+        _refuse_shared_storage(checkpoint.tensors)
         return _convert(checkpoint, options)
 
 
 @contextmanager
-def _contradictions_refused(path: Path) -> Iterator[None]:
-    """Shapes and settings that contradict each other show up in as many ways as there are operations."""
+def _refusing_inconsistency(path: Path) -> Iterator[None]:
+    """Turn any error that inconsistent shapes and settings cause into ImportRefused."""
     try:
         yield
     except ImportRefused:
@@ -115,18 +115,18 @@ def _contradictions_refused(path: Path) -> Iterator[None]:
         RuntimeError,
     ) as error:
         raise ImportRefused(
-            f"{path}: its tensors and settings contradict each other: {error}"
+            f"{path}: its tensors and settings are inconsistent: {error}"
         ) from error
 
 
-def _refuse_unfolding(tensors: dict[str, Tensor]) -> None:
-    """Refuse a file in which so many tensors share their numbers that copies of them would fill the memory."""
+def _refuse_shared_storage(tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors that share so much storage that copies of them would fill the memory."""
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
     claimed = sum(t.numel() * t.element_size() for t in tensors.values())
     if claimed > _MAX_SHARING * sum(held.values()):
         raise ImportRefused(
-            f"the tensors have {claimed:,} bytes and share {sum(held.values()):,} of them: a file that "
-            "unfolds in memory"
+            f"the tensors have {claimed:,} bytes, but the file stores {sum(held.values()):,}: copies of them would fill "
+            "the memory; save the tensors with clone()"
         )
 
 
@@ -149,10 +149,10 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
             )
 
 
-def _agree(path: Path, forced: Format | None, found: Format) -> None:
-    """Refuse a format that the container already contradicts."""
+def _refuse_other_format(path: Path, forced: Format | None, found: Format) -> None:
+    """Refuse a --format other than the detected one."""
     if forced not in (None, found):
-        raise ImportRefused(f"{path} is in the format {found}, not {forced}; leave --format out")
+        raise ImportRefused(f"{path} is in the format {found}, not {forced}; omit --format")
 
 
 def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
@@ -161,14 +161,14 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
         settings = read_json(config)
         if str(settings.get("format", "")).startswith("turbofno/"):
             raise ImportRefused(
-                f"{path} is a native checkpoint already; put the folder into the model repository"
+                f"{path} is a native checkpoint; copy the folder into the model repository"
             )
         if not the_well.recognises(settings):
             raise ImportRefused(
-                f"{config} is not that of an FNO of The Well: it has {', '.join(sorted(settings)[:8])}. "
+                f"{config} does not describe an FNO of The Well: it has the keys {', '.join(sorted(settings)[:8])}. "
                 f"Supported are: {SUPPORTED}"
             )
-        _agree(path, forced, "the-well")
+        _refuse_other_format(path, forced, "the-well")
         return Checkpoint("the-well", path, read_safetensors(weights), settings)
     states = sorted(path.glob(f"*{_STATE_SUFFIX}"))
     for name in _TRAINER_STATES:
@@ -178,16 +178,16 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
         return _read_file(states[0], forced)
     names = ", ".join(state.name for state in states) or "none"
     raise ImportRefused(
-        f"{path}: expected one *{_STATE_SUFFIX} or config.json with model.safetensors in the folder, found "
-        f"{names}; give the file itself"
+        f"{path}: expected one *{_STATE_SUFFIX}, or config.json and model.safetensors, found {names}; "
+        "pass the path of the checkpoint file"
     )
 
 
 def _read_file(path: Path, forced: Format | None) -> Checkpoint:
     if not path.is_file():
-        raise ImportRefused(f"{path} is a pipe or device, not a file")
+        raise ImportRefused(f"{path} is not a regular file")
     if _is_mdlus(path):
-        _agree(path, forced, "physicsnemo")
+        _refuse_other_format(path, forced, "physicsnemo")
         tensors, arguments, metadata = physicsnemo.read_mdlus(path)
         return Checkpoint("physicsnemo", path, tensors, arguments, metadata)
     if path.name.endswith(_STATE_SUFFIX):
@@ -198,24 +198,26 @@ def _read_file(path: Path, forced: Format | None) -> Checkpoint:
 
 
 def _read_state(path: Path, forced: Format | None) -> Checkpoint:
-    """A state dict of neuraloperator's `save_checkpoint`, with the metadata beside it if it is there."""
-    beside = path.with_name(path.name.removesuffix(_STATE_SUFFIX) + _METADATA_SUFFIX)
+    """A state dict of neuraloperator's `save_checkpoint`, with its metadata file if there is one."""
+    metadata_file = path.with_name(path.name.removesuffix(_STATE_SUFFIX) + _METADATA_SUFFIX)
     settings = None
-    if beside.is_file():
-        settings = read_torch_file(beside)
+    if metadata_file.is_file():
+        settings = read_torch_file(metadata_file)
         if not isinstance(settings, dict):
-            raise ImportRefused(f"{beside}: holds a {type(settings).__name__}, expected a dict")
-    return _read_torch(path, forced, settings, beside if settings is not None else None)
+            raise ImportRefused(
+                f"{metadata_file} holds a {type(settings).__name__}, expected a dict"
+            )
+    return _read_torch(path, forced, settings, metadata_file if settings is not None else None)
 
 
 def _read_torch(
     path: Path,
     forced: Format | None,
     settings: dict[str, Any] | None = None,
-    beside: Path | None = None,
+    metadata_file: Path | None = None,
 ) -> Checkpoint:
     content = read_torch_file(path)
-    read_from = [path.name] if beside is None else [path.name, beside.name]
+    read_from = [path.name] if metadata_file is None else [path.name, metadata_file.name]
     found = forced
     if isinstance(content, dict) and set(content) >= _PDEBENCH and forced is None:
         found = "pdebench"
@@ -225,16 +227,16 @@ def _read_torch(
     padding: int | None = None
     activations: tuple[Activation, ...] = ()
     if isinstance(content, Stub) and "_modules" in content.attributes:
-        read_from.append(f"a pickled {content.cls.qualified}, read without running it")
+        read_from.append(f"a pickled {content.cls.qualified}, read without running code")
         given = content.attributes.get("padding")
         padding = given if isinstance(given, int) else None
         module, content = content, module_state(content)
-        with _contradictions_refused(path):
+        with _refusing_inconsistency(path):
             settings = neuraloperator.settings_of(module) or settings
             if original.recognises(content):
                 activations = original.activations_in(module)
     if not isinstance(content, dict):
-        raise ImportRefused(f"{path}: holds a {_kind(content)}, expected a state dict or a module")
+        raise ImportRefused(f"{path} holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)
     if settings is None and isinstance(metadata, dict):
         settings = metadata
@@ -245,8 +247,13 @@ def _read_torch(
     ]
     if others or not content:
         raise ImportRefused(
-            f"{path}: not a state dict: {', '.join(others[:5]) or 'empty'} "
-            f"{'are' if len(others) > 1 else 'is'} no tensor with a name; save torch.save(model.state_dict(), path)"
+            f"{path}: not a state dict: "
+            + (
+                f"the entries {', '.join(others[:5])} are not named tensors"
+                if others
+                else "it is empty"
+            )
+            + "; save one with torch.save(model.state_dict(), path)"
         )
     if found == "pdebench" and not original.recognises(content):
         found = None
@@ -255,7 +262,7 @@ def _read_torch(
 
 
 def _unwrapped(content: Any) -> tuple[Any, str]:
-    """The state dict or module inside what training code saves around it, and under which name it was."""
+    """The state dict or module inside a training state, and its key there ("" without a training state)."""
     for name in _WRAPPERS:
         inner = content.get(name) if isinstance(content, dict) else None
         if isinstance(inner, Stub) or (isinstance(inner, dict) and inner):
@@ -274,7 +281,9 @@ def _from_tensors(
         what = (
             "an .mdlus archive" if forced == "physicsnemo" else "config.json and model.safetensors"
         )
-        raise ImportRefused(f"{path}: --format {forced} takes {what}, and this is something else")
+        raise ImportRefused(
+            f"{path}: --format {forced} expects {what}, but this is another kind of file"
+        )
     found = forced or _format_of(path, tensors)
     read_from = read_from or (path.name,)
     return Checkpoint(found, path, tensors, settings, read_from=read_from)
@@ -293,7 +302,7 @@ def _format_of(path: Path, keys: Collection[str]) -> Format:
         return "original"
     shown = ", ".join(sorted(keys)[:5])
     raise ImportRefused(
-        f"{path}: the keys {shown}, .. are of no network that we know. Supported are: {SUPPORTED}"
+        f"{path}: the keys {shown}, .. belong to no known network. Supported are: {SUPPORTED}"
     )
 
 
@@ -308,7 +317,7 @@ def _is_mdlus(path: Path) -> bool:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Eight bytes of header length, then JSON."""
+    """True if eight bytes of header length and a JSON object follow, or by the suffix."""
     with path.open("rb") as file:
         start = file.read(9)
     return start[8:] == b"{" or path.suffix == ".safetensors"
@@ -319,6 +328,6 @@ def _kind(content: Any) -> str:
 
 
 def describe(checkpoint: Checkpoint) -> str:
-    """What was read, in words."""
+    """Format and files of a checkpoint, for the report."""
     names = ", ".join(checkpoint.read_from) or checkpoint.path.name
     return f"{checkpoint.format}: {names}"

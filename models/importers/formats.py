@@ -1,4 +1,4 @@
-"""The formats that can be imported, by the names the command line has for them."""
+"""The formats that can be imported, as named on the command line."""
 
 from __future__ import annotations
 

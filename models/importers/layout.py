@@ -1,4 +1,4 @@
-"""Rearranging foreign tensors into ours: corners into one weight, convolutions into matrices, every key accounted for."""
+"""Conversion of foreign tensors: corners into one weight, convolutions into matrices, no key left over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turbofno.models.importers.refusal import ImportRefused
 
 
 class Tensors:
-    """The tensors of a checkpoint, taken one by one; what is left at the end is refused by name."""
+    """The tensors of a checkpoint, taken one by one; `finish` refuses the rest by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -20,81 +20,80 @@ class Tensors:
         return key in self._tensors
 
     def take(self, key: str) -> Tensor:
-        """The real tensor `key`, which then counts as used."""
+        """Remove and return the real tensor `key`."""
         return as_real(self._pop(key), key)
 
     def take_complex(self, key: str) -> Tensor:
-        """The complex tensor `key`, perhaps stored as real and imaginary parts, which then counts as used."""
+        """Remove and return the complex tensor `key`, which may be stored as real and imaginary parts."""
         return as_complex(self._pop(key), key)
 
     def _pop(self, key: str) -> Tensor:
         try:
             return self._tensors.pop(key)
         except KeyError:
-            raise ImportRefused(f"there is no {key} in the checkpoint") from None
+            raise ImportRefused(f"the checkpoint has no {key}") from None
 
     def take_below(self, prefix: str) -> dict[str, Tensor]:
-        """All tensors whose keys begin with `prefix`, which is cut off."""
+        """Remove and return all tensors whose keys begin with `prefix`, under the rest of their keys."""
         keys = [key for key in self._tensors if key.startswith(prefix)]
         return {key.removeprefix(prefix): self._tensors.pop(key) for key in keys}
 
     def has_below(self, prefix: str) -> bool:
-        """Whether a key begins with `prefix`."""
+        """True if a key begins with `prefix`."""
         return any(key.startswith(prefix) for key in self._tensors)
 
     def count_below(self, prefix: str) -> int:
-        """The length of the module list `prefix`: how many different numbers follow it in the keys."""
+        """Length of the module list `prefix`: the count of different numbers after it in the keys."""
         rest = [key.removeprefix(prefix) for key in self._tensors if key.startswith(prefix)]
         return len({head for head in (key.partition(".")[0] for key in rest) if head.isdecimal()})
 
-    def drop(self, wanted: Callable[[str], bool]) -> list[str]:
-        """Throw away every tensor whose key is `wanted`; returns their keys."""
-        dropped = [key for key in self._tensors if wanted(key)]
+    def drop(self, unused: Callable[[str], bool]) -> list[str]:
+        """Remove every tensor whose key is `unused`; return their keys."""
+        dropped = [key for key in self._tensors if unused(key)]
         for key in dropped:
             del self._tensors[key]
         return dropped
 
     def take_linear(self, name: str) -> tuple[Tensor, Tensor]:
-        """Weight [c_out, c_in] and bias [c_out] of the pointwise layer `name`, a linear map or 1x1 convolution."""
+        """Remove and return weight [c_out, c_in] and bias [c_out] of the linear map or 1x1 convolution `name`."""
         weight = self.take(f"{name}.weight")
         if weight.ndim < 2 or weight.shape[2:].numel() != 1:
             raise ImportRefused(
-                f"{name}.weight has shape {list(weight.shape)}; only 1x1 convolutions and linear maps "
-                "are supported there"
+                f"{name}.weight has shape {list(weight.shape)}, expected a linear map or a 1x1 "
+                "convolution"
             )
         return weight.flatten(1), self.take(f"{name}.bias")
 
     def finish(self, format_name: str, supported: str) -> None:
-        """Refuse what nothing has asked for."""
+        """Refuse tensors that were not taken."""
         if self._tensors:
             keys = sorted(self._tensors)
             shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
             raise ImportRefused(
-                f"{format_name}: there is no place for {shown}. Supported are {supported}"
+                f"{format_name}: the network has unsupported tensors, {shown}. Supported are {supported}"
             )
 
 
 def as_real(tensor: Tensor, key: str) -> Tensor:
-    """The tensor, if it is real; `key` is its name in the checkpoint."""
+    """The tensor, refused if it is not real; `key` is its name in the checkpoint."""
     if tensor.is_complex():
         raise ImportRefused(
-            f"{key} is {tensor.dtype}, expected real numbers: fields are real here, and taking it would lose "
-            "the imaginary parts. A network of complex fields (complex_data=True) is not supported; of one "
-            "that was cast by mistake, save model.state_dict() before the cast"
+            f"{key} is {tensor.dtype}, expected real numbers. Networks of complex fields (complex_data=True) are not "
+            "supported; if the network was cast to complex by mistake, save model.state_dict() before the cast"
         )
     _refuse_integers(tensor, key)
     return tensor
 
 
 def as_complex(weight: Tensor, key: str) -> Tensor:
-    """A complex tensor; real ones have real and imaginary part as their last axis."""
+    """The weight as a complex tensor; a real one has real and imaginary parts on its last axis."""
     if weight.is_complex():
         return weight
     _refuse_integers(weight, key)
     if weight.ndim == 0 or weight.shape[-1] != 2:
         raise ImportRefused(
-            f"{key} of shape {list(weight.shape)} is neither complex nor has it real and imaginary part on "
-            "its last axis (module.to(dtype) makes complex weights real: save the network before)"
+            f"{key} of shape {list(weight.shape)} is not complex and has no real and imaginary parts on its last axis. "
+            "module.to(dtype) discards imaginary parts: save the network before such a cast"
         )
     return torch.view_as_complex(weight.contiguous())
 
@@ -102,14 +101,14 @@ def as_complex(weight: Tensor, key: str) -> Tensor:
 def _refuse_integers(tensor: Tensor, key: str) -> None:
     if not tensor.is_floating_point():
         raise ImportRefused(
-            f"{key} is {tensor.dtype}, expected floating-point numbers: weights that were quantised or cast are "
-            "not supported. Save the state dict of the network as it was trained, or restore its scale and "
-            "call float() on it before"
+            f"{key} is {tensor.dtype}, expected floating-point numbers: quantised and cast weights are not supported. "
+            "Save the state dict of the network as it was trained, or restore its scale and call float() on it "
+            "before saving"
         )
 
 
 def join_corners(corners: Sequence[Tensor]) -> Tensor:
-    """One weight [c_in, c_out, *modes] in FFT order out of the corners of a spectrum.
+    """Join the corners of a spectrum into one weight [c_in, c_out, *modes] in FFT order.
 
     One corner (1D): the lowest modes. Two (2D): the non-negative, then the negative frequencies of
     axis 0. Four (3D): signs ++, -+, +-, -- of axes 0 and 1.
@@ -127,12 +126,12 @@ def join_corners(corners: Sequence[Tensor]) -> Tensor:
 
 
 def corner_count(n_dim: int) -> int:
-    """How many corners of the half spectrum a field of `n_dim` axes has."""
+    """Number of corners of the half spectrum of a field with `n_dim` axes."""
     return 1 << (n_dim - 1)
 
 
 def plain_keys(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:
-    """The same tensors without the wrappers that training code puts before every key."""
+    """The tensors without the prefixes that wrappers in training code add to every key."""
     result = dict(tensors)
     changed = True
     while changed:
@@ -147,7 +146,7 @@ def plain_keys(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[s
 def fold_scale(
     weight: Tensor, skip: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Spectral weight, skip weight and bias of scale * (layer) + shift, one scale and shift a channel; float64."""
+    """Fold scale * (layer) + shift, per channel, into spectral weight, skip weight and bias; float64."""
     wide = scale.double()
     return (
         weight.to(torch.complex128) * wide.view(-1, *[1] * (weight.ndim - 2)),

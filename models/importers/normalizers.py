@@ -1,8 +1,8 @@
-"""Normalisers saved beside a checkpoint, so that the imported model takes and gives physical units.
+"""Normalisers saved with a checkpoint, which let the imported model work in physical units.
 
-Read are UnitGaussianNormalizer, GaussianNormalizer and RangeNormalizer of the original scripts (pickled),
+Supported are UnitGaussianNormalizer, GaussianNormalizer and RangeNormalizer of the original scripts (pickled),
 neuraloperator's UnitGaussianNormalizer and data processors (pickled or as a state dict), and plain mean and
-std in .npz, .json, .safetensors or a dict of torch.save.
+std in .npz, .json, .safetensors or a dict saved by torch.save.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Side = Literal["input", "output"]
 _INPUT = {"input", "in_normalizer", "x_normalizer", "a_normalizer", "x", "a", "in"}
 _OUTPUT = {"output", "out_normalizer", "y_normalizer", "u_normalizer", "y", "u", "out"}
 _VALUES = ("mean", "std", "eps", "mask", "a", "b")
-# mean, x_mean, output_std; not squared_mean, which neuraloperator keeps beside it
+# mean, x_mean, output_std; not neuraloperator's squared_mean
 _NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VALUES)})")
-# Added to std where a file does not hold it: neuraloperator's classes, and their state dicts.
+# The eps that neuraloperator's classes and their state dicts add to std without storing it.
 _EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
 _STATE_DICT_EPS = 1e-7
 _ONE = torch.ones(1)
@@ -40,35 +40,35 @@ _MAX_LEAVES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Physical = normalised * std + mean; float64, in the shape of the file. `said` is where it is from."""
+    """Physical = normalised * std + mean; float64, shaped as in the file. `source` names it in messages."""
 
     mean: Tensor
     std: Tensor
-    said: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Normalizing:
-    """A normalisation in our terms: per channel, or fields of which `tensors` belong to the state."""
+    """A normalisation for config.json: per channel, or fields, whose `tensors` join the state dict."""
 
     per_channel: Normalization | None
     fields: FieldNormalization | None
     tensors: dict[str, Tensor]
-    said: tuple[str, ...]
+    lines: tuple[str, ...]
 
 
 def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]:
-    """The normalisers in a file, by what they are for.
+    """The normalisers in a file, for input and output.
 
     Args:
         path: .pt/.pth/.pkl of torch.save, .npz, .json or .safetensors.
-        only: what a normaliser is for whose name does not say it.
+        only: read this side only; a normaliser without a name is taken for it.
 
     Raises:
-        ImportRefused: nothing of that kind in it, numbers that cannot be meant, unsafe files.
+        ImportRefused: no normaliser in the file, impossible values, an unsafe file.
     """
     if path.exists() and not path.is_file():
-        raise ImportRefused(f"{path} is no file")
+        raise ImportRefused(f"{path} is not a regular file")
     values = _numbers(_read(path))
     found: dict[Side, Scaling] = {}
     for owner in {owner for owner, _ in values}:
@@ -84,24 +84,24 @@ def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]
         one = {name: value for (its, name), value in values.items() if its == owner}
         found[side] = _scaling(one, f"{path}: {owner or side}")
     if not found:
-        raise ImportRefused(f"{path}: holds no mean and std")
+        raise ImportRefused(f"{path} holds no mean and std")
     return found
 
 
-def constant(mean: tuple[float, ...], std: tuple[float, ...], said: str) -> Scaling:
-    """One mean and std a channel, from the command line."""
+def constant(mean: tuple[float, ...], std: tuple[float, ...], source: str) -> Scaling:
+    """Mean and std of each channel, from the command line."""
     values = {"mean": torch.tensor(mean).double(), "std": torch.tensor(std).double()}
-    return _scaling(values, said)
+    return _scaling(values, source)
 
 
 def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normalizing:
-    """Both sides in our terms; a side that is missing is not scaled.
+    """The normalisation of both sides; a missing side is not scaled.
 
     Raises:
-        ImportRefused: shapes that fit neither the channels nor a grid.
+        ImportRefused: a shape that fits neither the channels nor a grid.
     """
-    said = tuple(
-        f"{side}: {sides[side].said}" if side in sides else f"{side}: not scaled"
+    lines = tuple(
+        f"{side}: {sides[side].source}" if side in sides else f"{side}: not scaled"
         for side in ("input", "output")
     )
     counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
@@ -109,16 +109,16 @@ def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normali
     for side, channels in counts.items():
         given = sides.get(side) or constant((0.0,), (1.0,), side)
         for name, tensor in (("mean", given.mean), ("std", given.std)):
-            shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.said)
+            shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
     grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
     if not grids:
         values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
-        return Normalizing(Normalization.model_validate(values), None, {}, said)
+        return Normalizing(Normalization.model_validate(values), None, {}, lines)
     if len(grids) > 1:
-        raise ImportRefused(f"the normalisers' fields are on different grids: {sorted(grids)}")
+        raise ImportRefused(f"the normalisers have different grids: {sorted(grids)}")
     (grid,) = grids
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
-    return Normalizing(None, FieldNormalization(grid=grid), tensors, said)
+    return Normalizing(None, FieldNormalization(grid=grid), tensors, lines)
 
 
 def _read(path: Path) -> Any:
@@ -133,11 +133,11 @@ def _read(path: Path) -> Any:
 
 
 def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
-    """Every mean, std, eps, a and b in `content`, by the name of what they belong to and their own."""
+    """Every mean, std, eps, mask, a and b in `content`, by the name of its owner and its own."""
     found = {}
     for count, (path, value) in enumerate(_leaves(content, "", 0)):
         if count == _MAX_LEAVES:
-            raise ImportRefused(f"more than {_MAX_LEAVES:,} entries, too many for a normaliser")
+            raise ImportRefused(f"the normaliser has more than {_MAX_LEAVES:,} entries")
         owner, _, name = path.rpartition(".")
         match = _NAME.fullmatch(name)
         if match is not None:
@@ -146,9 +146,9 @@ def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Whatever lies in nested dicts and stubs, by dotted path."""
+    """The leaves of nested dicts and stubs, by dotted path."""
     if depth > _MAX_DEPTH:
-        raise ImportRefused(f"{path}: nested too deeply for a normaliser")
+        raise ImportRefused(f"{path}: nested more than {_MAX_DEPTH} deep, not a normaliser")
     if isinstance(value, Stub) and is_array(value):
         yield path, as_array(value)
     elif isinstance(value, Stub):
@@ -167,28 +167,28 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _scaling(values: Mapping[str, Tensor], said: str) -> Scaling:
+def _scaling(values: Mapping[str, Tensor], source: str) -> Scaling:
     if {"a", "b"} <= set(values):
         # RangeNormalizer: normalised = a * physical + b
         if (values["a"] == 0).any():
-            raise ImportRefused(f"{said}: a range normaliser with a = 0")
-        return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{said} (range)")
+            raise ImportRefused(f"{source}: a range normaliser must not have a = 0")
+        return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{source} (range)")
     if not {"mean", "std"} <= set(values):
-        raise ImportRefused(f"{said}: holds {', '.join(values)}, expected mean and std")
+        raise ImportRefused(f"{source} holds {', '.join(values)}, expected mean and std")
     if "mask" in values:
-        raise ImportRefused(f"{said}: has a mask, which is not supported")
+        raise ImportRefused(f"{source} has a mask, which is not supported")
     if values.get("eps", _ONE).numel() != 1:
-        raise ImportRefused(f"{said}: eps is not one number")
+        raise ImportRefused(f"{source}: eps must be one number")
     eps = float(values["eps"]) if "eps" in values else 0.0
-    if "eps" not in values and re.search(r"(in|out)_normalizer$", said):
+    if "eps" not in values and re.search(r"(in|out)_normalizer$", source):
         eps = _STATE_DICT_EPS
     std = values["std"] + eps
     if (std <= 0).any():
-        raise ImportRefused(f"{said}: std must be positive, the smallest is {float(std.min())}")
-    return Scaling(values["mean"], std, f"{said} (eps {eps:g} added to std)" if eps else said)
+        raise ImportRefused(f"{source}: std must be positive, the smallest is {float(std.min())}")
+    return Scaling(values["mean"], std, f"{source} (eps {eps:g} added to std)" if eps else source)
 
 
-def _channels_first(tensor: Tensor, channels: int, n_dim: int, said: str) -> Tensor:
+def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> Tensor:
     """The tensor as [channels, *grid] or [channels, 1, ..]."""
     shape = tuple(tensor.shape)
     flat = (1,) * n_dim
@@ -204,13 +204,13 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, said: str) -> Ten
         first, last = shape[0] == channels, shape[-1] == channels
         if first and last:
             raise ImportRefused(
-                f"{said}: shape {list(shape)} may have its {channels} channels first or last; give it "
-                "with a leading 1, channels first"
+                f"{source}: shape {list(shape)} may have its {channels} channels first or last; save it with a "
+                "leading axis of 1 and the channels next"
             )
         if first:
             return tensor
         if last:
             return tensor.movedim(-1, 0)
     raise ImportRefused(
-        f"{said}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid"
+        f"{source}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid"
     )

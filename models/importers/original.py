@@ -1,8 +1,8 @@
-"""The original FNO scripts (Li et al.) and their descendants, PDEBench among them, into native networks.
+"""Import of networks of the original FNO scripts (Li et al.) and their descendants, including PDEBench.
 
-A state dict of these scripts does not determine the function: padding, activation, normalisation and the
-coordinates have no parameters. So the keys say which generation wrote them, a recipe fills in what the
-script of that generation did, and every choice can be overridden. The generations, by their keys:
+A state dict of these scripts does not determine the network: padding, activation, normalisation and coordinates
+have no parameters. The keys show the generation of the script, a recipe adds that script's choices, and the user
+can override each. The generations, by their keys:
 
     A  torch <= 1.7   conv1.conv0.weights1, conv1.w0, conv1.bn0, conv1.fc0
     B  torch >= 1.8   conv0.weights1, w0, fc0, fc1, fc2
@@ -40,7 +40,7 @@ from turbofno.models.importers.layout import (
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 from turbofno.models.importers.safe_pickle import Stub
-from turbofno.models.importers.torch_file import module_attributes
+from turbofno.models.importers.torch_file import submodules
 
 Norm = Literal["none", "batch", "instance"]
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
@@ -63,9 +63,9 @@ _BATCH_NORM_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a script does that leaves no trace in its state dict.
+    """The choices of a script that its state dict does not show.
 
-    `padding` is in points, one entry an axis. `coordinates` are the ends of each axis, None for 0 and 1.
+    `padding` is in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1.
     """
 
     activation: Activation
@@ -79,7 +79,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the keys and shapes say. `flat_skips`: the skips are Conv1d over the flattened grid."""
+    """The facts that keys and shapes show. `flat_skips`: the skips are Conv1d over the flattened grid."""
 
     generation: Literal["A", "B", "C"]
     n_dim: int
@@ -90,18 +90,15 @@ class _Found:
 
 
 def recognises(keys: Collection[str]) -> bool:
-    """Whether these are the keys of an original script or a descendant of one."""
+    """True if these are keys of an original script or a descendant."""
     return any(re.fullmatch(r"(.*\.)?conv0\.weights1", key) for key in keys) and any(
         re.fullmatch(r"(.*\.)?(fc0|p)\.weight", key) for key in keys
     )
 
 
 def activations_in(module: Stub) -> tuple[Activation, ...]:
-    """The kinds of activations that a pickled module holds as modules.
-
-    The scripts call functions, of which a pickle shows nothing.
-    """
-    parts = module_attributes(module).values()
+    """The different activation modules in a pickled module; a pickle does not show activation functions."""
+    parts = submodules(module).values()
     own = [part for part in parts if part.cls.module == "torch.nn.modules.activation"]
     return tuple(dict.fromkeys(activation_of(part, "activation") for part in own))
 
@@ -114,17 +111,17 @@ def import_original(
     padding: int | None = None,
     activations: tuple[Activation, ...] = (),
 ) -> Imported:
-    """A network of the original scripts.
+    """Convert a network of the original scripts.
 
     Args:
-        tensors: its state dict, wrappers such as `module.` included.
+        tensors: its state dict; prefixes such as `module.` are removed.
         options: overrides of the recipe.
-        script: whose recipe to follow; None guesses it from the shapes.
-        padding: the attribute `padding` of a module that was pickled whole.
-        activations: the kinds of activation modules in a module that was pickled whole.
+        script: the script whose recipe applies; None: chosen by the shapes.
+        padding: the attribute `padding` of a pickled module.
+        activations: the different activation modules of a pickled module.
 
     Raises:
-        ImportRefused: keys or shapes that no such script has, settings that do not exist.
+        ImportRefused: keys or shapes of no such script, unknown settings.
     """
     plain = plain_keys(tensors, _WRAPPERS)
     found = _find(plain)
@@ -137,7 +134,7 @@ def import_original(
     if len(activations) > 1 and options.given.get("activation") is None:
         raise ImportRefused(
             f"the pickled network holds several activations, {', '.join(activations)}, and its file does not "
-            "show where; one is supported: --set activation=.."
+            "show where each is used; only one is supported: choose it with --set activation=.."
         )
     if activations:
         usual = replace(usual, activation=activations[0])
@@ -172,7 +169,7 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     first, lift = f"{prefix}conv0.weights1", f"{prefix}{lifting}.weight"
     if first not in tensors or lift not in tensors:
         raise ImportRefused(
-            f"not a checkpoint of the original scripts: it has no {first} or {lift}"
+            f"not a checkpoint of the original scripts: {first} or {lift} is missing"
         )
     n_dim = as_complex(tensors[first], first).ndim - 2
     if not 1 <= n_dim <= 3:
@@ -200,13 +197,13 @@ def _script(found: _Found, options: Options, script: Script | None) -> Script:
         3: ("fourier_3d",),
     }
     choices = by_dimension[found.n_dim]
-    # The time-stepping script reads ten earlier fields, the Darcy script one coefficient.
+    # The time-stepping script has ten input fields, the Darcy script one.
     several = found.channels - found.n_dim >= 5
     return options.choice("script", choices, choices[-1] if several else choices[0])
 
 
 def _recipe(found: _Found, script: Script) -> Recipe:
-    """What the script of this generation does, after its published code."""
+    """The recipe of the published script of this generation."""
     none = (0,) * found.n_dim
     if script == "pdebench":
         padding = (0, 0, 6) if found.n_dim == 3 else (2,) * found.n_dim
@@ -218,7 +215,7 @@ def _recipe(found: _Found, script: Script) -> Recipe:
             return replace(recipe, coordinates=((0.0, 2 * math.pi),))
         if script == "fourier_2d":
             return replace(recipe, grid_order="xy")
-        # Its time coordinate is 1/n, 2/n, .., 1, and all three come before the data.
+        # Its coordinates are input channels: they precede the data, and time is 1/n, 2/n, .., 1.
         return replace(recipe, grid="none") if script == "fourier_3d" else recipe
     if found.flat_skips:
         # The first scripts for torch 1.8 kept the layers of generation A.
@@ -227,7 +224,7 @@ def _recipe(found: _Found, script: Script) -> Recipe:
         return Recipe("gelu", (9, 9))
     if script == "fourier_3d":
         return Recipe("gelu", (0, 0, 6))
-    # Batch normalisation that is still there is no longer used; its successor has no parameters.
+    # Batch normalisation in the file is unused in these scripts; instance normalisation has no parameters.
     instance = script == "fourier_2d_time" and not found.has_batch_norm
     return Recipe("gelu", none, norm="instance" if instance else "none")
 
@@ -255,7 +252,7 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Takes the tensors of a script and gives them our names and layout."""
+    """Converts the tensors of a script to our names and layout."""
 
     source: Tensors
     found: _Found
@@ -282,7 +279,7 @@ class _Reader:
         state[f"{name}.weight"], state[f"{name}.bias"] = weight, bias
 
     def _data_first(self, weight: Tensor) -> Tensor:
-        """The columns of the lifting ordered as ours: data, then the coordinates of axis 0, 1, .."""
+        """The columns of the lifting in our order: data, then the coordinates of axis 0, 1, .."""
         if self.recipe.grid == "none":
             return weight
         n = self.found.n_dim
@@ -311,7 +308,7 @@ class _Reader:
                 self._put(state, f"blocks.{i}.mlp.linears.{j}", *linear)
 
     def _batch_norm(self, i: int) -> tuple[Tensor, Tensor]:
-        """Scale and shift that batch normalisation of layer i is in evaluation mode."""
+        """Scale and shift of layer i's batch normalisation in evaluation mode."""
         gamma, beta, mean, variance = (
             self.source.take(f"bn{i}.{part}").double()
             for part in ("weight", "bias", "running_mean", "running_var")
@@ -323,7 +320,7 @@ class _Reader:
 def _rescaled(
     weight: Tensor, bias: Tensor, coordinates: tuple[tuple[float, float], ...]
 ) -> tuple[Tensor, Tensor]:
-    """The lifting for coordinates in [0, 1] out of one for coordinates in the given ranges; float64."""
+    """Convert a lifting for coordinates in the given ranges to one for coordinates in [0, 1]; float64."""
     n = len(coordinates)
     start = torch.tensor([low for low, _ in coordinates], dtype=torch.float64)
     extent = torch.tensor([high - low for low, high in coordinates], dtype=torch.float64)
@@ -338,8 +335,8 @@ def _architecture(state: dict[str, Tensor], found: _Found, recipe: Recipe) -> FN
         shape = state[f"blocks.{i}.spectral_weight"].shape
         if shape != spectral.shape:
             raise ImportRefused(
-                f"layer {i} has a spectral weight {list(shape)}, layer 0 {list(spectral.shape)}: layers "
-                "of different size are not supported"
+                f"layer {i} has a spectral weight {list(shape)}, but layer 0 has {list(spectral.shape)}: layers of "
+                "different size are not supported"
             )
     hidden, n = spectral.shape[0], found.n_dim
     grid_channels = 0 if recipe.grid == "none" else n
@@ -379,32 +376,32 @@ def _assumptions(
     dropped: list[str],
 ) -> tuple[str, ...]:
     norms = {
-        "none": "no normalisation inside the network",
-        "batch": "batch normalisation after each layer, in evaluation mode (folded into its weights)",
-        "instance": "instance normalisation before and after each spectral convolution",
+        "none": "there is no normalisation between the layers",
+        "batch": "batch normalisation follows each layer; it is folded into the weights",
+        "instance": "instance normalisation precedes and follows each spectral convolution",
     }
-    said = [
-        f"followed the script {script} (script=..)",
-        f"activation {recipe.activation} (activation=..)",
-        f"zero padding after the last point of each axis: {list(recipe.padding)} (padding=..)",
+    lines = [
+        f"the network follows the script {script} (script=..)",
+        f"its activation is {recipe.activation} (activation=..)",
+        f"zeros are padded after the last point of each axis: {list(recipe.padding)} points (padding=..)",
         f"{norms[recipe.norm]} (norm=..)",
         f"spectral weights are stored [{layout.replace('-', ', ')}, modes] (weight_layout=..)",
-        "where kept modes overlap on small grids the negative frequencies win, as in the scripts",
-        "takes and gives channels first, [batch, channels, *grid]; the scripts have channels last",
+        "where kept modes overlap on small grids, the negative frequencies overwrite the others, as in the scripts",
+        "inputs and outputs are [batch, channels, *grid], channels first; the scripts have channels last",
     ]
     if recipe.grid == "none":
-        said.append(
-            "no coordinates are added (grid=..); if it was trained with some, they are input channels"
+        lines.append(
+            "no coordinates are added (grid=..); if it was trained with coordinates, they are input channels"
         )
     else:
         ranges = recipe.coordinates or ((0.0, 1.0),) * found.n_dim
-        said.append(
+        lines.append(
             f"coordinates are added by the server: {recipe.grid} of {list(ranges)}, order "
             f"{recipe.grid_order}, {recipe.grid_place} the data "
             "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
         )
     if dropped:
-        said.append(
-            f"left out {dropped[0]} and its like: the script never uses them (norm=batch does)"
+        lines.append(
+            f"{dropped[0]} and the other batch norms are ignored: the script does not use them (norm=batch does)"
         )
-    return tuple(said)
+    return tuple(lines)

@@ -1,7 +1,7 @@
-"""NVIDIA PhysicsNeMo's and Modulus's FNO in one, two and three dimensions (.mdlus files) into native networks.
+"""Import of the FNO of NVIDIA PhysicsNeMo and Modulus in 1 to 3 dimensions (.mdlus files).
 
 A .mdlus file is a tar (up to 1.3) or zip (since 2.0) of model.pt, args.json (class and constructor arguments)
-and metadata.json (version). The library imports the class that args.json names; we look it up in a list.
+and metadata.json (version). The library imports the class named in args.json; here the name is only compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turbofno.models.importers.result import Imported, Options
 from turbofno.models.importers.torch_file import read_torch_file
 
 _MAX_JSON_BYTES = 1 << 20
-# The library's own names; its leaky ReLU has another slope than torch's.
+# The library's names; the slope of its leaky ReLU differs from torch's.
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu", "relu": "relu", "silu": "silu", "tanh": "tanh", "identity": "none",
     "leaky_relu": "leaky_relu(0.1)", "elu": "elu", "celu": "elu", "selu": "selu", "sin": "sin",
@@ -65,7 +65,7 @@ def read_mdlus(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str,
     """State dict, constructor arguments and metadata of the FNO in a .mdlus file.
 
     Raises:
-        ImportRefused: another model than FNO, or damage.
+        ImportRefused: not an FNO, or a damaged file.
     """
     with Archive(path) as archive:
         kind = _json(archive, "args.json")
@@ -74,7 +74,7 @@ def read_mdlus(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str,
     name, module = kind.get("__name__"), str(kind.get("__module__"))
     if name != "FNO" or module.split(".")[0] not in ("physicsnemo", "modulus"):
         raise ImportRefused(
-            f"{path}: holds {module}.{name}; of PhysicsNeMo's models FNO in 1 to 3 dimensions is supported"
+            f"{path} holds {module}.{name}; of PhysicsNeMo's models, only FNO in 1 to 3 dimensions is supported"
         )
     arguments = kind.get("__args__")
     if not isinstance(arguments, dict):
@@ -90,10 +90,10 @@ def import_physicsnemo(
     metadata: Mapping[str, Any],
     options: Options,
 ) -> Imported:
-    """The FNO with this state dict, these constructor arguments and this metadata.json.
+    """Convert the FNO with this state dict, these constructor arguments and this metadata.json.
 
     Raises:
-        ImportRefused: 4D, an activation or padding that we do not have, tensors that do not fit.
+        ImportRefused: 4D, an unsupported activation or padding, tensors that do not fit.
     """
     try:
         args = _Arguments.model_validate(dict(arguments))
@@ -102,7 +102,7 @@ def import_physicsnemo(
         where = ".".join(map(str, first["loc"])) or "__args__"
         raise ImportRefused(f"args.json: {where}: {first['msg']}") from None
     if not 1 <= args.dimension <= 3:
-        raise ImportRefused(f"an FNO in {args.dimension} dimensions; 1 to 3 are supported")
+        raise ImportRefused(f"the FNO has {args.dimension} dimensions; 1 to 3 are supported")
     version = metadata.get("physicsnemo_version") or metadata.get("modulus_version")
     overlap = _overlap(version, options)
     name = (
@@ -124,22 +124,22 @@ def _json(archive: Archive, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, ImportRefused):
             raise
-        raise ImportRefused(f"{archive.label}: {name} is not JSON: {error}") from None
+        raise ImportRefused(f"{archive.label}: {name} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ImportRefused(f"{archive.label}: {name} is not a JSON object")
+        raise ImportRefused(f"{archive.label}: {name} must hold a JSON object")
     return content
 
 
 def _overlap(version: Any, options: Options) -> Literal["corners_overwrite", "corners_add"]:
-    """What the library does where kept modes overlap on small grids: assigns before 2.0, adds since."""
+    """The rule for kept modes that overlap on small grids: overwritten before 2.0, added since."""
     choices: tuple[Literal["overwrite", "add"], ...] = ("overwrite", "add")
     if version is not None and not re.fullmatch(r"\d[\w.+-]{0,40}", str(version), re.ASCII):
-        raise ImportRefused("metadata.json gives a version that is none")
+        raise ImportRefused("the version in metadata.json is not a version number")
     major = str(version).split(".")[0]
     if options.given.get("corners") is None and not major.isdecimal():
         raise ImportRefused(
-            f"metadata.json gives the version as {version!r}; say how overlapping modes are treated: "
-            "--set corners=overwrite (before 2.0) or --set corners=add (since 2.0)"
+            f"the version in metadata.json is {version!r}, which does not determine how overlapping modes are treated; "
+            "use --set corners=overwrite (before 2.0) or --set corners=add (since 2.0)"
         )
     usual = choices[major.isdecimal() and int(major) >= 2]
     return (
@@ -174,12 +174,12 @@ def _architecture(
     overlap: Literal["corners_overwrite", "corners_add"],
 ) -> FNOArchitecture:
     if args.num_fno_layers < 1:
-        raise ImportRefused("an FNO without Fourier layers")
+        raise ImportRefused("the FNO has no Fourier layers (num_fno_layers)")
     padding = _padding(args)
     mode = _PADDING.get(args.padding_type)
     if mode is None:
         raise ImportRefused(
-            f"padding_type {args.padding_type!r}; supported are {', '.join(_PADDING)}"
+            f"padding_type {args.padding_type!r} is not supported; supported are {', '.join(_PADDING)}"
         )
     return FNOArchitecture(
         in_channels=args.in_channels,
@@ -202,12 +202,12 @@ def _activation(argument: str, name: str) -> Activation:
         return _ACTIVATIONS[name.lower()]
     except KeyError:
         raise ImportRefused(
-            f"{argument} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"
+            f"{argument} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
         ) from None
 
 
 def _padding(args: _Arguments) -> tuple[int, ...]:
-    """Points after the end of each axis; a short list stands for zeros after it."""
+    """Points after the end of each axis; missing entries are 0."""
     given = args.padding
     if isinstance(given, int):
         return (given,) * args.dimension
@@ -215,11 +215,13 @@ def _padding(args: _Arguments) -> tuple[int, ...]:
 
 
 def _assumptions(args: _Arguments, overlap: str) -> tuple[str, ...]:
-    rule = "add up" if overlap == "corners_add" else "are overwritten by the negative frequencies'"
+    rule = (
+        "are added" if overlap == "corners_add" else "of negative frequencies overwrite the others"
+    )
     return (
-        f"where kept modes overlap on small grids the weights {rule}, as this version does (corners=..)",
-        "no normaliser: a .mdlus file holds none, and the examples scale the data in their scripts; give "
-        "one with --normalizer if the training data was scaled",
-        f"coordinates {'0 to 1, both ends included, are' if args.coord_features else 'are not'} added "
-        "by the network (coord_features)",
+        f"where kept modes overlap on small grids, the weights {rule}, as in this version (corners=..)",
+        "there is no normaliser: .mdlus files do not hold one, and the library's examples scale the data in their "
+        "scripts; if the training data was scaled, add one with --normalizer",
+        f"the network {'adds coordinates from 0 to 1, both ends included' if args.coord_features else 'adds no coordinates'} "
+        "(coord_features)",
     )

@@ -1,4 +1,4 @@
-"""numpy arrays and scalars inside pickles, rebuilt from the bytes that their stubs recorded."""
+"""numpy arrays and scalars in pickles, rebuilt from the bytes in their stubs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MAX_AXES = 16
 
 
 def is_array(value: Any) -> bool:
-    """Whether this stub stands for a numpy array or scalar."""
+    """True if `value` is the stub of a numpy array or scalar."""
     return isinstance(value, Stub) and value.cls.name in ("_reconstruct", "scalar", "_frombuffer")
 
 
 def as_array(stub: Stub) -> NDArray[Any]:
-    """The numpy array or scalar that the stub stands for.
+    """The numpy array or scalar of a stub.
 
     Raises:
-        ImportRefused: arrays of anything but real numbers, or whose bytes do not fit their shape.
+        ImportRefused: not real numbers, or a shape that does not fit the bytes.
     """
     try:
         if stub.cls.name == "scalar":
@@ -37,13 +37,13 @@ def as_array(stub: Stub) -> NDArray[Any]:
         _, shape, dtype, fortran, raw = stub.attributes["__state__"]
         return _array(dtype, raw, shape, "F" if fortran else "C")
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise ImportRefused(f"a damaged numpy array in a pickle: {error}") from error
+        raise ImportRefused(f"the pickle holds a damaged numpy array: {error}") from error
 
 
 def _array(dtype: Any, raw: Any, shape: Any, order: Any) -> NDArray[Any]:
     kind = dtype.args[0] if isinstance(dtype, Stub) and dtype.args else None
     if kind not in _KINDS or not isinstance(raw, bytes | bytearray):
-        raise ImportRefused(f"a numpy array of {kind!r} in a pickle, expected real numbers")
+        raise ImportRefused(f"the pickle holds a numpy array of {kind!r}, expected real numbers")
     state = dtype.attributes.get("__state__", (3, "<"))
     byte_order = state[1] if state[1] in ("<", ">") else "<"
     real = np.dtype(f"{byte_order}{kind}")
@@ -52,7 +52,9 @@ def _array(dtype: Any, raw: Any, shape: Any, order: Any) -> NDArray[Any]:
         or len(shape) > _MAX_AXES
         or not all(isinstance(n, int) and 0 <= n <= len(raw) for n in shape)
     ):
-        raise ImportRefused(f"a numpy array of shape {reprlib.repr(shape)} in a pickle")
+        raise ImportRefused(
+            f"the pickle holds a numpy array of impossible shape {reprlib.repr(shape)}"
+        )
     if math.prod(shape) * real.itemsize != len(raw):
-        raise ImportRefused("a numpy array in a pickle whose bytes do not fit its shape")
+        raise ImportRefused("the pickle holds a numpy array whose shape does not fit its bytes")
     return np.frombuffer(raw, real).reshape(shape, order="F" if order == "F" else "C")

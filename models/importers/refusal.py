@@ -1,4 +1,4 @@
-"""The one error of the importers: a file that will not be read, or a model that we do not have, in words."""
+"""The error of the importers: an unreadable file or an unsupported network."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ _LONGEST = 600
 
 
 class ImportRefused(ValueError):
-    """A foreign checkpoint that cannot be imported. The message says why, and what would help.
+    """A foreign checkpoint that cannot be imported. The message gives the reason and a remedy.
 
-    Messages quote names out of the file, so they are cut and made safe to print.
+    Messages quote names from the file, so they are truncated and made safe to print.
     """
 
     def __init__(self, message: str) -> None:
@@ -17,5 +17,5 @@ class ImportRefused(ValueError):
 
 
 def printable(text: str) -> str:
-    """`text` with control, bidirectional and other invisible characters written as escapes."""
+    """`text` with control, bidirectional and other invisible characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

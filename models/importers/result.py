@@ -1,4 +1,4 @@
-"""What an importer gives back, and the settings it is given where a file does not determine the function."""
+"""The result of an importer, and the user's settings for choices that a file leaves open."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Choice = TypeVar("Choice", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A foreign checkpoint in our terms.
+    """A foreign checkpoint as our architecture and state dict.
 
-    `state` has the keys, shapes and dtypes of `FNO(architecture).state_dict()`. `assumptions` are
-    sentences: everything that the file did not say, or that follows a quirk of the library.
-    `release_is_told` is False if the file fits several releases and `format` names the one assumed.
+    `state` has the keys, shapes and dtypes of `FNO(architecture).state_dict()`. `assumptions` are sentences for the
+    user: choices that the file left open, and peculiarities of the library. `release_is_known` is False if the file
+    fits several releases and `format` names the assumed one.
     """
 
     format: str
@@ -28,12 +28,12 @@ class Imported:
     assumptions: tuple[str, ...] = ()
     normalization: Normalization | None = None
     training_grid: tuple[int, ...] | None = None
-    release_is_told: bool = True
+    release_is_known: bool = True
 
 
 @dataclass(slots=True)
 class Options:
-    """Settings KEY=VALUE from the command line. An importer reads those it knows, then calls `finish`."""
+    """Settings KEY=VALUE from the command line. An importer reads its own, then calls `finish`."""
 
     given: dict[str, str] = field(default_factory=dict)
     _known: list[str] = field(default_factory=list)
@@ -75,11 +75,11 @@ class Options:
             raise ImportRefused(f"{name} must be ranges like 0:1,-1:1, not {value!r}") from None
         ranges *= count if len(ranges) == 1 else 1
         if len(ranges) != count:
-            raise ImportRefused(f"{name} has {len(ranges)} ranges, expected {count}")
+            raise ImportRefused(f"{name} has {len(ranges)} ranges, expected 1 or {count}")
         return tuple(ranges)
 
     def finish(self, format_name: str) -> None:
-        """Refuse settings that nothing has asked for."""
+        """Refuse settings that were not read."""
         unknown = sorted(set(self.given) - set(self._known))
         if unknown:
             known = ", ".join(sorted(set(self._known))) or "none"

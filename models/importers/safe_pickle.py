@@ -1,10 +1,9 @@
-"""Pickles read as data: an interpreter of the pickle opcodes that imports nothing and calls nothing a file names.
+"""An interpreter of pickles as data: it imports nothing and calls no function that a file names.
 
-A pickle is a program. Its dangerous instructions are those that look a name up (GLOBAL) and those that
-call or configure what was found (REDUCE, NEWOBJ, BUILD, ..). Here a name becomes a `Named`, which is two
-strings, if `models/importers/allowed_names.py` lists it, and is refused otherwise, even if it is never
-called. A call of a `Named` either goes to one of our own builders, by exact name (tensors, dicts, sets,
-numpy scalars), or makes a `Stub` that records its arguments. There is nothing else to call.
+A pickle is a program. Its dangerous instructions look up a name (GLOBAL), or call or configure the result (REDUCE,
+NEWOBJ, BUILD, ..). Here a name becomes a `Named`, a pair of strings, if `models/importers/allowed_names.py` lists
+it; other names are refused. A call of a `Named` runs one of our builders, chosen by the exact name (tensors, dicts,
+sets), or creates a `Stub` that records the arguments. No other call is possible.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 from turbofno.models.importers.allowed_names import is_allowed
 from turbofno.models.importers.refusal import ImportRefused
 
-# Steps: instructions, and the items that they copy. A training state of ten thousand tensors has a third of it.
+# Instructions and copied items. A training state of ten thousand tensors has a third of the limit.
 MAX_STEPS = 1_000_000
 MAX_INTEGER_BYTES = 255
 
@@ -28,7 +27,7 @@ Builder = Callable[..., Any]
 
 
 class Source(Protocol):
-    """Where the opcodes are read from: a binary file, BytesIO or mmap, at the start of a pickle."""
+    """A binary stream positioned at the start of a pickle."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def readline(self) -> bytes: ...
@@ -36,20 +35,20 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A class or function that a file names. Never imported."""
+    """The name of a class or function in a file; it is never imported."""
 
     module: str
     name: str
 
     @property
     def qualified(self) -> str:
-        """The name with its module, as in `torch.nn.modules.conv.Conv2d`."""
+        """Module and name, such as `torch.nn.modules.conv.Conv2d`."""
         return f"{self.module}.{self.name}"
 
 
 @dataclass(eq=False, slots=True)
 class Stub:
-    """An object of a foreign class, inert: the arguments it was made with and the attributes it was given."""
+    """Record of an object of a foreign class: its arguments, attributes and items."""
 
     cls: Named
     args: tuple[Any, ...] = ()
@@ -57,12 +56,12 @@ class Stub:
     items: list[Any] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        # Short, since objects may hold each other in ways that take for ever to write out.
+        # Objects may refer to each other, and printing them all may not end.
         return f"<{self.cls.qualified}>"
 
 
 class _Mark:
-    """Where a MARK opcode lies on the stack."""
+    """The stack entry of a MARK opcode."""
 
 
 _MARK = _Mark()
@@ -87,11 +86,11 @@ def read_pickle(
 ) -> Any:
     """The value of the pickle at the start of `source`: plain data, `Named` and `Stub`.
 
-    `builders` maps qualified names to functions of ours that a call of that name goes to;
-    `persistent` resolves persistent ids (torch's storages).
+    `builders` maps qualified names to our functions that replace their calls; `persistent` resolves persistent
+    ids (torch's storages).
 
     Raises:
-        ImportRefused: a name that is not on the list, a malformed, truncated or oversized pickle.
+        ImportRefused: a name that is not listed, a malformed, truncated or oversized pickle.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
@@ -99,7 +98,7 @@ def read_pickle(
     except ImportRefused:
         raise
     except RecursionError as error:
-        raise ImportRefused("pickle nested too deeply to be a checkpoint") from error
+        raise ImportRefused("the pickle is nested too deeply for a checkpoint") from error
     except (
         ValueError,
         LookupError,
@@ -108,11 +107,11 @@ def read_pickle(
         OverflowError,
         RuntimeError,
     ) as error:
-        raise ImportRefused(f"damaged or truncated pickle: {error}") from error
+        raise ImportRefused(f"the pickle is damaged or truncated: {error}") from error
 
 
 class _Machine:
-    """The pickle virtual machine: a stack, a memo, and one method for each kind of opcode."""
+    """The pickle virtual machine: a stack, a memo, and a method for each kind of opcode."""
 
     def __init__(
         self, builders: dict[str, Builder], persistent: Callable[[Any], Any] | None
@@ -132,13 +131,13 @@ class _Machine:
                 _refuse_explosion(value)
                 return value
             self._step(name, argument)
-        raise ImportRefused("truncated pickle: it has no end")
+        raise ImportRefused("the pickle is truncated: it has no STOP")
 
     def _step(self, name: str, argument: Any) -> None:
         stack = self._stack
         if name in _VALUES:
             if isinstance(argument, int) and argument.bit_length() > 8 * MAX_INTEGER_BYTES:
-                raise ImportRefused(f"an integer of {argument.bit_length():,} bits in a pickle")
+                raise ImportRefused(f"the pickle has an integer of {argument.bit_length():,} bits")
             stack.append(argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
@@ -154,18 +153,20 @@ class _Machine:
         else:
             handler = getattr(self, f"_do_{name.lower()}", None)
             if handler is None:
-                raise ImportRefused(f"pickle uses {name}, which no checkpoint needs")
+                raise ImportRefused(
+                    f"the pickle uses the instruction {name}, which is not supported"
+                )
             handler(argument)
 
     def _count(self, steps: int) -> None:
         self._steps += steps
         if self._steps > MAX_STEPS:
             raise ImportRefused(
-                f"pickle of more than {MAX_STEPS:,} steps, more than a checkpoint has"
+                f"the pickle takes more than {MAX_STEPS:,} steps, too many for a checkpoint"
             )
 
     def _count_copied(self, value: Any) -> None:
-        """What a call copies out of a value that the pickle can name again and again."""
+        """Count the items that a call copies from a value; a pickle can repeat such calls cheaply."""
         if isinstance(value, str | bytes):
             self._count(len(value) // 64)
         elif isinstance(value, tuple | list | dict | set | frozenset):
@@ -204,7 +205,7 @@ class _Machine:
         items = self._pop_to_mark()
         target = self._stack[-1]
         if not isinstance(target, set):
-            raise ImportRefused("damaged pickle: set items without a set")
+            raise ImportRefused("the pickle is damaged: set items without a set")
         target.update(map(_key, items))
 
     def _extend(self, items: list[Any]) -> None:
@@ -212,7 +213,7 @@ class _Machine:
         if isinstance(target, Stub):
             target = target.items
         if not isinstance(target, list):
-            raise ImportRefused("damaged pickle: list items without a list")
+            raise ImportRefused("the pickle is damaged: list items without a list")
         target.extend(items)
 
     def _do_setitem(self, _: Any) -> None:
@@ -230,7 +231,7 @@ class _Machine:
         elif isinstance(target, dict):
             target.update((_key(key), value) for key, value in pairs)
         else:
-            raise ImportRefused("damaged pickle: dict items without a dict")
+            raise ImportRefused("the pickle is damaged: dict items without a dict")
 
     # Stack and memo
 
@@ -256,7 +257,7 @@ class _Machine:
 
     _do_binget = _do_long_binget = _do_get
 
-    # Names and what is done with them
+    # Names and calls
 
     def _do_global(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
@@ -276,7 +277,9 @@ class _Machine:
     def _do_newobj_ex(self, _: Any) -> None:
         keywords, args, target = (self._stack.pop() for _ in range(3))
         if keywords:
-            raise ImportRefused("an object made with keyword arguments, which no checkpoint needs")
+            raise ImportRefused(
+                "the pickle makes an object with keyword arguments, which is not supported"
+            )
         self._stack.append(self._call(target, args))
 
     def _do_obj(self, _: Any) -> None:
@@ -289,9 +292,11 @@ class _Machine:
 
     def _call(self, target: Any, args: Any) -> Any:
         if not isinstance(target, Named):
-            raise ImportRefused(f"a pickle that calls a {type(target).__name__}")
+            raise ImportRefused(f"the pickle calls a {type(target).__name__}; nothing was run")
         if not isinstance(args, tuple):
-            raise ImportRefused(f"damaged pickle: arguments of {target.qualified} are no tuple")
+            raise ImportRefused(
+                f"the pickle is damaged: the arguments of {target.qualified} are not a tuple"
+            )
         if target.qualified == "copyreg._reconstructor" and isinstance(args[0], Named):
             return self._call(args[0], ())
         builder = self._builders.get(target.qualified) or BUILDERS.get(target.qualified)
@@ -309,8 +314,10 @@ class _Machine:
                 self._count_copied(part)
             target.attributes.update(_attributes(state))
         elif not isinstance(target, dict):
-            # Of a dict it is only attributes such as torch's `_metadata`; nothing else here has state.
-            raise ImportRefused(f"a pickle that sets the state of a {type(target).__name__}")
+            # The state of a dict has only attributes such as torch's `_metadata`, which are dropped.
+            raise ImportRefused(
+                f"the pickle sets the state of a {type(target).__name__}; nothing was run"
+            )
 
     def _do_persid(self, argument: str) -> None:
         self._stack.append(self._resolve(argument))
@@ -320,30 +327,30 @@ class _Machine:
 
     def _resolve(self, identity: Any) -> Any:
         if self._persistent is None:
-            raise ImportRefused("a pickle that refers to data outside itself")
+            raise ImportRefused("the pickle refers to data outside itself")
         return self._persistent(identity)
 
 
 def _opcodes(stream: Source) -> Iterator[_Opcode]:
-    # pickletools only reads the arguments, and checks their lengths against what is there
+    # pickletools only reads the arguments, and checks their lengths against the stream
     return pickletools.genops(stream)  # type: ignore[arg-type]
 
 
 def _named(module: Any, name: Any) -> Named:
     if not isinstance(module, str) or not isinstance(name, str):
-        raise ImportRefused("damaged pickle: a name that is not text")
+        raise ImportRefused("the pickle is damaged: a name is not text")
     if not is_allowed(module, name):
         raise ImportRefused(
-            f"the file names {module}.{name}, which no FNO checkpoint needs; nothing was run. "
-            "If the file is your own, save the weights alone: torch.save(model.state_dict(), path)"
+            f"the file refers to {module}.{name}, which is not on the list of names in FNO checkpoints; nothing was run. "
+            "If the file is your own, save the weights only: torch.save(model.state_dict(), path)"
         )
     return Named(module, name)
 
 
 def _refuse_explosion(value: Any) -> None:
-    """Refuse containers that share their parts so that written out they have more items than MAX_STEPS.
+    """Refuse containers that share parts so often that, expanded, they have more than MAX_STEPS items.
 
-    Whoever compares, prints or walks such a value would take for ever.
+    Comparing, printing or walking such a value would not end.
     """
     sizes: dict[int, int] = {}
     pending = [(value, False)]
@@ -353,11 +360,11 @@ def _refuse_explosion(value: Any) -> None:
             sizes[id(item)] = 1 + sum(sizes[id(part)] for part in _parts(item))
             if sizes[id(item)] > MAX_STEPS:
                 raise ImportRefused(
-                    "lists or dicts that hold each other over and over, which no checkpoint does"
+                    "the pickle has lists or dicts that contain each other over and over"
                 )
         elif id(item) not in sizes:
-            # An object counts as one, it is never written out. A container that is met again before its
-            # own size is known holds itself.
+            # A stub counts as one item. A container that is met before its size is known contains itself,
+            # so its preliminary size is the limit.
             sizes[id(item)] = 1 if isinstance(item, Stub) else MAX_STEPS
             if not isinstance(item, Stub):
                 pending.append((item, True))
@@ -365,7 +372,7 @@ def _refuse_explosion(value: Any) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """The containers and objects right inside a container or object."""
+    """The containers and stubs directly inside a container or stub."""
     if isinstance(value, Stub):
         inside: Iterable[Any] = (value.args, value.attributes, value.items)
     elif isinstance(value, dict):
@@ -381,16 +388,16 @@ _PLAIN_KEYS = (str, bytes, int, float, bool, type(None), Named)
 
 
 def _key(value: Any) -> Any:
-    """A dict key or set item; nested tuples could take exponential time to hash."""
+    """Check a dict key or set item; hashing nested tuples could take exponential time."""
     if isinstance(value, _PLAIN_KEYS):
         return value
     if isinstance(value, tuple) and all(isinstance(item, _PLAIN_KEYS) for item in value):
         return value
-    raise ImportRefused(f"a dict key or set item of type {type(value).__name__} in a pickle")
+    raise ImportRefused(f"the pickle has a dict key or set item of type {type(value).__name__}")
 
 
 def _attributes(state: Any) -> dict[str, Any]:
-    """The attributes that the state of an object stands for: a dict, a (dict, slots) pair, or anything else."""
+    """The attributes in an object's state, which is a dict, a (dict, slots) pair, or anything else."""
     if (
         isinstance(state, tuple)
         and len(state) == 2
@@ -407,20 +414,22 @@ def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """`_codecs.encode`, which is how protocol 2 writes bytes."""
+    """`_codecs.encode`, with which protocol 2 writes bytes."""
     if encoding not in ("latin1", "latin-1"):
-        raise ImportRefused(f"bytes written in {reprlib.repr(encoding)}, expected latin1")
+        raise ImportRefused(
+            f"the pickle has bytes in the encoding {reprlib.repr(encoding)}, expected latin1"
+        )
     return text.encode("latin1")
 
 
 def _torch_function(owner: Any, name: Any) -> Named:
-    """How torch.tanh and its like are pickled: getattr of one torch class, which stays two strings here."""
+    """The name of a torch function such as torch.tanh, which is pickled as getattr of a torch class."""
     if owner != Named("torch._C", "_VariableFunctionsClass"):
-        raise ImportRefused("a pickle that calls getattr; nothing was run")
+        raise ImportRefused("the pickle calls getattr; nothing was run")
     return _named("torch._VariableFunctions", name)
 
 
-# Harmless calls, by the name a file uses for them; __builtin__ is what protocol 2 calls builtins.
+# Harmless calls, by their names in files; protocol 2 writes __builtin__ for builtins.
 BUILDERS: dict[str, Builder] = {
     "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": lambda *_: {},

@@ -1,4 +1,4 @@
-"""Files of plain numbers: safetensors, .npz and .json, no pickles, every claimed size checked first."""
+"""Readers of safetensors, .npz and .json files, which check every claimed size first and load no pickles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_AXES = 16
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file. The library checks the header against the file's size."""
+    """The tensors of a safetensors file; the library checks the header against the file's size."""
     try:
         return load(path.read_bytes())
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -43,13 +43,15 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a .json file."""
     if path.stat().st_size > _MAX_JSON_BYTES:
-        raise ImportRefused(f"{path}: more than {_MAX_JSON_BYTES:,} bytes of JSON")
+        raise ImportRefused(
+            f"{path} has more than {_MAX_JSON_BYTES:,} bytes, too many for settings"
+        )
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ImportRefused(f"{path}: not JSON: {error}") from None
+        raise ImportRefused(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ImportRefused(f"{path}: not a JSON object")
+        raise ImportRefused(f"{path} must hold a JSON object")
     return content
 
 
@@ -64,24 +66,24 @@ def _npy(content: bytes, label: str) -> NDArray[Any]:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, TokenError) as error:
         raise ImportRefused(f"{label}: not a .npy file: {str(error)[:200]}") from None
     if dtype.kind not in "fiub" or dtype.hasobject:
-        raise ImportRefused(f"{label}: an array of {dtype}, expected real numbers")
+        raise ImportRefused(f"{label} is an array of {dtype}, expected real numbers")
     values = memoryview(content)[stream.tell() :]
     fits = len(shape) <= _MAX_AXES and all(0 <= n <= len(values) for n in shape)
     if not fits or math.prod(shape) * dtype.itemsize != len(values):
         raise ImportRefused(
-            f"{label}: shape {list(shape)} of {dtype} does not fit its {len(values):,} bytes: damaged"
+            f"{label} is damaged: shape {list(shape)} of {dtype} does not fit its {len(values):,} bytes"
         )
     return np.frombuffer(values, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def as_tensor(value: Any, label: str) -> Tensor:
-    """Numbers in any of our forms (array, tensor, nested lists, a number) as a float64 tensor."""
+    """An array, tensor, nested list or number as a float64 tensor."""
     try:
         if isinstance(value, Tensor) and value.is_complex():
             raise TypeError("complex values")
         array = np.asarray(value.cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ImportRefused(f"{label} is not made of numbers: {error}") from None
+        raise ImportRefused(f"{label} must be real numbers: {error}") from None
     if not np.isfinite(array).all():
         raise ImportRefused(f"{label} holds NaN or infinite values")
     return torch.tensor(array, dtype=torch.float64)

@@ -1,8 +1,7 @@
-"""The Well's published FNO and TFNO baselines (config.json, model.safetensors) into native networks.
+"""Import of The Well's published FNO and TFNO baselines (config.json, model.safetensors).
 
-They are neuraloperator 0.3.0 networks. The code that trained the published ones called the Fourier layers and
-dropped their result (PolymathicAI/the_well, pull request 64), so that those weights mean what they were
-trained to mean only if the layers are passed by.
+They are neuraloperator 0.3.0 networks. The code that trained the published ones discarded the result of the Fourier
+layers (PolymathicAI/the_well, pull request 64), so their weights are right only if these layers are skipped.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _MAX_DEVIATION = 0.02
 
 
 def recognises(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of one of The Well's FNO models."""
+    """True if this config.json is of one of The Well's FNO models."""
     return {"dim_in", "dim_out", "n_spatial_dims", "modes1", "hidden_channels"} <= set(config)
 
 
 def import_the_well(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], options: Options
 ) -> Imported:
-    """One of The Well's FNO models.
+    """Convert one of The Well's FNO models.
 
     Raises:
-        ImportRefused: tensors or settings that such a model does not have.
+        ImportRefused: tensors or settings of no such model.
     """
     try:
         n = int(config["n_spatial_dims"])
@@ -46,14 +45,14 @@ def import_the_well(
         }
         resolution = tuple(int(size) for size in config["spatial_resolution"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ImportRefused(f"config.json is not that of The Well's FNO: {error}") from None
+        raise ImportRefused(f"config.json does not describe an FNO of The Well: {error}") from None
     plain = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
     blocks = _blocks(plain, options)
     imported = import_neuraloperator(plain, arguments, options)
-    said = [
-        f"Fourier layers {blocks} (blocks=bypassed or applied): The Well's code dropped the layers' "
-        "result until its pull request 64; weights trained so still have the spread of fresh ones",
-        "input channels are the data set's fields at 4 earlier times, then its constant fields; scale "
+    lines = [
+        f"the Fourier layers are {blocks} (blocks=bypassed or applied): The Well's code discarded their result until "
+        "pull request 64, and weights trained with that code still have the spread of their initialisation",
+        "the input channels are the data set's fields at 4 earlier times, then its constant fields; scale "
         "them with the data set's mean and std (--normalizer)",
     ]
     architecture, state = imported.architecture, imported.state
@@ -63,13 +62,13 @@ def import_the_well(
         format=f"The Well, {imported.format}",
         architecture=architecture,
         state=state,
-        assumptions=(*imported.assumptions, *said),
+        assumptions=(*imported.assumptions, *lines),
         training_grid=resolution[:n],
     )
 
 
 def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
-    """Whether the Fourier layers took part in training; their weights show it where they are dense."""
+    """The option `blocks`; its default follows from the weights if they are dense."""
     weights = [
         t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")
     ]
@@ -78,18 +77,18 @@ def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
         return options.choice("blocks", choices, choices[not _untrained(weights)])
     if options.given.get("blocks") is None:
         raise ImportRefused(
-            "a factorised network of The Well, where the weights do not show whether the Fourier layers "
-            "took part in training: --set blocks=bypassed (as published, before The Well's pull request "
-            "64) or --set blocks=applied"
+            "the network is factorised, so its weights do not show whether The Well's code applied the Fourier layers in "
+            "training; use --set blocks=bypassed (as published, before The Well's pull request 64) or "
+            "--set blocks=applied"
         )
     return options.choice("blocks", choices, "bypassed")
 
 
 def _untrained(weights: list[Tensor]) -> bool:
-    """Whether these spectral weights still have the spread that they are initialised with."""
+    """True if these spectral weights still have the spread of their initialisation."""
     sample = torch.cat([weight.flatten().double() for weight in weights])
     c_in, c_out = weights[0].shape[:2]
-    # neuraloperator 0.3.0 draws real and imaginary part from N(0, 2 / (c_in + c_out))
+    # neuraloperator 0.3.0 initialises real and imaginary parts from N(0, 2 / (c_in + c_out))
     expected = (2 / (c_in + c_out)) ** 0.5
     return abs(float(sample.std()) / expected - 1) < _MAX_DEVIATION
 
@@ -97,7 +96,7 @@ def _untrained(weights: list[Tensor]) -> bool:
 def _without_blocks(
     arch: FNOArchitecture, state: dict[str, Tensor]
 ) -> tuple[FNOArchitecture, dict[str, Tensor]]:
-    """Lifting and projection with one layer between them that passes its field on."""
+    """Lifting and projection with one identity layer between them."""
     changed = arch.model_copy(
         update={
             "n_layers": 1, "modes": (1,) * arch.n_dim, "skip": "identity", "spectral_bias": False,

@@ -1,4 +1,4 @@
-"""Files of torch.save, zip and legacy: state dicts, training states and whole modules, read without running them."""
+"""Reader of torch.save files, zip and legacy: state dicts, training states and modules, without running code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from turbofno.models.importers.archive import Archive, is_zip
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Builder, Named, Stub, read_pickle
 
-# The pickle of a zip checkpoint holds names and shapes only; the numbers lie beside it.
+# The pickle in a zip checkpoint holds names and shapes; the numbers are other members.
 MAX_PICKLE_BYTES = 64 << 20
-# A network of a thousand layers has a twentieth of it.
+# A network of a thousand layers has a twentieth of this.
 MAX_MODULES = 200_000
 _MAX_AXES = 16
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -45,7 +45,7 @@ _STORAGE_DTYPES = {
 
 @dataclass(eq=False, slots=True)
 class _Storage:
-    """A storage that a pickle refers to; `content` is filled in when its bytes have been read."""
+    """A storage of a pickle; `content` is None until its bytes are read."""
 
     dtype: torch.dtype
     elements: int
@@ -54,7 +54,7 @@ class _Storage:
 
 @dataclass(eq=False, slots=True)
 class _Lazy:
-    """A tensor over a storage whose bytes come later in a legacy file."""
+    """A tensor in a legacy file, whose storage is read later."""
 
     storage: _Storage
     offset: int
@@ -63,14 +63,14 @@ class _Lazy:
 
 
 def read_torch_file(source: Path | bytes, label: str = "") -> Any:
-    """What torch.save wrote: dicts, lists, tensors on the CPU, `Named` and `Stub` for the rest.
+    """The content of a torch.save file: dicts, lists, tensors on the CPU, and `Named` and `Stub` for the rest.
 
-    `source` is the file or its bytes; `label` is what messages call it. OrderedDict comes as dict,
-    Parameter as tensor. Modules come as stubs; see `module_state`.
+    `source` is a path or the file's bytes; `label` names it in error messages. An OrderedDict becomes a dict, a
+    Parameter a tensor, a module a stub (see `module_state`).
 
     Raises:
-        ImportRefused: not such a file, damaged, or one that names what no checkpoint needs.
-        FileNotFoundError: there is no such file.
+        ImportRefused: not a torch.save file, a damaged one, or one with a name that is not listed.
+        FileNotFoundError: the file does not exist.
     """
     label = label or str(source)
     try:
@@ -81,11 +81,11 @@ def read_torch_file(source: Path | bytes, label: str = "") -> Any:
         text = str(error)
         raise ImportRefused(text if text.startswith(label) else f"{label}: {text}") from error
     except RecursionError as error:
-        raise ImportRefused(f"{label}: nested too deeply to be a checkpoint") from error
+        raise ImportRefused(f"{label}: nested too deeply for a checkpoint") from error
 
 
 def module_state(module: Stub) -> dict[str, Tensor]:
-    """The state dict of a module that was pickled whole: its parameters and buffers by dotted name."""
+    """The state dict of a pickled module: its parameters and buffers by dotted name."""
     state = {}
     for prefix, stub in _submodules(module):
         for kind in ("_parameters", "_buffers"):
@@ -94,8 +94,8 @@ def module_state(module: Stub) -> dict[str, Tensor]:
     return state
 
 
-def module_attributes(module: Stub) -> dict[str, Stub]:
-    """The modules inside a module that was pickled whole, by dotted path; "" is the module itself."""
+def submodules(module: Stub) -> dict[str, Stub]:
+    """The submodules of a pickled module by dotted path; "" is the module itself."""
     return {prefix.removesuffix("."): stub for prefix, stub in _submodules(module)}
 
 
@@ -106,7 +106,7 @@ def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
     while pending:
         prefix, stub = pending.pop()
         children = _members(stub, "_modules")
-        # one without modules inside, such as an activation, can be shared without end to it
+        # A leaf such as an activation may be shared; a shared module with submodules might not end.
         if id(stub) in seen and children:
             raise ImportRefused(
                 f"the module {prefix or '(root)'} {stub.cls.qualified} occurs twice in the network: "
@@ -114,7 +114,7 @@ def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
             )
         count += 1
         if count > MAX_MODULES:
-            raise ImportRefused(f"a network of more than {MAX_MODULES:,} modules")
+            raise ImportRefused(f"the network has more than {MAX_MODULES:,} modules")
         seen.add(id(stub))
         yield prefix, stub
         pending += [
@@ -127,9 +127,7 @@ def _submodules(module: Stub) -> Iterator[tuple[str, Stub]]:
 def _members(module: Stub, kind: str) -> dict[str, Any]:
     members = module.attributes.get(kind) or {}
     if not isinstance(members, dict) or not all(isinstance(name, str) for name in members):
-        raise ImportRefused(
-            f"the module {module.cls.qualified} has {kind} that are no named entries"
-        )
+        raise ImportRefused(f"the module {module.cls.qualified} has {kind} without names")
     return members
 
 
@@ -137,13 +135,15 @@ def _read_zip(source: Path | bytes, label: str) -> Any:
     with Archive(source, label) as archive:
         pickles = [name for name in archive.names if name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise ImportRefused("a zip file, but not one of torch.save (no data.pkl)")
+            raise ImportRefused("it is a zip file, but not of torch.save: it has no data.pkl")
         root = pickles[0].removesuffix("data.pkl")
         order = "little"
         if root + "byteorder" in archive.names:
             order = archive.read(root + "byteorder", limit=16).decode("ascii", "replace")
         if order != sys.byteorder:
-            raise ImportRefused(f"written in {order!r} byte order, this machine is {sys.byteorder}")
+            raise ImportRefused(
+                f"it has {order!r} byte order, but this machine is {sys.byteorder}; save it again on such a machine"
+            )
         storages: dict[str, _Storage] = {}
 
         def persistent(identity: Any) -> _Storage:
@@ -152,7 +152,7 @@ def _read_zip(source: Path | bytes, label: str) -> Any:
                 content = archive.read(f"{root}data/{key}")
                 storages[key] = _filled(_Storage(dtype, elements), content)
             elif (storages[key].dtype, storages[key].elements) != (dtype, elements):
-                raise ImportRefused(f"storage {key} is described in two ways")
+                raise ImportRefused(f"storage {key} has two different descriptions")
             return storages[key]
 
         program = archive.read(pickles[0], limit=MAX_PICKLE_BYTES)
@@ -167,28 +167,34 @@ def _read_legacy(source: Path | bytes) -> Any:
         if not start:
             raise ImportRefused("the file is empty")
         if start == b"PK\x03\x04":
-            raise ImportRefused("truncated: it begins as an archive and breaks off; copy it again")
+            raise ImportRefused(
+                "the file is truncated: it begins as a zip archive, but does not end as one; copy it again"
+            )
         if start[:1] != b"\x80":
             raise ImportRefused("not a file of torch.save")
-        # Not mapped: who shortens a mapped file ends the process with SIGBUS.
+        # Read, not mapped: if a mapped file is truncated, its reader dies of SIGBUS.
         file.seek(0)
         return _read_legacy_stream(io.BytesIO(file.read()))
 
 
 def _read_legacy_stream(stream: io.BytesIO) -> Any:
-    """Magic number, version, machine, the object, the storage keys: five pickles; then the storages' bytes."""
+    """Read five pickles (magic number, version, machine, object, storage keys), then the storages' bytes."""
     if read_pickle(stream) != _LEGACY_MAGIC:
-        raise ImportRefused("a pickle, but not a file of torch.save")
+        raise ImportRefused("it is a pickle, but not of torch.save")
     version, machine = read_pickle(stream), read_pickle(stream)
     if version != _LEGACY_VERSION or not isinstance(machine, dict):
-        raise ImportRefused(f"a file of torch.save in the unknown format {reprlib.repr(version)}")
+        raise ImportRefused(
+            f"unknown version {reprlib.repr(version)} of torch.save's legacy format"
+        )
     if machine.get("little_endian") is not (sys.byteorder == "little"):
-        raise ImportRefused("written on a machine of the other byte order")
+        raise ImportRefused(
+            "it was written on a machine of the other byte order; save it again on this one"
+        )
     storages: dict[str, _Storage] = {}
 
     def persistent(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
-            # ("module", class, file, source): the class with its source code, which we do not read
+            # ("module", class, file, source): the class and its source code, which is ignored
             return identity[1]
         dtype, key, elements = _storage_identity(identity)
         return storages.setdefault(key, _Storage(dtype, elements))
@@ -197,7 +203,7 @@ def _read_legacy_stream(stream: io.BytesIO) -> Any:
     value = read_pickle(stream, builders=builders, persistent=persistent)
     keys = read_pickle(stream)
     if not isinstance(keys, list) or set(map(str, keys)) != set(storages):
-        raise ImportRefused("the storages listed are not those in use")
+        raise ImportRefused("the file is damaged: its list of storages does not match its tensors")
     for key in keys:
         _read_legacy_storage(stream, storages[str(key)])
     return _settle(value)
@@ -206,22 +212,24 @@ def _read_legacy_stream(stream: io.BytesIO) -> Any:
 def _read_legacy_storage(stream: io.BytesIO, storage: _Storage) -> None:
     header = stream.read(8)
     if len(header) != 8 or struct.unpack("<q", header)[0] != storage.elements:
-        raise ImportRefused("truncated file, or a storage of another length than announced")
+        raise ImportRefused("the file is truncated, or a storage has an unexpected length")
     _filled(storage, stream.read(storage.elements * storage.dtype.itemsize))
 
 
 def _storage_identity(identity: Any) -> tuple[torch.dtype, str, int]:
     """Dtype, key and number of elements out of ("storage", class, key, location, elements[, view])."""
     if not (isinstance(identity, tuple) and len(identity) in (5, 6) and identity[0] == "storage"):
-        raise ImportRefused("a pickle that refers to something other than a storage")
+        raise ImportRefused("the pickle refers to external data other than a storage")
     _, kind, key, _, elements = identity[:5]
     if len(identity) == 6 and identity[5] is not None:
-        raise ImportRefused("views of storages, as torch 0.3 wrote them; save the file again")
+        raise ImportRefused(
+            "the file has storage views of torch 0.3, which are not supported; save it again with a newer torch"
+        )
     dtype = _STORAGE_DTYPES.get(kind.name) if isinstance(kind, Named) else None
     if dtype is None or not isinstance(elements, int) or elements < 0:
-        raise ImportRefused(f"a storage of unknown kind {reprlib.repr(kind)}")
+        raise ImportRefused(f"a storage has the unknown kind {reprlib.repr(kind)}")
     if not isinstance(key, str | int) or not str(key).isalnum():
-        raise ImportRefused(f"a storage with the key {reprlib.repr(key)}, expected a number")
+        raise ImportRefused(f"a storage has the key {reprlib.repr(key)}, expected a number")
     key = str(key)
     return dtype, key, elements
 
@@ -229,8 +237,8 @@ def _storage_identity(identity: Any) -> tuple[torch.dtype, str, int]:
 def _filled(storage: _Storage, content: bytes) -> _Storage:
     if len(content) != storage.elements * storage.dtype.itemsize:
         raise ImportRefused(
-            f"a storage of {len(content):,} bytes that should hold {storage.elements:,} numbers of "
-            f"{storage.dtype}: damaged or truncated"
+            f"damaged or truncated: a storage of {storage.elements:,} numbers of {storage.dtype} has "
+            f"{len(content):,} bytes"
         )
     if storage.elements == 0:
         storage.content = torch.empty(0, dtype=storage.dtype)
@@ -240,9 +248,9 @@ def _filled(storage: _Storage, content: bytes) -> _Storage:
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
-    """A view of a storage; sizes and strides must stay inside it, and not repeat it."""
+    """A view of a storage, refused if it exceeds the storage or repeats its numbers."""
     if not isinstance(storage, _Storage) or storage.content is None:
-        raise ImportRefused("a tensor without a storage")
+        raise ImportRefused("the file has a tensor without a storage")
     if not _whole(size) or not _whole(stride) or not _whole((offset,)) or len(size) != len(stride):
         raise ImportRefused(
             f"a tensor of shape {reprlib.repr(size)} with strides {reprlib.repr(stride)}"
@@ -275,8 +283,8 @@ def _postponed(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _L
 
 
 def _settle(value: Any) -> Any:
-    """`value` with its lazy tensors made real, in place where they lie in containers."""
-    # Keyed by identity, and holding the original too so that no identity is used again.
+    """Replace the lazy tensors in `value` by tensors, in place inside containers."""
+    # Keyed by id; keeping the original prevents the reuse of its id.
     done: dict[int, tuple[Any, Any]] = {}
 
     def settled(item: Any) -> Any:

@@ -1,1 +1,1 @@
-"""How far a prediction can be trusted, judged from its input and output alone (docs/trust.md)."""
+"""Trust signals: estimates of a prediction's error from its input and output (docs/explanation/trust.md)."""

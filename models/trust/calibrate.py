@@ -1,7 +1,7 @@
-"""Write what the zoo's signals and warnings need into its config.json: `python -m turbofno.models.trust.calibrate [NAME ...]`.
+"""Write the data of the trust signals into config.json: `python -m turbofno.models.trust.calibrate [NAME ...]`.
 
-That is the distribution of the training inputs, the thresholds of the signals, and what the problem states of its inputs
-and its PDE. The weights stay as they are.
+Written are the distribution of the training inputs, the signals' thresholds, and the problem's inputs and PDE. The
+weights do not change.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from turbofno.models.zoo.problems import Problem
 
 SAMPLES = {"burgers": 4096, "darcy": 1024, "navier-stokes": 128}
-"""Training samples that are made again, the first ones: what a CPU does in minutes."""
+"""The first training samples, which are simulated again; so few that a CPU needs minutes."""
 CALIBRATION_SAMPLES = {"burgers": (4096, 4096), "darcy": (2048, 64), "navier-stokes": (128, 16)}
-"""Samples that the thresholds come from: on the training grid, and on each other grid that was evaluated."""
+"""Samples for the thresholds: on the training grid, and on each other grid that was evaluated."""
 EXCEEDED_BY = 0.001
-"""Share of the calibration fields whose signal is above the threshold."""
+"""Share of the calibration fields whose signal is above its threshold."""
 _AT_ONCE = 64
 _RUN_AT_ONCE = 8
 _LEAST_LINEAR_DEVIATION = 0.01
-"""Of the channel's deviation: where all training fields have the same mean, this much off is one deviation."""
+"""Smallest deviation of a linear feature, as a share of the channel's: all training fields may have the same mean."""
 _LEAST_LOG_DEVIATION = 0.05
 _EDGE = 0.99
 
 
 def distribution_of(fields: Tensor, std: Tensor) -> InputDistribution:
-    """Features of training inputs [n, channels, *grid], whose channels have the deviations `std` [channels]."""
+    """Feature statistics of training inputs [n, channels, *grid]; `std` [channels] are the channels' deviations."""
     found = torch.cat([features(some, std) for some in fields.split(_AT_ONCE)]).double()
     mean, deviation = found.mean(0), found.std(0)
     linear = linear_features(fields.ndim - 2)
@@ -68,10 +68,10 @@ def distribution_of(fields: Tensor, std: Tensor) -> InputDistribution:
 
 
 def thresholds_of(model: LoadedModel, problem: Problem) -> Thresholds:
-    """The values of both signals that 1 in 1000 fresh fields exceeds, on every grid that the model was evaluated on.
+    """The values of both signals that 1 in 1000 fresh fields exceeds, on every evaluated grid.
 
-    The few fields on another grid than the training grid underestimate the tail, so that no threshold is below that of
-    the training grid.
+    Other grids than the training grid have fewer fields, which underestimate the tail, so no threshold is below that
+    of the training grid.
     """
     many, few = CALIBRATION_SAMPLES[problem.key]
     first = _thresholds_on(model, problem, problem.grid.training[0], many)
@@ -85,7 +85,7 @@ def thresholds_of(model: LoadedModel, problem: Problem) -> Thresholds:
 def _thresholds_on(
     model: LoadedModel, problem: Problem, points: int, samples: int
 ) -> GridThresholds:
-    found = signals_of(model, drawn(problem, samples, seed=CALIBRATION_SEED, n=points))
+    found = signals_of(model, sampled(problem, samples, seed=CALIBRATION_SEED, n=points))
     exceeded = {
         name: _rounded(values.quantile(1 - EXCEEDED_BY).item()) for name, values in found.items()
     }
@@ -104,8 +104,8 @@ def _at_least(first: GridThresholds, other: GridThresholds) -> GridThresholds:
     return other.model_copy(update=larger)
 
 
-def drawn(problem: Problem, samples: int, *, seed: int, n: int) -> Iterator[Tensor]:
-    """Inputs from the distribution of the training data, float32 [some, 1, *grid] with n points an axis."""
+def sampled(problem: Problem, samples: int, *, seed: int, n: int) -> Iterator[Tensor]:
+    """Batches of inputs from the training distribution, float32 [batch, 1, *grid] with n points per axis."""
     for begin in range(0, samples, _AT_ONCE):
         indices = range(begin, min(begin + _AT_ONCE, samples))
         yield problem.sample(indices, seed=seed, n=n).unsqueeze(1)
@@ -113,7 +113,7 @@ def drawn(problem: Problem, samples: int, *, seed: int, n: int) -> Iterator[Tens
 
 @torch.inference_mode()
 def signals_of(model: LoadedModel, batches: Iterator[Tensor]) -> dict[str, Tensor]:
-    """Signal -> float32 [fields] of the model's answers to batches [some, channels, *grid]."""
+    """Signal -> float32 [fields] of the model's outputs for batches [batch, channels, *grid]."""
     signals = Signals(model.config)
     found: dict[str, list[Tensor]] = {}
     for batch in batches:
@@ -141,9 +141,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = load_model(folder)
         config = model.config
         if config.statistics is None:
-            parser.error(f"{folder} has no statistics; train it with turbofno.models.zoo.train")
+            parser.error(
+                f"{folder}/config.json has no statistics; train the model with turbofno.models.zoo.train"
+            )
         n, samples = problem.grid.training[0], SAMPLES[problem.key]
-        fields = torch.cat(list(drawn(problem, samples, seed=TRAINING_SEED, n=n)))
+        fields = torch.cat(list(sampled(problem, samples, seed=TRAINING_SEED, n=n)))
         std = torch.tensor([channel.std for channel in config.statistics.inputs])
         statistics = config.statistics.model_copy(
             update={"distribution": distribution_of(fields, std)}

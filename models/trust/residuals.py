@@ -1,4 +1,4 @@
-"""How badly an output misses its PDE, given the input: residuals, scaled so that they estimate the relative L2 error."""
+"""Residuals of the PDEs, scaled to estimate the relative L2 error of an output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from turbofno.models.trust.tables import remembered
+from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.darcy import apply_operator
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 
@@ -16,18 +16,18 @@ _BURGERS_MODES = 64
 _DARCY_MODES = 16
 _FLOW_MODES = 10
 _FLOW_GRID = 32
-"""Points an axis that carry products of two fields of that many modes without aliasing into them."""
+"""Points per axis on which products of two fields with _FLOW_MODES modes do not alias."""
 DARCY_LEAST = 3
-"""Fewest points an axis."""
+"""Fewest points per axis."""
 NAVIER_STOKES_LEAST = 2 * _FLOW_MODES + 2
-"""Fewest points an axis."""
+"""Fewest points per axis."""
 
 
 def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
-    """[n] from u0, u [n, points] a time apart: distance of u from the state that Cole-Hopf gives of u0, over its norm.
+    """Relative distance [n] of u from the Cole-Hopf solution for u0; u0 and u are [n, points].
 
-    u = m - 2 nu phi_x / phi, in the frame that moves with the mean m; phi solves the heat equation from
-    exp(-(antiderivative of u0 - m) / (2 nu)). Only modes up to 64 are looked at: viscosity leaves no others.
+    In the frame that moves with the mean m, the solution is m - 2 nu phi_x / phi, where phi solves the heat equation
+    from exp(-(antiderivative of u0 - m) / (2 nu)). Only modes up to 64 count: viscosity damps the others.
     """
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
     few = 4 * kept
@@ -46,10 +46,10 @@ def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
 
 
 def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
-    """[n] from a, u [n, points, points]: the residual of -div(a grad u) = source with u = 0 on the boundary, over |u|.
+    """Scaled residual [n] of -div(a grad u) = source, u = 0 on the boundary; a and u are [n, points, points].
 
-    Tested against the 16 x 16 smoothest sines and put through the inverse Laplacian over the mean of a, so that
-    discontinuities of a do not drown it.
+    The residual is projected on the 16 x 16 smoothest sines, since the discontinuities of a dominate the others;
+    then multiplied by the inverse Laplacian and divided by the mean of a and the norm of u.
     """
     n = a.shape[-1]
     residual = source / (n - 1) ** 2 - apply_operator(a, u[:, 1:-1, 1:-1])
@@ -60,15 +60,14 @@ def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
 
 
 def navier_stokes(w0: Tensor, w1: Tensor, *, nu: float, time: float) -> Tensor:
-    """[n] from vorticities [n, *grid] a time apart: what w1 - w0 differs from the tendency's integral, over |w1|.
+    """Relative difference [n] between w1 - w0 and the time integral of the tendency; w0 and w1 are [n, *grid].
 
-    The integral is that of the cubic through both ends' tendencies and their rates of change (Hermite), for wavenumbers up
-    to 10.
+    The integral is that of the cubic Hermite interpolant of the tendencies at both ends, for wavenumbers up to 10.
     """
     flow = _flow_tables(nu, w0.dtype, w0.device)
     both = _low_modes(torch.stack([w0, w1]))
     tendency = _tendency(both, flow) + flow.forcing
-    # The advection is quadratic: its derivative along the tendency is a difference of two squares.
+    # Advection is quadratic, so a central difference gives its derivative along the tendency exactly.
     ahead, behind = _tendency(torch.stack([both + tendency, both - tendency]), flow).unbind(0)
     rate = (ahead - behind) / 2
     integral = time / 2 * tendency.sum(0) + time**2 / 12 * (rate[0] - rate[1])
@@ -76,7 +75,7 @@ def navier_stokes(w0: Tensor, w1: Tensor, *, nu: float, time: float) -> Tensor:
 
 
 def _low_modes(w: Tensor) -> Tensor:
-    """Fourier coefficients [..., 32, 17] of w [..., *grid], those above the highest wavenumber looked at being zero."""
+    """Fourier coefficients [..., 32, 17] of w [..., *grid], zero above wavenumber 10."""
     top = _FLOW_MODES
     spectrum = torch.fft.rfft2(w, norm="forward")
     low = spectrum.new_zeros((*w.shape[:-2], _FLOW_GRID, _FLOW_GRID // 2 + 1))
@@ -86,7 +85,7 @@ def _low_modes(w: Tensor) -> Tensor:
 
 
 class _Flow(NamedTuple):
-    """Tables [32, 17] of the vorticity equation in Fourier coefficients, as in models/zoo/pde/navier_stokes.py."""
+    """Coefficients [32, 17] of the vorticity equation in Fourier space; see models/zoo/pde/navier_stokes.py."""
 
     damping: Tensor
     velocity: Tensor
@@ -96,7 +95,7 @@ class _Flow(NamedTuple):
 
 
 def _tendency(w: Tensor, flow: _Flow) -> Tensor:
-    """w_t of each spectrum without forcing: -v . grad w + nu Laplacian w."""
+    """The tendency w_t without forcing, in Fourier space: -v . grad w + nu Laplacian w."""
     points = (_FLOW_GRID, _FLOW_GRID)
     v1, v2 = torch.fft.irfft2(flow.velocity * w.unsqueeze(-3), s=points, norm="forward").unbind(-3)
     products = torch.stack([v1 * v2, (v2 - v1) * (v2 + v1)], dim=-3)
@@ -105,8 +104,8 @@ def _tendency(w: Tensor, flow: _Flow) -> Tensor:
 
 
 def _relative(part: Tensor, whole: Tensor) -> Tensor:
-    """Ratio, [n], of the L2 norms of fields given by what rfft or rfft2 keeps of their coefficients."""
-    # Coefficients beside the last axis's zero stand for two. One call for both: with a field or two, calls are the cost.
+    """Ratio [n] of the L2 norms of two fields given by their coefficients from rfft or rfft2."""
+    # rfft omits the conjugates of coefficients with k > 0 on the last axis. Small batches: fewer calls are faster.
     both = torch.stack([part, whole])
     both[..., 0] *= math.sqrt(0.5)
     norms = torch.linalg.vector_norm(both.flatten(2), dim=2)
@@ -117,11 +116,11 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
-@remembered(16)
+@cached_table(16)
 def _burgers_tables(
     kept: int, nu: float, time: float, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """i k; what makes the exponent of phi of u0; what the heat equation leaves of each mode."""
+    """i k; the factors from u0 to the exponent of phi; the decay of each mode in the heat equation."""
     k = 2 * math.pi * torch.arange(kept + 1, dtype=torch.float64)
     ik = torch.complex(torch.zeros_like(k), k)
     antiderivative = torch.complex(torch.zeros_like(k), 1 / (2 * nu * k))
@@ -130,7 +129,7 @@ def _burgers_tables(
     return ik.to(device), antiderivative.to(device), heat.to(device)
 
 
-@remembered(16)
+@cached_table(16)
 def _darcy_tables(interior: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Orthonormal sines [interior, modes], and 1 / (eigenvalues of h^2 (-Laplacian)) [modes, modes]."""
     k = torch.arange(1, min(_DARCY_MODES, interior) + 1, dtype=torch.float64)
@@ -141,7 +140,7 @@ def _darcy_tables(interior: int, dtype: torch.dtype, device: torch.device) -> tu
     return sines.to(device, dtype), (1 / (axis[:, None] + axis)).to(device, dtype)
 
 
-@remembered(16)
+@cached_table(16)
 def _flow_tables(nu: float, dtype: torch.dtype, device: torch.device) -> _Flow:
     kx = torch.fft.fftfreq(_FLOW_GRID, 1 / _FLOW_GRID, dtype=torch.float64)[:, None]
     ky = torch.arange(_FLOW_GRID // 2 + 1, dtype=torch.float64)

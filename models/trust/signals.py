@@ -1,4 +1,4 @@
-"""The signals that a model's configuration allows, of a batch of its inputs and outputs."""
+"""Trust signals of a batch of inputs and outputs, as far as the model's configuration has the data for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig, Residual
 
 LARGEST = 1e6
-"""No value is above it; it also stands for what cannot be told, NaN."""
+"""Upper bound of every value; also replaces NaN."""
 
 
 class Signals:
-    """A model's signals; without statistics and without a declared PDE there are none. Any thread may call it."""
+    """A model's signals; none without statistics and without a declared PDE. Thread-safe."""
 
     def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
-        """`device` is where the fields will lie."""
+        """`device` is the device of the fields."""
         statistics, pde = config.statistics, config.pde
         self._distribution = None if statistics is None else statistics.distribution
         if statistics is not None and self._distribution is not None:
@@ -44,9 +44,8 @@ class Signals:
     def __call__(self, inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:
         """Signal -> float32 [n] of inputs [n, in_channels, *grid] and outputs [n, out_channels, *grid].
 
-        input_distance: 1 is as far from the training distribution as one in 100 of its fields; more is farther.
-        residual: how badly the output misses the PDE, about its relative L2 error; left out on grids where it
-        cannot be had.
+        input_distance: distance from the training distribution; 1 in 100 training fields is above 1.
+        residual: residual of the PDE, an estimate of the relative L2 error; absent on grids that it does not support.
         """
         found = {}
         if self._distribution is not None:
@@ -63,7 +62,7 @@ class Signals:
 def residual_on(
     declared: Residual | None, grid: tuple[int, ...]
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The declared residual as a function of input and output [n, *grid], if it can be had on that grid."""
+    """The declared residual as a function of input and output [n, *grid]; None on grids that it does not support."""
     if declared is None:
         return None
     if isinstance(declared, BurgersResidual):

@@ -1,4 +1,4 @@
-"""Tables that are made once for each size: remembered while among those last used, or while somebody holds them."""
+"""A cache of tables (tensors that depend on the grid only), which graph recordings can keep alive."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def remembered(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """lru_cache of that size, whose results can be held; arguments must be hashable."""
+def cached_table(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """An lru_cache that also reports each use, so that a graph recording can keep the table."""
 
     def decorate(make: Callable[P, T]) -> Callable[P, T]:
-        made = lru_cache(maxsize=most)(make)
+        made = lru_cache(maxsize=maxsize)(make)
 
         @wraps(make)
         def table(*args: P.args, **kwargs: P.kwargs) -> T:

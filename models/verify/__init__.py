@@ -1,1 +1,1 @@
-"""`turbofno verify`: a checkpoint against the solver of its PDE, on fresh inputs, in error and in time."""
+"""`turbofno verify`: compare a checkpoint with the solver of its PDE on fresh inputs, in error and time."""

@@ -1,4 +1,4 @@
-"""The options of `turbofno verify`, kept apart from what they start because that needs PyTorch."""
+"""The options of `turbofno verify`, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from pathlib import Path
 
 _FEWEST_SAMPLES = 3
 _SEEDS = range(2, 1 << 12)
-# The problems of models/zoo/problems.py, which needs PyTorch too.
+# The keys of PROBLEMS in models/zoo/problems.py, which imports PyTorch.
 SOLVERS = ("burgers", "darcy", "navier-stokes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `turbofno verify`; where the repository is and the device excepted."""
+    """Add all options except the repository and the device."""
     parser.add_argument(
-        "model", metavar="NAME", help="a model of the repository, or the folder of a checkpoint"
+        "model",
+        metavar="NAME",
+        help="name of a model in the repository, or the folder of a checkpoint",
     )
     parser.add_argument(
         "--n", type=_samples, default=32, help="fresh samples (default: %(default)s)"
     )
     parser.add_argument(
         "--seed", type=_seed,
-        help="which samples, 2 to 4095, to repeat a run; 2 are those of the card (default: drawn)",
+        help="seed of the samples, 2 to 4095; 2 gives the samples of the card (default: random)",
     )  # fmt: skip
     parser.add_argument(
-        "--grid", metavar="N", type=int, help="points an axis (default: the grid of the training)"
+        "--grid", metavar="N", type=int, help="points per axis (default: the training grid)"
     )
     parser.add_argument(
-        "--pde", choices=SOLVERS, help="what an imported checkpoint solves, if it does not say so"
+        "--pde", choices=SOLVERS, help="the PDE of a checkpoint whose config.json does not name it"
     )
     parser.add_argument(
         "--at-most", metavar="ERROR", type=_error,
-        help="mean relative L2 that is still good, such as 0.01, instead of what the card states",
+        help="largest acceptable mean relative L2, such as 0.01 (default: that of the card)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="write report.md, report.json and pictures there"
+        "--out", metavar="DIR", type=Path, help="folder for report.md, report.json and pictures"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _samples(text: str) -> int:
     if (number := int(text)) < _FEWEST_SAMPLES:
         raise argparse.ArgumentTypeError(
-            f"a best, a median and a worst sample need at least {_FEWEST_SAMPLES}, not {number}"
+            f"expected at least {_FEWEST_SAMPLES} samples (best, median, worst), not {number}"
         )
     return number
 
@@ -50,12 +52,12 @@ def _samples(text: str) -> int:
 def _seed(text: str) -> int:
     if (seed := int(text)) not in _SEEDS:
         raise argparse.ArgumentTypeError(
-            f"{seed} is not from {_SEEDS[0]} to {_SEEDS[-1]}; 1 is the seed of the training data"
+            f"expected {_SEEDS[0]} to {_SEEDS[-1]}, not {seed}; 1 is the seed of the training data"
         )
     return seed
 
 
 def _error(text: str) -> float:
     if not 0 < (error := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"a positive number is expected, not {text}")
+        raise argparse.ArgumentTypeError(f"expected a positive number, not {text}")
     return error

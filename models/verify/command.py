@@ -1,4 +1,4 @@
-"""`turbofno verify`: fresh inputs through solver and surrogate, compared, printed and drawn."""
+"""`turbofno verify`: run solver and model on fresh inputs, compare them, write a report and pictures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEED_LIMIT = 1 << 12
 
 
 class Verifiable(NamedTuple):
-    """A loaded checkpoint, the function that the service would run for it, and how that ran (backend, precision)."""
+    """A loaded checkpoint, the function that the service runs for it, and its backend and precision after a run."""
 
     config: ModelConfig
     surrogate: Surrogate
@@ -38,11 +38,11 @@ class Verifiable(NamedTuple):
 
 
 def run(arguments: argparse.Namespace, model: Verifiable) -> int:
-    """Verify, print the report, write files if asked; 0, or 1 where the card is clearly not kept.
+    """Verify, print the report, write files with --out; return 0, or 1 if the error is clearly above its bound.
 
     Raises:
-        ValueError: there is no solver for the model, or it cannot run on the grid.
-        OSError: the folder for the report cannot be made or written to.
+        ValueError: no solver for the model, or a grid that the model or the solver does not support.
+        OSError: the folder for the report cannot be created or written.
     """
     problem = problem_of(model.config, arguments.pde)
     grid = _checked_grid(arguments.grid, model.config)
@@ -50,56 +50,54 @@ def run(arguments: argparse.Namespace, model: Verifiable) -> int:
     if seed is None:
         seed = random.SystemRandom().randrange(TRAINING_SEED + 2, _SEED_LIMIT)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)  # before the work, which takes minutes
+        arguments.out.mkdir(parents=True, exist_ok=True)
     report = verify(model, problem, arguments, seed=seed, grid=grid)
     text = as_text(report)
     if arguments.out is not None:
-        # there is no picture of NaN
+        # NaN cannot be drawn
         finite = all(math.isfinite(finding.mean) for finding in report.findings)
         pictures = draw(arguments.out, report) if finite else []
         shown = "".join(f"\n![{file.stem}]({file.name})\n" for file in pictures)
         (arguments.out / "report.md").write_text(text + shown)
         (arguments.out / "report.json").write_text(_dumped(report))
-        _say(f"wrote report.md, report.json and pictures into {arguments.out}")
+        _log(f"wrote report.md, report.json and pictures into {arguments.out}")
     sys.stdout.write(_dumped(report) if arguments.json else text)
     return 0 if report.kept else 1
 
 
 def problem_of(config: ModelConfig, pde: str | None) -> Problem:
-    """The zoo's problem that a checkpoint is a surrogate of: as `pde` says, or its config.
+    """The zoo's problem that a checkpoint solves, from `pde` or its config.
 
     Raises:
-        ValueError: none, another with other parameters, or the model does not fit it.
+        ValueError: no problem, other parameters, or a model that does not fit the problem.
     """
     declared = config.pde
     key = pde or (declared.name if declared else None)
     if key is None:
         raise ValueError(
-            f"{config.name} does not say which PDE it solves ('pde' in its config.json); if it is "
-            f"one of {', '.join(PROBLEMS)}, say so with --pde"
+            f"{config.name} has no 'pde' in its config.json; if it solves one of {', '.join(PROBLEMS)}, name it with --pde"
         )
     if key not in PROBLEMS:
         raise ValueError(
-            f"{config.name} solves {key!r}, and there is no solver of that here; there are solvers of "
-            f"{', '.join(PROBLEMS)}"
+            f"{config.name} solves {key!r}, for which there is no solver; there are solvers for {', '.join(PROBLEMS)}"
         )
     problem = PROBLEMS[key]
     if declared is not None and _ranges(declared) != _ranges(problem.pde):
         raise ValueError(
-            f"{config.name} was trained for {_ranges(declared)}, the solver's samples have "
-            f"{_ranges(problem.pde)}: errors would mean nothing"
+            f"{config.name} was trained for the parameters {_ranges(declared)}, but the solver's samples have "
+            f"{_ranges(problem.pde)}"
         )
     arch, expected = config.architecture, problem.architecture
     shape = (arch.in_channels, arch.out_channels, arch.n_dim)
     wanted = (expected.in_channels, expected.out_channels, expected.n_dim)
     if shape != wanted:
         raise ValueError(
-            f"{config.name} has (input channels, output channels, dimensions) {shape}, the problem {key!r} "
+            f"{config.name} has (input channels, output channels, dimensions) {shape}, but the problem {key!r} "
             f"has {wanted}"
         )
     if config.time_step not in (None, problem.time_step):
         raise ValueError(
-            f"a step of {config.name} is {config.time_step:g}, that of the problem {key!r} "
+            f"the time step of {config.name} is {config.time_step:g}, but that of the problem {key!r} is "
             f"{problem.time_step}"
         )
     return problem
@@ -114,25 +112,27 @@ def _checked_grid(given: int | None, config: ModelConfig) -> int:
     grid = training if given is None else given
     if given is None and any(points != training for points in others):
         raise ValueError(
-            f"the grid of {config.name} is {list(config.grid.training)}, the solvers take as many points "
-            "on each axis; give --grid"
+            f"the training grid of {config.name} is {list(config.grid.training)}, but the solvers need the same number "
+            "of points on each axis; choose it with --grid"
         )
     low, high = max(config.grid.minimum), min(config.grid.maximum)
     if not low <= grid <= high:
-        raise ValueError(f"{config.name} takes {low} to {high} points an axis, --grid is {grid}")
+        raise ValueError(
+            f"{config.name} supports {low} to {high} points per axis, but --grid is {grid}"
+        )
     return grid
 
 
 def verify(
     model: Verifiable, problem: Problem, arguments: argparse.Namespace, *, seed: int, grid: int
 ) -> Report:
-    """Solve, predict, compare; says on stderr what takes long."""
+    """Solve, predict and compare; progress goes to stderr."""
     solver = COARSE_SOLVERS[problem.key]
     began = time.perf_counter()
-    _say(f"solving {arguments.n} fresh samples, seed {seed}")
+    _log(f"solving {arguments.n} fresh samples, seed {seed}")
     device = str(model.device)
     frames = held_out_frames(problem, arguments.n, n=grid, device=device, seed=seed)
-    _say(f"solved in {time.perf_counter() - began:.0f} s; comparing")
+    _log(f"solved in {time.perf_counter() - began:.0f} s; comparing")
     findings = []
     for task in tasks_of(problem, frames, seed=seed):
         predicted = outcome(task, model.surrogate)
@@ -171,5 +171,5 @@ def _dumped(report: Report) -> str:
     return json.dumps(as_json(report), indent=1) + "\n"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"turbofno: {text}\n")

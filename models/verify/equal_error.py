@@ -1,11 +1,11 @@
-"""How much faster than the solver a surrogate is, when the solver is made as inaccurate as the surrogate is.
+"""Speed-up of a surrogate over a solver that is coarsened until it is only as accurate as the surrogate.
 
-1. For each grid of the ladder, from the coarsest, the coarsest step whose mean error is at most the
-   surrogate's; finer steps are not tried once they no longer lower the error, which then is the grid's. The walk
-   over grids ends where a finer grid allows no coarser step.
-2. All of these are timed against the surrogate, in turns, one field at a time and in batches, after a
-   warm-up; a time is the median of its turns, on one CPU thread in that thread's own time. The fastest of each is the
-   solver at equal error. So it is a little more accurate than the surrogate, never less.
+1. On each grid, from the coarsest, find the largest time step (or tolerance) whose mean error is at most the
+   surrogate's. Stop refining the step when the error no longer falls: then the grid limits it. Stop refining the grid
+   when a finer grid does not allow a larger step.
+2. Time all of these settings and the surrogate in turns, one field at a time and in batches, after a warm-up. A time
+   is the median of the turns; on one CPU thread it is that thread's CPU time. The fastest setting is the solver at
+   equal error, which is never less accurate than the surrogate.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 5, 50, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The solver on a grid of `grid` points an axis with an effort: its mean error (infinite where it blew up)."""
+    """The solver with `grid` points per axis and an effort, and its mean error (infinite if it blew up)."""
 
     grid: int
     effort: float
     error: float
     seconds: float
-    """For one field, in one batch of all, timed once."""
+    """Per field, in one batch of all fields, timed once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Seconds for one field in calls of `batch` fields, medians of `rounds` turns, and the fastest trial."""
+    """Seconds per field in calls of `batch` fields, medians of `rounds` turns; `trial` is the fastest setting."""
 
     batch: int
     rounds: int
@@ -56,14 +56,14 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class EqualError:
-    """All that was tried, and the races; none where nothing tried is as accurate as the surrogate."""
+    """All trials, and the races; no races if no trial is as accurate as the surrogate."""
 
     tried: tuple[Trial, ...]
     races: tuple[Race, ...]
 
 
 def compare(task: Task, solver: CoarseSolver, surrogate: Surrogate, error: float) -> EqualError:
-    """Find the solver at equal error and race it; `error` is the surrogate's mean relative L2 on the task."""
+    """Find and time the solver at equal error; `error` is the surrogate's mean relative L2 on the task."""
     tried: list[Trial] = []
     good: list[Trial] = []
     for grid in solver.grids:
@@ -93,7 +93,7 @@ def _coarsest_effort(
         if trial.error <= error:
             return trial
         errors.append(trial.error)
-        # two steps finer and no better; where it blew up, the next may not
+        # Two refinements did not help. After a blow-up (infinite error), go on.
         if len(errors) > 2 and errors[-3] < float("inf") and errors[-1] > _FALLING * errors[-3]:
             return None
     return None
@@ -137,7 +137,7 @@ def _race(
     seconds: list[list[float]] = [[] for _ in runners]
     until = time.perf_counter() + _SECONDS
     rounds = 0
-    # every runner has the same fields in the same round, and what disturbs the machine disturbs all
+    # In turns, so that other load on the machine affects all runners alike.
     while rounds < _FEWEST_ROUNDS or (rounds < _MOST_ROUNDS and time.perf_counter() < until):
         for run, spent in zip(runners, seconds, strict=True):
             spent.append(_timed(partial(run, rounds * batch), device)[0] / batch)
@@ -149,18 +149,18 @@ def _race(
 
 def _timed(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[float, torch.Tensor]:
     clock = time.process_time if timed_in_cpu_time(device) else time.perf_counter
-    _wait_for(device)
+    _synchronize(device)
     began = clock()
     result = run()
-    _wait_for(device)
+    _synchronize(device)
     return clock() - began, result
 
 
 def timed_in_cpu_time(device: torch.device) -> bool:
-    """One thread of a CPU is timed by its own clock: others at work there add to the time of day, not to that."""
+    """True for one CPU thread, whose CPU time does not include other processes."""
     return device.type == "cpu" and torch.get_num_threads() == 1
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

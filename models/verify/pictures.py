@@ -1,4 +1,4 @@
-"""The pictures of a verification: best, median and worst sample; errors, work against precision, error over time."""
+"""Pictures of a verification: best, median and worst sample; error histogram, work-precision diagram, error in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DPI = 80
 
 
 def draw(folder: Path, report: Report) -> list[Path]:
-    """Write samples.png (of the last task, a rollout where there is one) and errors.png; returns both."""
+    """Write samples.png (of the last task, the rollout if there is one) and errors.png; return their paths."""
     files = [folder / "samples.png", folder / "errors.png"]
     _draw_samples(files[0], report)
     _draw_errors(files[1], report)
@@ -68,7 +68,7 @@ def _histogram(axes: Axes, finding: Finding) -> None:
 
 
 def _work_and_precision(axes: Axes, finding: Finding) -> None:
-    """The solver's settings as points of time and error, a colour a grid; the surrogate as a star."""
+    """Plot time and error of the solver's settings, one colour per grid; the surrogate is a star."""
     grids = sorted({trial.grid for trial in finding.equal_error.tried})
     for number, grid in enumerate(grids):
         trials = [

@@ -1,4 +1,4 @@
-"""What `turbofno verify` found, as numbers for a file and as text for people; and whether the card is kept."""
+"""The report of `turbofno verify`, as JSON and as text, and the verdict on the card's error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STANDARD_ERRORS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The mean error against what is allowed; `stated` is None where nothing states any."""
+    """Comparison of the mean error with the bound `stated`; None: there is no bound."""
 
     stated: float | None
     by: str
@@ -28,16 +28,16 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.stated is None and not self.kept:
-            return "answers that are not finite keep no bound"
+            return "FAILED: some predictions are not finite"
         if self.stated is None:
-            return f"{self.by} states no error of this on this grid, so there is nothing to keep"
-        clearly = "is kept" if self.kept else "IS NOT KEPT: the model is clearly worse"
-        return f"{self.by} states {_percent(self.stated)}: that {clearly}"
+            return f"{self.by} states no error for this task on this grid"
+        result = "confirmed" if self.kept else "FAILED, the model is clearly worse"
+        return f"{self.by} states {_percent(self.stated)}: {result}"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One task: the surrogate's errors, the verdict, the solver at equal error."""
+    """The results of one task: the surrogate's errors, the verdict, the solver at equal error."""
 
     task: Task
     outcome: Outcome
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole verification; `conditions` is what it was measured on, in words and numbers."""
+    """A verification; `conditions` are samples, grid, machine and versions."""
 
     config: ModelConfig
     solver: CoarseSolver
@@ -65,11 +65,10 @@ class Report:
 
 
 def judge(task: Task, errors: torch.Tensor, config: ModelConfig, at_most: float | None) -> Verdict:
-    """Whether the mean error is not clearly above the bound asked for, or else the card's for that grid.
+    """Compare the mean error with `at_most`, or else with the card's error on that grid.
 
-    The card's is clearly passed at 1.5 times its value, if by three standard errors of these samples too,
-    and at 5 times its value in any case; a bound that was asked for is passed as soon as the mean is
-    above it. What is not finite passes any.
+    `at_most` is exact. The card's error fails if the mean is above 1.5 times its value and also above it by three
+    standard errors of these samples, or above 5 times its value. Errors that are not finite always fail.
     """
     mean = errors.mean().item()
     if not math.isfinite(mean):
@@ -91,7 +90,7 @@ def _standard_error(errors: torch.Tensor) -> float:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report for a file: errors are relative L2, seconds are for one field. No number is rounded."""
+    """The report as JSON, unrounded: errors are relative L2, seconds are per field."""
     return {
         "model": report.config.name,
         "version": report.config.version,
@@ -139,7 +138,7 @@ def _quantiles(errors: torch.Tensor) -> dict[str, float]:
 
 
 def as_text(report: Report) -> str:
-    """The report in Markdown, which reads well on a terminal too."""
+    """The report in Markdown."""
     about = report.conditions
     lines = [
         f"# {report.config.name} against the solver",
@@ -159,13 +158,13 @@ def as_text(report: Report) -> str:
     lines.append("")
     lines += [f"- {finding.task.name}: {finding.verdict}" for finding in report.findings]
     lines += ["", f"At equal error, {about['clock']} for one sample:", ""]
-    lines += ["| | surrogate | solver | speed-up | the solver then |", "|---|---|---|---|---|"]
+    lines += ["| | surrogate | solver | speed-up | solver settings |", "|---|---|---|---|---|"]
     for finding in report.findings:
         races = finding.equal_error.races
         lines += [_race_as_text(finding.task.name, race, report.solver.knob) for race in races]
         if not math.isfinite(finding.mean):
             lines.append(
-                f"| {finding.task.name} | | | | not looked for: the answers are not finite |"
+                f"| {finding.task.name} | | | | not measured: predictions are not finite |"
             )
         elif not races:
             lines.append(f"| {finding.task.name} | | | | no setting of the solver is as accurate |")
@@ -181,7 +180,7 @@ def _race_as_text(name: str, race: Race, knob: str) -> str:
 
 
 def _trial_as_text(trial: Trial, knob: str) -> str:
-    return f"{trial.grid} points an axis, {knob} {trial.effort:g}, error {_percent(trial.error)}"
+    return f"{trial.grid} points per axis, {knob} {trial.effort:g}, error {_percent(trial.error)}"
 
 
 def _percent(value: float) -> str:

@@ -1,8 +1,8 @@
-"""The solvers of the zoo's PDEs on coarser grids and with coarser steps, doing what a surrogate does.
+"""The solvers of the zoo's PDEs on coarse grids and with coarse steps, for the comparison at equal error.
 
-Each takes its input on its own grid, solves there, and brings the answer onto the surrogate's grid. The input is
-the best that the grid can hold: the same function without the wavenumbers that the grid has not (periodic
-problems), the same material sampled at its nodes (Darcy).
+Each solves on its own grid and interpolates the result to the surrogate's grid. Its input is the best that its grid
+can represent: the same function without unresolved wavenumbers (periodic problems), or the same material sampled at
+the nodes (Darcy).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
 
 @dataclass(frozen=True, slots=True)
 class CoarseSolver:
-    """How a PDE is solved less accurately and faster than by its reference.
+    """A family of faster, less accurate versions of a PDE's reference solver.
 
-    `grids` and `efforts` go from coarse to fine; an effort is what `knob` names: steps for one unit of
-    time, or the residual at which an iteration ends. `begin(task, n)` gives inputs [samples, n, ...];
-    `solve(inputs, task, effort)` the answers [samples, steps, *grid of the task].
+    `grids` and `efforts` go from coarse to fine; `knob` names the effort: steps per unit of time, or the residual at
+    which an iteration ends. `begin(task, n)` returns inputs [samples, n, ...]; `solve(inputs, task, effort)` returns
+    solutions [samples, steps, *grid of the task].
     """
 
     knob: str
@@ -35,7 +35,7 @@ class CoarseSolver:
 
 
 def band_limited(field: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """[batch, *grid] -> [batch, *size], periodic: through the wavenumbers that both grids hold, Nyquist left out."""
+    """Periodic resampling [batch, *grid] -> [batch, *size] with the wavenumbers of both grids, without Nyquist."""
     axes = tuple(range(1, field.ndim))
     spectrum = torch.fft.rfftn(field, dim=axes, norm="forward")
     bands = [(min(pair) - 1) // 2 for pair in zip(size, field.shape[1:], strict=True)]
@@ -66,7 +66,7 @@ def _solve_burgers(inputs: torch.Tensor, task: Task, steps: float) -> torch.Tens
 
 
 def _solve_navier_stokes(inputs: torch.Tensor, task: Task, steps: float) -> torch.Tensor:
-    # the forcing does not change in time, so any state is as good as an initial one
+    # the forcing is constant, so time can start at any state
     frames = navier_stokes.solve(inputs, times=task.times, dt=1 / steps)
     grid = tuple(task.truth.shape[2:])
     return band_limited(frames.flatten(0, 1), grid).unflatten(0, frames.shape[:2])

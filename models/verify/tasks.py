@@ -1,4 +1,4 @@
-"""What a surrogate is asked to do on fresh inputs, and how far it is from the solver: one call, and a rollout."""
+"""The tasks of a verification, one call and a rollout, and a surrogate's errors on them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Surrogate: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Inputs [n, *grid] and the reference's answers [n, steps, *grid], float32, physical units.
+    """Inputs [n, *grid] and reference solutions [n, steps, *grid], float32, physical units.
 
-    `seed` is that of the samples; `began` says at which time the input of each is, for a model with a
-    time step. `name` is what the card calls the error.
+    `seed` is that of the samples; `began` has the time of each input, for a model with a time step. `name` is the
+    name of the error on the card.
     """
 
     problem: Problem
@@ -37,19 +37,19 @@ class Task:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """How long after the input each answer is, in the problem's time; steps of 1 without one."""
+        """The time of each solution after the input; steps of 1 for a problem without a time step."""
         step = self.problem.time_step or 1.0
         return tuple(step * count for count in range(1, self.steps + 1))
 
     def some(self, begin: int, end: int) -> torch.Tensor:
-        """Inputs [end - begin, 1, *grid] as the surrogate takes them; past the last, from the first again."""
+        """Inputs [end - begin, 1, *grid] for the surrogate; indices wrap around."""
         chosen = torch.arange(begin, end, device=self.inputs.device) % len(self.inputs)
         return self.inputs[chosen].unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a surrogate answered: relative L2 of each sample [n], over all steps and at each of them [n, steps]."""
+    """A surrogate's predictions, and the relative L2 error of each sample, over all steps [n] and per step [n, steps]."""
 
     prediction: torch.Tensor
     errors: torch.Tensor
@@ -65,10 +65,9 @@ class Outcome:
 
 
 def tasks_of(problem: Problem, frames: torch.Tensor, *, seed: int) -> list[Task]:
-    """One call, and the rollout of an autoregressive model, on frames [n, frames, *grid] of the reference.
+    """One call, and the rollout of an autoregressive model, on reference frames [n, frames, *grid].
 
-    One call starts from one frame of each sample: from the only one there is, or at start times
-    spread evenly over the samples.
+    The call starts from one frame of each sample; start times are spread evenly over the samples.
     """
     frames = frames[:, problem.first_frame :]
     samples, starts = len(frames), frames.shape[1] - 1
@@ -92,7 +91,7 @@ def tasks_of(problem: Problem, frames: torch.Tensor, *, seed: int) -> list[Task]
 
 
 def outcome(task: Task, surrogate: Surrogate, *, at_once: int = 50) -> Outcome:
-    """Let the surrogate do the task and compare with the reference."""
+    """Run the surrogate on the task and compare it with the reference."""
     parts = [
         rollout(surrogate, some.unsqueeze(1), task.steps)[:, :, 0]
         for some in task.inputs.split(at_once)

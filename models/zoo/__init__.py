@@ -1,6 +1,6 @@
-"""The models that come with turbofno: their equations, data, training and cards; what was trained is in `trained`."""
+"""The models that come with turbofno: equations, data, training and cards; the trained models are in `trained`."""
 
 from pathlib import Path
 
 TRAINED = Path(__file__).parent / "trained"
-"""A repository of the trained models."""
+"""The model repository with the trained models."""

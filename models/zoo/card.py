@@ -1,4 +1,4 @@
-"""A model's card: card.md and its picture of input, truth, prediction and error."""
+"""Model cards: card.md and a picture of input, truth, prediction and error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CardExample(Protocol):
-    """One held-out sample, each [*grid] in physical units, and the times of input and truth of a rollout."""
+    """A held-out sample, each [*grid] in physical units; `times` of input and truth for a rollout."""
 
     @property
     def input(self) -> torch.Tensor: ...
@@ -81,7 +81,7 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
         "",
         "![input, truth, prediction and error of the held-out sample of median error](card.png)",
         "",
-        f"On fresh inputs, and in time against the solver: `turbofno verify {config.name}` (docs/verify.md).",
+        f"On fresh inputs, and in time against the solver: `turbofno verify {config.name}` (docs/how-to/verify.md).",
         "",
         "## Shape",
         "",
@@ -98,8 +98,8 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
             "",
             "## Trust",
             "",
-            "Each answer says how far its input is from the training data and how badly it misses the PDE. How that",
-            f"follows the true error, by `python -m turbofno.models.trust.evaluation {config.name} --write` (docs/trust.md):",
+            "Each answer carries the distance of its input from the training data and the residual of the PDE. Their relation",
+            f"to the true error, by `python -m benchmarks.trust.ranking {config.name} --write` (docs/explanation/trust.md):",
             "",
             "![signals against the true error, in and out of distribution, and ROC curves](trust.png)",
         ]
@@ -134,7 +134,7 @@ def _draw(file: Path, config: ModelConfig, example: CardExample) -> None:
 
 
 def draw_sample(figure: FigureBase, config: ModelConfig, example: CardExample) -> None:
-    """Input, truth, prediction and error of a sample in a row: lines in one dimension, heat maps in two."""
+    """Draw input, truth, prediction and error of a sample in a row: lines in 1D, heat maps in 2D."""
     fields = [t.cpu().numpy() for t in (example.input, example.truth, example.prediction)]
     error = fields[2] - fields[1]
     start, end = ("", "") if example.times is None else (f", t = {t:g}" for t in example.times)
@@ -149,7 +149,7 @@ def draw_sample(figure: FigureBase, config: ModelConfig, example: CardExample) -
 
 
 def _quantities(config: ModelConfig) -> tuple[str, str, str, str]:
-    """What the values of input, truth, prediction and error are, with units."""
+    """Quantity and units of input, truth, prediction and error."""
     given, answer = config.inputs[0].quantity, config.outputs[0].quantity
     return given, answer, answer, answer
 

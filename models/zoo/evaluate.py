@@ -1,4 +1,4 @@
-"""Measure the zoo on held-out data and write what was seen: `python -m turbofno.models.zoo.evaluate [NAME ...] --write`."""
+"""Measure the zoo's errors on held-out data: `python -m turbofno.models.zoo.evaluate [NAME ...] --write`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _OTHER_GRID_SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The held-out sample of median error, for the card's picture: each [*grid], in physical units.
+    """The held-out sample of median error, for the card's picture; each field [*grid], in physical units.
 
-    `times` are those of the input and of the truth, for a rollout.
+    `times` are those of input and truth, for a rollout.
     """
 
     input: torch.Tensor
@@ -36,7 +36,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured of one model."""
+    """Errors of a model, and a sample."""
 
     metrics: tuple[Metric, ...]
     example: Example
@@ -46,7 +46,7 @@ class Evaluation:
 def rollout(
     module: Callable[[torch.Tensor], torch.Tensor], field: torch.Tensor, steps: int
 ) -> torch.Tensor:
-    """Feed the model its own output: [batch, channels, *grid] -> [batch, steps, channels, *grid]."""
+    """Apply the model to its own output: [batch, channels, *grid] -> [batch, steps, channels, *grid]."""
     frames = []
     for _ in range(steps):
         field = module(field)
@@ -57,7 +57,7 @@ def rollout(
 def held_out_frames(
     problem: Problem, samples: int, *, n: int, device: str, seed: int = HELD_OUT_SEED
 ) -> torch.Tensor:
-    """Held-out data [samples, frames, *grid] on grids of n points an axis; no training sample is in it."""
+    """Held-out data [samples, frames, *grid] with n points per axis."""
     return torch.cat(
         [
             problem.simulate(
@@ -72,7 +72,7 @@ def held_out_frames(
 
 
 def one_step_errors(model: LoadedModel, frames: torch.Tensor) -> torch.Tensor:
-    """Relative L2 of one call for every sample and every start frame, [samples, frames - 1]."""
+    """Relative L2 of one call from every frame of every sample, [samples, frames - 1]."""
     errors = []
     with torch.inference_mode():
         for trajectory in frames:
@@ -82,7 +82,7 @@ def one_step_errors(model: LoadedModel, frames: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(model: LoadedModel, problem: Problem, *, samples: int, device: str) -> Evaluation:
-    """Held-out errors on the training grid and, untrained, on the problem's other grids."""
+    """Held-out errors on the training grid and on the problem's other grids."""
     n = problem.grid.training[0]
     frames = held_out_frames(problem, samples, n=n, device=device)
     first = problem.first_frame
@@ -120,7 +120,7 @@ def _metric(name: str, errors: torch.Tensor, frames: torch.Tensor, *, steps: int
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line, evaluate, print a table; with --write, update config.json and the card."""
+    """Parse the command line, evaluate, print the errors; with --write, update config.json and the card."""
     parser = argparse.ArgumentParser(
         prog="python -m turbofno.models.zoo.evaluate", description=__doc__
     )
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default=default_device(), help="default: %(default)s")
     parser.add_argument("--zoo", type=Path, default=TRAINED, help="folder of checkpoints")
     parser.add_argument(
-        "--write", action="store_true", help="write the figures into config.json, card.md, card.png"
+        "--write", action="store_true", help="write the errors into config.json, card.md, card.png"
     )
     arguments = parser.parse_args(argv)
     missed = False

@@ -1,4 +1,4 @@
-"""The zoo's three problems: what each model takes and gives, its data from our own solvers, its recipe."""
+"""The zoo's three problems: inputs and outputs, data from our solvers, architecture and training recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
 TRAINING_SEED = 1
 HELD_OUT_SEED = 2
 CALIBRATION_SEED = 4
-"""Of the fields that the thresholds of the trust signals come from; 3 is that of service/demo/solutions.py."""
+"""Seed of the fields for the trust signals' thresholds; service/demo/solvers.py uses 3."""
 
 Device = torch.device | str
 Simulate = Callable[..., torch.Tensor]
@@ -32,7 +32,7 @@ Simulate = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of training: `epochs` over windows of `unroll` steps, one-cycle rate up to `learning_rate`."""
+    """A phase of training: `epochs` over windows of `unroll` steps, with a one-cycle rate up to `learning_rate`."""
 
     epochs: int
     batch: int
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a zoo model is trained."""
+    """The training of a zoo model."""
 
     samples: int
     phases: tuple[Phase, ...]
@@ -54,10 +54,9 @@ class Recipe:
 class Problem:
     """One PDE, its zoo model and its data.
 
-    `simulate(indices, seed=, n=, device=)` gives float32 [samples, frames, *grid], frame 0 the initial
-    field: an operator maps frame i to frame i + 1. With more than two frames the model is
-    autoregressive; `first_frame` is where held-out rollouts start. `sample` takes the same arguments and gives
-    inputs only, float32 [fields, *grid], as many a sample as training took.
+    `simulate(indices, seed=, n=, device=)` returns float32 [samples, frames, *grid]; frame 0 is the initial field, and
+    the model maps frame i to frame i + 1. With more than two frames the model is autoregressive; held-out rollouts
+    start at `first_frame`. `sample` has the same arguments and returns only the training inputs, [fields, *grid].
     """
 
     key: str
@@ -160,7 +159,7 @@ BURGERS = Problem(
         out_channels=1,
         hidden_channels=64,
         n_layers=4,
-        modes=(16,),  # no coordinates: nothing in the problem depends on the place
+        modes=(16,),  # no coordinates: the problem is translation-invariant
     ),
     recipe=Recipe(samples=4096, phases=(Phase(epochs=150, batch=64, learning_rate=2e-3),)),
     simulate=_simulate_burgers,
@@ -271,4 +270,4 @@ def problem_named(name: str) -> Problem:
     for problem in PROBLEMS.values():
         if name in (problem.key, problem.name):
             return problem
-    raise KeyError(f"no problem {name!r}; there are {', '.join(PROBLEMS)}")
+    raise KeyError(f"unknown problem {name!r}; the problems are {', '.join(PROBLEMS)}")

@@ -1,7 +1,7 @@
-"""Train a zoo model from nothing: `python -m turbofno.models.zoo.train burgers`.
+"""Train a zoo model from scratch: `python -m turbofno.models.zoo.train burgers`.
 
-The data comes from our own solvers and is kept under data/; the state of training is kept under
-runs/ after every epoch, and the same command goes on where it was stopped.
+The data comes from our solvers and is cached in data/. The state of training is saved in runs/ after every epoch, and
+the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LARGEST_GRADIENT = 1.0
 
 
 def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """||prediction - truth|| / ||truth|| of each sample: [batch, ...] twice -> [batch]."""
+    """||prediction - truth|| / ||truth|| of each sample, [batch]."""
     error = (prediction - truth).flatten(1).norm(dim=1)
     return error / truth.flatten(1).norm(dim=1)
 
 
 def training_frames(problem: Problem, samples: int, folder: Path, device: str) -> torch.Tensor:
-    """The training data [samples, frames, *grid] on the CPU, simulated once and then read from `folder`."""
+    """The training data [samples, frames, *grid] on the CPU, simulated once and cached in `folder`."""
     file = folder / f"{problem.name}-seed{TRAINING_SEED}-{samples}.safetensors"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def training_frames(problem: Problem, samples: int, folder: Path, device: str) -
         for begin in range(0, samples, _SIMULATED_AT_ONCE):
             indices = range(begin, min(begin + _SIMULATED_AT_ONCE, samples))
             chunks.append(problem.simulate(indices, seed=TRAINING_SEED, device=device).cpu())
-            _say(f"simulated {indices[-1] + 1}/{samples}, {time.monotonic() - started:.0f} s")
+            _log(f"simulated {indices[-1] + 1}/{samples}, {time.monotonic() - started:.0f} s")
         unfinished = file.with_suffix(".new")
         save_file({"frames": torch.cat(chunks).contiguous()}, unfinished)
         unfinished.replace(file)
@@ -52,7 +52,7 @@ def training_frames(problem: Problem, samples: int, folder: Path, device: str) -
 
 
 def channel_statistics(values: torch.Tensor) -> ChannelStatistics:
-    """Moments of one channel over a whole set."""
+    """Moments of one channel over a data set."""
     return ChannelStatistics(
         mean=values.mean(dtype=torch.float64).item(),
         std=values.double().std().item(),
@@ -71,7 +71,7 @@ def statistics_of(frames: torch.Tensor) -> Statistics:
 
 
 def normalization_of(statistics: Statistics) -> Normalization:
-    """Zero mean and unit variance at the input; the output scaled alike."""
+    """Normalisation of inputs and outputs to zero mean and unit variance."""
     return Normalization(
         input_mean=tuple(channel.mean for channel in statistics.inputs),
         input_std=tuple(channel.std for channel in statistics.inputs),
@@ -82,7 +82,7 @@ def normalization_of(statistics: Statistics) -> Normalization:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a training run stands; what the saved state holds besides weights and optimiser."""
+    """Progress of a training run: the next phase and epoch, and the seconds spent."""
 
     phase: int = 0
     epoch: int = 0
@@ -109,14 +109,14 @@ class Run:
 
     @property
     def _identity(self) -> str:
-        """What a saved state must have been trained with for this run to go on from it."""
+        """Architecture and recipe, which must equal those of a saved state to resume from it."""
         return f"{self.problem.architecture!r} {self.recipe!r}"
 
     def resume(self) -> None:
-        """Go on from the saved state, if there is one.
+        """Resume from the saved state, if there is one.
 
         Raises:
-            ValueError: the state is of another recipe or architecture.
+            ValueError: the state has another recipe or architecture.
         """
         if not self._state_file.is_file():
             return
@@ -124,15 +124,15 @@ class Run:
         if state["identity"] != self._identity:
             raise ValueError(
                 f"{self._state_file} was trained with another recipe or architecture; "
-                "delete it, or give another --runs folder"
+                "delete it, or choose another folder with --runs"
             )
         self.module.load_state_dict(state["module"])
         self.progress = Progress(**state["progress"])
         self._saved_optimizer = state["optimizer"]
-        _say(f"resuming at phase {self.progress.phase + 1}, epoch {self.progress.epoch}")
+        _log(f"resuming at phase {self.progress.phase + 1}, epoch {self.progress.epoch}")
 
     def train(self, report: Callable[[str], None]) -> None:
-        """Run the phases that are left."""
+        """Run the remaining phases."""
         for number in range(self.progress.phase, len(self.recipe.phases)):
             self._train_phase(number, self.recipe.phases[number], report)
             self.progress = Progress(number + 1, 0, self.progress.seconds)
@@ -157,7 +157,9 @@ class Run:
                 (self.recipe.seed * 100 + number) * 100_000 + epoch
             )
             windows = torch.randperm(samples * starts, generator=order)[: batches * phase.batch]
-            windows = windows.to(self.frames.device)  # at once: a copy a step would stall the GPU
+            windows = windows.to(
+                self.frames.device
+            )  # one copy: a copy per step would stall the GPU
             mean_loss = torch.zeros((), device=self.frames.device)
             for step, chosen in enumerate(windows.split(phase.batch)):
                 rate = one_cycle((epoch * batches + step) / total) * phase.learning_rate
@@ -175,7 +177,7 @@ class Run:
             report(
                 f"phase {number + 1}/{len(self.recipe.phases)} epoch {epoch + 1}/{phase.epochs} "
                 f"relative L2 {loss:.5f}, {self.progress.seconds:.0f} s "
-                f"({1e3 * seconds / batches:.1f} ms a step)"
+                f"({1e3 * seconds / batches:.1f} ms per step)"
             )
             self._save_state(optimizer)
 
@@ -250,21 +252,21 @@ def one_cycle(progress: float) -> float:
 
 
 def device_name(device: torch.device) -> str:
-    """What to call the device in a record: the GPU's product name, or 'cpu'."""
+    """Name of a device for records: the GPU's product name, or 'cpu'."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def default_device() -> str:
-    """'cuda' where there is a GPU, else 'cpu'."""
+    """'cuda' if there is a GPU, else 'cpu'."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201  progress of a command
 
 
 def positive(text: str) -> int:
-    """The type of an option that counts something."""
+    """An argparse type for integers of at least 1."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
@@ -282,7 +284,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="default: %(default)s")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
     parser.add_argument(
-        "--out", type=Path, help="checkpoint folder; default: models/zoo/NAME for the full recipe"
+        "--out",
+        type=Path,
+        help="checkpoint folder; default: the zoo's folder for the full recipe, else one in --runs",
     )
     arguments = parser.parse_args(argv)
     problem = PROBLEMS[arguments.problem]
@@ -303,9 +307,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     frames = training_frames(problem, recipe.samples, arguments.data, arguments.device)
     run = Run(problem, frames, run_folder, arguments.device)
     run.resume()
-    run.train(_say)
+    run.train(_log)
     config = run.save_checkpoint(out, command)
-    _say(
+    _log(
         f"saved {out} ({config.sha256[:12]}); now: python -m turbofno.models.zoo.evaluate {problem.name}"
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from turbofno.models.core.activations import activation_bytes
+from turbofno.models.core.memory import activation_bytes
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.engine.runnable import Ran
 from turbofno.service.engine.totals import ModelTotals

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from turbofno.models.core.activations import activation_bytes
 from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.memory import activation_bytes
 from turbofno.models.core.registry import discover
 from turbofno.service.engine.interface import ModelStatus, RecoveryRecord
 from turbofno.service.errors import NotFound, ServiceError, Unavailable

@@ -1,4 +1,4 @@
-"""Small files that an ordinary reader would unfold in memory, loop over for ever, or trip over."""
+"""Small files that exhaust the memory of an ordinary reader, make it loop without end, or crash it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lying_deflate() -> bytes:
 
 
 def lzma_member() -> bytes:
-    """Compressed so that the zip library would unpack it in one go, whatever it claims."""
+    """A member compressed by a method that zipfile unpacks without an output limit."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("mean.npy", bytes(1 << 22))
@@ -38,7 +38,7 @@ def giant_directory() -> bytes:
 
 
 def tar_that_goes_back(kind: bytes) -> bytes:
-    """A tar member of negative size: what follows it is the member itself."""
+    """A tar member of negative size, so that the next header is the member itself."""
     info = tarfile.TarInfo("model.pt")
     info.type, info.size = kind, -512
     return info.tobuf(tarfile.GNU_FORMAT) + bytes(10240)
@@ -51,17 +51,17 @@ def pax_that_goes_back() -> bytes:
 
 
 def doubled(levels: int = 60) -> bytes:
-    """Instructions for a tuple that holds the same tuple twice, and so on down."""
+    """Instructions for a tuple that contains a tuple twice, which contains a tuple twice, and so on."""
     return b")" + b"2\x86" * levels
 
 
 def _many_times(value: bytes, call: bytes, times: int) -> bytes:
-    """`value` remembered, then `call` on it again and again."""
+    """A pickle that memoizes `value` and runs `call` on it `times` times."""
     return b"\x80\x02" + value + b"q\x000" + call * times + b"N."
 
 
 def pickles() -> dict[str, bytes]:
-    """Programs that stay below any limit on their own length."""
+    """Pickles that are short, but expensive to read."""
     pairs = b"](" + b"K\x01K\x01\x86" * 20_000 + b"e"
     numbers = b"](" + b"K\x01" * 100_000 + b"e"
     table = b"}(" + b"".join(b"X\x06\0\0\0%06dN" % i for i in range(50_000)) + b"u"
@@ -100,7 +100,7 @@ def pickles() -> dict[str, bytes]:
 
 
 def files() -> dict[str, tuple[str, Callable[[], bytes]]]:
-    """Archives, by name: suffix and content."""
+    """Archives by name: suffix and a function that returns the content."""
     return {
         "deflate that lies": (".npz", lying_deflate),
         "lzma": (".npz", lzma_member),

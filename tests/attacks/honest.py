@@ -1,4 +1,4 @@
-"""One small real file of every kind that is imported, written by the library or function that writes such files."""
+"""One small valid file of every supported kind, written by the usual library or function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 4
 
 
 def write_all(folder: Path) -> list[Path]:
-    """Every file, in the order of their names; what lies beside a state dict is not listed."""
+    """Write every file; return the paths sorted by name, without the metadata files of state dicts."""
     network = FNO(n_modes=(4, 4), in_channels=1, out_channels=1, hidden_channels=WIDTH, n_layers=1)
     network.save_checkpoint(folder, "theirs")
     torch.save(network, folder / "module.pt")
@@ -41,7 +41,7 @@ def write_all(folder: Path) -> list[Path]:
 
 
 def mdlus() -> dict[str, bytes]:
-    """The members of PhysicsNeMo's file for a one-dimensional FNO."""
+    """The members of a .mdlus file with a one-dimensional FNO."""
     shapes = {
         "spec_encoder.lift_network.0.conv": (WIDTH // 2, 2, 1),
         "spec_encoder.lift_network.2.conv": (WIDTH, WIDTH // 2, 1),

@@ -1,7 +1,6 @@
-"""Pickles that run code when an ordinary loader reads them: each only creates an empty marker file.
+"""Pickles that run code in an ordinary loader: each creates an empty marker file.
 
-Every payload gets the path of its marker; the corpus test shows that the plain loader creates it and that
-ours does not.
+Every payload gets the path of its marker. The tests check that an ordinary loader creates it and ours does not.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Made:
 
 
 class Calls:
-    """Pickles as a call of `function` with `args`."""
+    """An object that pickles as a call of `function` with `args`."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.call = function, args
@@ -53,7 +52,7 @@ def touching(marker: Path) -> Calls:
 
 
 def _text(module: str, name: str, *arguments: str) -> bytes:
-    """Protocol 0: GLOBAL module name, a tuple of texts, REDUCE."""
+    """A protocol 0 pickle: GLOBAL module name, a tuple of texts, REDUCE."""
     values = "".join(f"V{argument}\n" for argument in arguments)
     return f"c{module}\n{name}\n({values}tR.".encode()
 
@@ -67,7 +66,7 @@ def _stack_global(module: str, name: str, argument: str) -> bytes:
 
 
 def plain_pickles(marker: Path) -> dict[str, bytes]:
-    """Raw pickles, by what is special about them."""
+    """Raw pickles by the kind of attack."""
     run = f"touch {marker}"
     code = f"open({str(marker)!r}, 'w').close()"
     chain = (
@@ -115,7 +114,7 @@ def plain_pickles(marker: Path) -> dict[str, bytes]:
 
 
 INERT = {
-    # Names of a listed library are kept as text; the file is then no checkpoint.
+    # Names of listed libraries are read as text, so these pickles are read, but are not checkpoints.
     "a class of a known library that acts when made",
     "a class of a known library that acts when restored",
     "a function of a known library",
@@ -123,7 +122,7 @@ INERT = {
 
 
 def torch_files(marker: Path) -> dict[str, bytes]:
-    """Files of torch.save with a payload somewhere in them."""
+    """torch.save files with a payload inside."""
     tensors = OrderedDict(weight=torch.zeros(2))
     fno = Foreign()
     fno.payload = touching(marker)
@@ -138,7 +137,7 @@ def torch_files(marker: Path) -> dict[str, bytes]:
 
 
 class Foreign:
-    """A class of the FNO family in somebody's script."""
+    """A class with the name of an FNO script's class."""
 
 
 Foreign.__qualname__ = Foreign.__name__ = "FNO2d"
@@ -146,7 +145,7 @@ globals()["FNO2d"] = Foreign
 
 
 def object_array(marker: Path) -> bytes:
-    """A .npz whose array is a pickle."""
+    """A .npz file with an array stored as a pickle."""
     stream = io.BytesIO()
     np.savez(stream, mean=np.array([touching(marker)], dtype=object), std=np.ones(1))
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""What an ordinary loader does with the files of a folder. Run as a program, in a process of its own."""
+"""A program that reads the files of a folder with ordinary loaders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def load(path: Path) -> None:
-    """Read `path` in the way that most code reads such a file."""
+    """Read `path` as most programs do."""
     if path.suffix == ".pickle":
         pickle.loads(path.read_bytes())
     elif path.suffix == ".npz":

@@ -1,9 +1,8 @@
-"""In a process of its own, under limits and with an audit hook: nothing hostile runs, opens, imports, grows or takes long."""
+"""Hostile files run no code and use little time and memory; checked in a child process with an audit hook and limits."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +35,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         (bad / f"{name}.pt").write_bytes(content)
     (bad / "object array.npz").write_bytes(payloads.object_array(marker))
     (bad / "payload.mdlus").write_bytes(payloads.mdlus(marker))
-    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(ROOT)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.attacks.watched_loader", str(good), str(bad)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True,
-        text=True, timeout=300, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert not marker.exists()
@@ -56,7 +53,7 @@ def test_honest_files_are_read_under_the_same_limits(records: dict[str, list[Rec
         assert record["events"] == [], record
 
 
-def test_hostile_files_are_refused_in_words(records: dict[str, list[Record]]) -> None:
+def test_hostile_files_are_refused_with_a_message(records: dict[str, list[Record]]) -> None:
     assert len(records["hostile"]) > 70
     for record in records["hostile"]:
         assert record["outcome"].startswith("refused: "), record
@@ -64,11 +61,11 @@ def test_hostile_files_are_refused_in_words(records: dict[str, list[Record]]) ->
         assert record["outcome"].isprintable(), record
 
 
-def test_nothing_runs(records: dict[str, list[Record]]) -> None:
+def test_no_code_runs(records: dict[str, list[Record]]) -> None:
     assert [record for record in records["hostile"] if record["events"]] == []
 
 
-def test_nothing_takes_long_or_much(records: dict[str, list[Record]]) -> None:
+def test_time_and_memory_are_bounded(records: dict[str, list[Record]]) -> None:
     for record in records["hostile"]:
         assert record["seconds"] < MAX_SECONDS, record
         assert record["grew"] < MAX_GROWTH, record

@@ -1,4 +1,4 @@
-"""Files that run code in an ordinary loader run nothing here, and are refused with a reason."""
+"""Files that run code in an ordinary loader run none in the importers, and are refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Attack:
-    """A file, the marker that it creates where it is run, and how we read such a file."""
+    """A file, the marker that its code creates, and our reader for such files."""
 
     name: str
     file: Path
@@ -33,7 +33,7 @@ class Attack:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an importable package of a library whose names may stand in checkpoints."""
+    """A folder with an importable fake of a library whose names checkpoints may contain."""
     root = tmp_path_factory.mktemp("library")
     (root / "physicsnemo").mkdir()
     (root / "physicsnemo" / "__init__.py").touch()
@@ -66,8 +66,8 @@ def attacks(tmp_path_factory: pytest.TempPathFactory) -> list[Attack]:
     return found
 
 
-def test_each_runs_in_an_ordinary_loader(attacks: list[Attack], library: Path) -> None:
-    path = os.pathsep.join([str(ROOT), str(library), os.environ.get("PYTHONPATH", "")])
+def test_every_payload_runs_in_an_ordinary_loader(attacks: list[Attack], library: Path) -> None:
+    path = os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")])
     program = [sys.executable, "-m", "tests.attacks.plain_loader", str(attacks[0].file.parent)]
     done = subprocess.run(
         program, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
@@ -79,7 +79,7 @@ def test_each_runs_in_an_ordinary_loader(attacks: list[Attack], library: Path) -
     assert not harmless, done.stderr
 
 
-def test_none_runs_here(
+def test_no_payload_runs_in_the_importers(
     attacks: list[Attack], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(library)
@@ -95,8 +95,8 @@ def test_none_runs_here(
         assert "physicsnemo" not in sys.modules, attack.name
 
 
-def test_nothing_that_reads_checkpoints_can_run_them() -> None:
-    """The loaders that execute, by any of their names, are called nowhere in the importers or the service."""
+def test_importers_and_service_call_no_unsafe_loader() -> None:
+    """The source of importers and service contains no call of a loader that can execute code."""
     forbidden = re.compile(
         r"torch\.(load|jit|hub)\b|\bpickle\.\w|Unpickler|allow_pickle=True|\b(eval|exec|__import__)\("
     )

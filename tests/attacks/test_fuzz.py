@@ -1,4 +1,4 @@
-"""Real files, damaged at random: each ends in an import or in a refusal, soon and in little memory, and in nothing else."""
+"""Valid files with random damage: each is imported or refused, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attempt(path: Path, repository: Path) -> str:
-    """Import a checkpoint, or read a normaliser; the reason if it is refused."""
+    """Import a checkpoint or read a normaliser; return the reason of a refusal, or ""."""
     parser = argparse.ArgumentParser()
     import_arguments.add_arguments(parser)
     arguments = parser.parse_args([str(path), "--name", "model", "--force"])
@@ -65,7 +65,7 @@ def attempt(path: Path, repository: Path) -> str:
 
 
 def damaged(content: bytes, random_: random.Random) -> bytes:
-    """Cut, with bytes or bits changed, a piece repeated, taken out, or swapped with another."""
+    """A copy with a random fault: truncated, a piece removed or repeated, bytes or bits changed."""
     raw = bytearray(content)
     kind = random_.randrange(5)
     a, b = sorted(random_.randrange(len(raw)) for _ in range(2))
@@ -82,7 +82,7 @@ def damaged(content: bytes, random_: random.Random) -> bytes:
 
 
 def damaged_inside(content: bytes, random_: random.Random) -> bytes:
-    """A zip archive one of whose members is damaged, with checksums that fit."""
+    """A copy of a zip archive with one damaged member and valid checksums."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     name = random_.choice([name for name in members if members[name]])
@@ -91,7 +91,7 @@ def damaged_inside(content: bytes, random_: random.Random) -> bytes:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every entry of nested dicts and lists, and of modules: the container and the key."""
+    """The container and key of every entry of nested dicts, lists and modules."""
     inside = vars(value) if isinstance(value, torch.nn.Module) else value
     if isinstance(inside, dict | list):
         for key in list(inside) if isinstance(inside, dict) else range(len(inside)):
@@ -100,7 +100,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def distorted(path: Path, random_: random.Random) -> bytes:
-    """What torch.save makes of the file's content with one to three entries replaced, removed or renamed."""
+    """The file's content saved again with one to three entries replaced, removed or renamed."""
     content = torch.load(path, weights_only=False)
     for _ in range(1 + random_.randrange(3)):
         container, key = random_.choice(list(places(content)))
@@ -142,12 +142,12 @@ def check(path: Path, content: bytes, repository: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_undamaged_file_is_taken(name: str, originals: Path, tmp_path: Path) -> None:
+def test_undamaged_file_is_imported(name: str, originals: Path, tmp_path: Path) -> None:
     assert attempt(originals / name, tmp_path) == ""
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_damaged_file_is_taken_or_refused(name: str, originals: Path, tmp_path: Path) -> None:
+def test_damaged_file_is_imported_or_refused(name: str, originals: Path, tmp_path: Path) -> None:
     shutil.copy(originals / "theirs_metadata.pkl", tmp_path)
     original, before = (originals / name).read_bytes(), memory()
     zipped = zipfile.is_zipfile(originals / name) and not name.startswith("tar")
@@ -161,8 +161,10 @@ def test_damaged_file_is_taken_or_refused(name: str, originals: Path, tmp_path: 
 @pytest.mark.parametrize(
     "name", ["legacy.pt", "module.pt", "pdebench.pt", "theirs_state_dict.pt", "theirs_metadata.pkl"]
 )
-def test_distorted_content_is_taken_or_refused(name: str, originals: Path, tmp_path: Path) -> None:
-    """Files that are whole, with content that is not."""
+def test_distorted_content_is_imported_or_refused(
+    name: str, originals: Path, tmp_path: Path
+) -> None:
+    """Valid files with invalid content."""
     before, random_ = memory(), random.Random(torch.initial_seed())
     read = name.replace("_metadata.pkl", "_state_dict.pt")
     for number in range(ROUNDS):
@@ -180,7 +182,7 @@ def test_distorted_content_is_taken_or_refused(name: str, originals: Path, tmp_p
     "claim", ["in_channels", "latent_channels", "decoder_layers", "num_fno_layers"]
 )
 @pytest.mark.parametrize("size", [5_000_000, 2**31, 2**62])
-def test_claim_that_the_tensors_do_not_bear_out_is_refused(
+def test_arguments_that_contradict_the_tensors_are_refused(
     claim: str, size: int, tmp_path: Path
 ) -> None:
     members, before, started = honest.mdlus(), memory(), time.monotonic()
@@ -194,5 +196,5 @@ def test_claim_that_the_tensors_do_not_bear_out_is_refused(
 
 
 def memory() -> int:
-    """The most bytes this process has held so far."""
+    """Peak memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

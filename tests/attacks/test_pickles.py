@@ -1,4 +1,4 @@
-"""Pickles that ask for too much or lie about tensors, and proof that honest ones come back as torch reads them."""
+"""Expensive pickles and false tensor geometries are refused; valid pickles are read as torch.load reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def saved(content: object, *, legacy: bool = False) -> bytes:
 
 
 class Rebuilds:
-    """Pickles as a tensor over a storage of 4 floats, with the geometry given."""
+    """An object that pickles as a tensor over a storage of 4 floats, with any geometry."""
 
     def __init__(self, offset: object, size: object, stride: object) -> None:
         self.geometry = offset, size, stride
@@ -64,7 +64,7 @@ def test_the_same_storage_serves_a_tensor_that_fits() -> None:
     assert torch.equal(found["weight"], torch.zeros(3))
 
 
-def test_storage_of_another_length_than_said_is_refused() -> None:
+def test_storage_of_an_unexpected_length_is_refused() -> None:
     content = saved({"weight": torch.zeros(1000)}, legacy=True)
     for cut in (content[:-1], content + b"x"):
         try:
@@ -164,7 +164,7 @@ def test_modules_that_share_a_long_list_of_modules_are_refused(
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_honest_content_comes_back_as_torch_reads_it(legacy: bool) -> None:
+def test_valid_content_is_read_as_by_torch(legacy: bool) -> None:
     base = torch.randn(6, 5, dtype=torch.complex64)
     content = {
         "tensors": OrderedDict(

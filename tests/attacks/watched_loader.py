@@ -1,4 +1,4 @@
-"""Reads files as `turbofno import` does, under limits, and reports what happened. Run as a program, in a process of its own."""
+"""A program that reads files as `turbofno import` does, under resource limits, and reports outcomes and audit events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Options
 from turbofno.models.importers.torch_file import read_torch_file
 
-# What code that a file brought along would need. `open` is looked at by path and mode.
+# Audit events of code execution. `open` is checked by path and mode.
 _FORBIDDEN = (
     "exec", "import", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pickle.", "marshal.",
     "pty.", "tempfile.", "urllib.", "code.", "sys.setprofile", "sys.settrace",
@@ -29,7 +29,7 @@ Record = dict[str, Any]
 
 
 class Watch:
-    """An audit hook; it cannot be taken out again, so it is switched."""
+    """An audit hook with a switch; Python cannot remove audit hooks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen, self.on = str(folder), list[str](), False
@@ -49,11 +49,11 @@ class Watch:
 
 
 def read(path: Path) -> None:
-    """Read `path` in every way that the command may."""
+    """Read `path` as the command would."""
     if path.suffix in (".npz", ".json"):
         read_normalizer(path)
     elif path.suffix == ".pickle":
-        # what is read first of a legacy file, and, where it is refused, of every other
+        # read as a legacy torch.save file, which begins with a pickle
         read_torch_file(path)
     else:
         convert(read_checkpoint(path), Options())
@@ -81,7 +81,7 @@ def _limit() -> None:
 
 
 def main(honest: Path, hostile: Path) -> list[Record]:
-    """One record for each file of both folders; the honest ones come first and load what is loaded late."""
+    """One record for each file of both folders; the honest files come first and trigger lazy imports."""
     for path in sorted(honest.iterdir()):
         outcome(read, path)
     for codec in ("raw_unicode_escape", "unicode_escape", "latin1", "cp437"):

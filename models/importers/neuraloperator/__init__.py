@@ -1,4 +1,4 @@
-"""Checkpoints of neuraloperator: FNO and TFNO of the releases 0.3, 1.0, 2.0.0 and of its main branch."""
+"""Import of neuraloperator's FNO and TFNO, releases 0.3, 1.0, 2.0.0 and main branch."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ __all__ = ["import_neuraloperator", "read_exactly", "recognises", "settings_of"]
 
 _BLOCKS = "fno_blocks."
 
-# What torch.optim.swa_utils.AveragedModel counts beside the network.
+# Buffers of torch.optim.swa_utils.AveragedModel.
 _OF_WRAPPERS = {"n_averaged"}
 
 
 def recognises(keys: Collection[str]) -> bool:
-    """Whether a state dict with these keys is one of neuraloperator's, perhaps inside a wrapper."""
+    """True if these are keys of a neuraloperator network, perhaps inside a wrapper."""
     return any(_BLOCKS in key for key in keys)
 
 
 def import_neuraloperator(
     tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None, options: Options
 ) -> Imported:
-    """Turn an FNO or TFNO into our architecture and state dict.
+    """Convert an FNO or TFNO to our architecture and state dict.
 
     Args:
         tensors: Its state dict, without the entry `_metadata`.
-        metadata: The arguments it was built with, classes and functions as `Named` and `Stub`; None
-            or empty if they are not known.
-        options: `version` (0.3.0, 1.0, 2.0.0, main) and any argument of FNO.__init__ that changes what it
-            computes, under its name in 2.0.0; they win over the file.
+        metadata: Its constructor arguments, classes and functions as `Named` and `Stub`; None or empty if they are
+            unknown.
+        options: `version` (0.3.0, 1.0, 2.0.0, main) and any argument of FNO.__init__ that changes the result,
+            under its name in 2.0.0; they override the file.
 
     Returns:
-        Everything but the normalisation, which the library keeps elsewhere.
+        The network without normalisation, which the library saves elsewhere.
 
     Raises:
-        ImportRefused: something that we do not have, by name.
+        ImportRefused: an unsupported part of the network; the message names it.
     """
     imported = _read(tensors, metadata, options, torch.complex64)
     return replace(imported, state={name: _single(t) for name, t in imported.state.items()})
@@ -53,7 +53,7 @@ def import_neuraloperator(
 def read_exactly(
     tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None, options: Options
 ) -> Imported:
-    """As `import_neuraloperator`, with the spectral weights in double precision."""
+    """As `import_neuraloperator`, with spectral weights in double precision."""
     return _read(tensors, metadata, options, torch.complex128)
 
 
@@ -67,8 +67,8 @@ def _read(
     outside = [n for n in tensors if not n.startswith(prefix) and n not in _OF_WRAPPERS]
     if outside:
         raise ImportRefused(
-            f"the network's names begin with {prefix!r}, and there is no place for {', '.join(outside[:5])} "
-            "beside it: save the network alone, torch.save(network.state_dict(), path)"
+            f"the network's keys begin with {prefix!r}, and the file also has {', '.join(outside[:5])}: save the "
+            "network alone, torch.save(network.state_dict(), path)"
         )
     inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     settings = read_settings(inner, metadata, options)
@@ -79,24 +79,24 @@ def _read(
     arch = network.architecture
     assumptions = settings.assumptions
     if prefix:
-        assumptions.append(f"the names begin with {prefix!r}, which was cut off")
+        assumptions.append(f"the prefix {prefix!r} of all keys was removed")
     if arch.odd_axes_rolled:
         assumptions.append(
-            f"on axes of odd size, the last excepted, frequencies come back one lower, as in {settings.release} "
-            "(fftshift for ifftshift); version=main does not. Development versions of November 2025 to "
-            "February 2026 do not either and write the same files as 2.0.0"
+            f"on axes of odd size except the last, frequencies are returned one too low, as in {settings.release} "
+            "(it calls fftshift instead of ifftshift). Development versions from November 2025 on compute them right: "
+            "use version=main for those, since until February 2026 their files look like those of 2.0.0"
         )
     return Imported(
         name,
         arch,
         network.state,
         tuple(assumptions),
-        release_is_told=settings.release_is_told,
+        release_is_known=settings.release_is_known,
     )
 
 
 def _wrapper(names: Collection[str]) -> str:
-    """What stands before every name when the network was saved inside another module."""
+    """The prefix of all keys of a network that was saved inside another module."""
     heads = {name.partition(_BLOCKS)[0] for name in names if _BLOCKS in name}
     return min(heads, key=len, default="")
 

@@ -1,4 +1,4 @@
-"""Arguments of neuraloperator's FNO, each turned into what our architecture says in its place."""
+"""Translation of the arguments of neuraloperator's FNO to our architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbofno.models.importers.safe_pickle import Stub
 
 
 def grid_ranges(value: Any, n_dim: int) -> list[tuple[float, float]] | None:
-    """Start and end of each axis in a positional embedding; None if there is none."""
+    """Start and end of each axis of a positional embedding; None without one."""
     if value is None:
         return None
     if value == "grid":
@@ -35,14 +35,14 @@ def padding_of(amount: Any, mode: Any, n_dim: int, *, scaled: bool) -> DomainPad
     fractions = tuple(amount) if _is_list(amount) else (amount,) * n_dim
     if not all(isinstance(f, int | float) for f in fractions) or len(fractions) != n_dim:
         raise ImportRefused(
-            f"domain_padding={amount} is not a number or one for each of {n_dim} axes"
+            f"domain_padding={amount} must be a number, or one for each of {n_dim} axes"
         )
     if sum(fractions) <= 0:
         return None
     if scaled:
         raise ImportRefused(
-            "domain_padding together with resolution_scaling_factor is not supported (neuraloperator "
-            "cuts off the padding as if one layer alone changed the resolution)"
+            "domain_padding with resolution_scaling_factor is not supported (neuraloperator crops the padding as "
+            "if only one layer changed the resolution)"
         )
     sides = {"one-sided": "end", "symmetric": "both"}
     if mode not in sides:
@@ -51,7 +51,7 @@ def padding_of(amount: Any, mode: Any, n_dim: int, *, scaled: bool) -> DomainPad
 
 
 def scaling_of(value: Any, n_layers: int, n_dim: int) -> tuple[tuple[float, ...], ...]:
-    """`resolution_scaling_factor`: a number, one a layer, or a list a layer; empty if there is none."""
+    """`resolution_scaling_factor`: a number, one per layer, or a list per layer; empty without scaling."""
     if value is None:
         return ()
     layers = list(value) if _is_list(value) else [value] * n_layers
@@ -61,7 +61,7 @@ def scaling_of(value: Any, n_layers: int, n_dim: int) -> tuple[tuple[float, ...]
     )
     if len(scaling) != n_layers or any(len(layer) != n_dim for layer in scaling):
         raise ImportRefused(
-            f"resolution_scaling_factor={value} does not give {n_layers} layers a factor for each of "
+            f"resolution_scaling_factor={value} must have a factor for each of {n_layers} layers and "
             f"{n_dim} axes"
         )
     return scaling
@@ -77,10 +77,10 @@ def block_steps(
     mlp: bool,
     mlp_skip: bool,
 ) -> tuple[tuple[BlockStep, ...], tuple[BlockStep, ...]]:
-    """What a layer and the last layer do, in order (FNOBlocks.forward_with_.. of that release)."""
+    """The steps of a layer and of the last layer, in order (FNOBlocks.forward_with_.. of that release)."""
     old = release == "0.3.0"
     steps: list[tuple[BlockStep, bool, bool]] = [
-        # step, whether a layer has it, whether the last layer has it
+        # step, is it in a layer, is it in the last layer
         ("activation", preactivation, True),
         ("norm", preactivation and norm, True),
         ("branch", preactivation, True),
@@ -88,13 +88,13 @@ def block_steps(
         ("spectral", True, True),
         ("norm", norm and not preactivation, True),
         ("skip", skip, True),
-        # 0.3: in the last layer too if a perceptron follows; with preactivation only if one follows
+        # 0.3: also in the last layer before an MLP; with preactivation only before an MLP
         ("activation", mlp or not (old and preactivation), old and mlp and not preactivation),
         ("norm", preactivation and norm and (mlp or not old), True),
         ("mlp", mlp, True),
         ("mlp_skip", mlp_skip, True),
         ("norm", norm and not preactivation and (mlp or not old), True),
-        # 2.0 applies it twice where there is no perceptron in between
+        # without an MLP in between, 2.0 applies the activation twice
         ("activation", not preactivation and (mlp or not old), False),
     ]
     block = tuple(step for step, present, _ in steps if present)
@@ -108,7 +108,7 @@ def counts(value: Any, what: str, n_dim: int) -> Sequence[int] | None:
     numbers = list(value) if _is_list(value) else [value]
     if len(numbers) != n_dim or not all(isinstance(n, int) and n > 0 for n in numbers):
         raise ImportRefused(
-            f"{what}={value} is not a positive whole number for each of {n_dim} axes"
+            f"{what}={value} must have a positive whole number for each of {n_dim} axes"
         )
     return numbers
 

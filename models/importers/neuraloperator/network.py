@@ -1,4 +1,4 @@
-"""FNO and TFNO of neuraloperator 0.3 to main: from tensors and arguments to our architecture and state dict."""
+"""Conversion of the tensors and arguments of neuraloperator's FNO and TFNO to our architecture and state dict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbofno.models.importers.neuraloperator.arguments import (
 from turbofno.models.importers.neuraloperator.settings import Settings
 from turbofno.models.importers.neuraloperator.spectral_weights import (
     StoredWeight,
-    ours,
+    fft_order,
     refuse_giant,
     stored_weight,
 )
@@ -40,7 +40,7 @@ _SKIPS: dict[Any, Skip] = {
 
 
 class Network:
-    """Reads a network part by part into `state`; `architecture` is what the parts amount to."""
+    """Converts a network part by part into `state` and `architecture`."""
 
     def __init__(self, tensors: Tensors, settings: Settings, numbers: torch.dtype) -> None:
         """`numbers` is the dtype of the spectral weights in `state`."""
@@ -73,8 +73,8 @@ class Network:
         positional = self._positional_grid(lifting[0])
         if scaling and self._old:
             raise ImportRefused(
-                "output_scaling_factor is not supported for 0.3 (its layers scale the field's "
-                "amplitude with the number of points)"
+                "output_scaling_factor is not supported for 0.3 (there the field's amplitude changes with the number "
+                "of points)"
             )
         block, last_block = block_steps(
             self._settings.release,
@@ -94,7 +94,7 @@ class Network:
             activation=activation,
             lifting_channels=lifting[1:-1],
             projection_channels=projection[1:-1],
-            # the first releases lift with gelu whatever the network's activation
+            # the lifting of 0.3 always uses gelu
             lifting_activation="gelu" if self._old and activation != "gelu" else None,
             skip=skip,
             skip_bias="blocks.0.skip.bias" in self.state,
@@ -115,7 +115,7 @@ class Network:
             block=block,
             last_block=last_block,
         )
-        return _without_needless_steps(arch)
+        return _without_default_steps(arch)
 
     def _spectral_biases(self) -> list[torch.Tensor]:
         if self._old:
@@ -126,7 +126,7 @@ class Network:
         return [self._tensors.take(f"fno_blocks.convs.{i}.bias") for i in range(n_layers)]
 
     def _spectral_weights(self) -> tuple[tuple[int, ...], ModePlacement]:
-        """Puts the kept modes of every layer into the state; how many they are, and where they go."""
+        """Convert the spectral weights of all layers; return the number of kept modes and their placement."""
         weights = self._stored_weights()
         joint = self._old and len(weights) == 1 and weights[0].shape[0] == self._n_layers
         joint = joint and len(weights[0].shape) == self._n_dim + 3
@@ -136,31 +136,31 @@ class Network:
         asked = counts(self._settings.get("n_modes"), "n_modes", self._n_dim)
         kept = list(stored)
         if asked is not None:
-            # the last entry counts both signs
+            # the last entry of n_modes counts both signs
             kept = [*asked[:-1], asked[-1] // 2 + 1]
         if any(k > s for k, s in zip(kept, stored, strict=True)):
             raise ImportRefused(
-                f"n_modes={list(asked or ())} is more than the weights hold: {list(stored)}"
+                f"n_modes={list(asked or ())} exceeds the stored weights, which have {list(stored)} modes"
             )
         if not self._settings.get("_whole") and self._settings.options.given.get("n_modes") is None:
             self._settings.assumptions.append(
-                f"{kept} of the {list(stored)} stored modes are in use, as the network was built: whoever "
-                "changes n_modes later does not write it down, set n_modes=[..] if it was"
+                f"the network uses {kept} of its {list(stored)} stored modes, as it was built; the file does not show "
+                "whether n_modes was changed later (n_modes=[..])"
             )
         weights = [weight.window(kept) for weight in weights]
         refuse_giant(weights, self._width if self._settings.get("separable") else 1)
         dense = list(weights[0].dense()) if joint else (weight.dense() for weight in weights)
         for i, weight in enumerate(dense):
-            whole = ours(weight, self._n_dim, self._width)
+            whole = fft_order(weight, self._n_dim, self._width)
             self.state[f"blocks.{i}.spectral_weight"] = whole.to(self._numbers)
         return tuple(kept), self._placement(stored[:-1], kept[:-1])
 
     def _with_room_above(
         self, modes: tuple[int, ...], placement: ModePlacement
     ) -> tuple[tuple[int, ...], ModePlacement]:
-        """Adds a mode of zeros on the last axis, so that grids are refused whose highest frequency is kept.
+        """Add a zero mode on the last axis, so that grids whose Nyquist frequency is kept are refused.
 
-        On a finer output grid, main takes the real part of that frequency as if it still were the highest.
+        On a finer output grid, main treats that frequency as if it were still the Nyquist frequency.
         """
         if not self._settings.get("enforce_hermitian_symmetry"):
             return modes, placement
@@ -168,8 +168,8 @@ class Network:
             name = f"blocks.{i}.spectral_weight"
             self.state[name] = torch.nn.functional.pad(self.state[name], (0, 1))
         self._settings.assumptions.append(
-            "grids that are too small for the modes are refused: main drops imaginary parts there, as the "
-            "output grid is finer (enforce_hermitian_symmetry)"
+            "grids that are too small for the modes are refused, because main discards imaginary parts there "
+            "(enforce_hermitian_symmetry)"
         )
         return (*modes[:-1], modes[-1] + 1), "exact"
 
@@ -182,23 +182,25 @@ class Network:
             )
         if len(channels) == 1 and not self._settings.get("separable"):
             raise ImportRefused(
-                f"the spectral weight {shape}, as in a network on the sphere or a separable FNO; set "
-                "separable=true if it is the latter"
+                f"the spectral weight {shape}, as in a spherical network (not supported) or a separable FNO; for a "
+                "separable FNO use --set separable=true"
             )
         if len(channels) == 1 and self._old:
-            raise ImportRefused("separable is not supported for 0.3, which cannot run it itself")
+            raise ImportRefused(
+                "separable is not supported for 0.3: that release cannot run it either"
+            )
 
     def _placement(self, stored: Sequence[int], kept: Sequence[int]) -> ModePlacement:
-        """How the library chooses bins, which it does from the stored weight and the grid in one step."""
+        """The library's mode placement; it depends on the stored weight and the grid together."""
         centred = self._settings.release in ("2.0.0", "main")
         if all((s - k) % 2 == 0 for s, k in zip(stored, kept, strict=True)):
             return "centred" if centred else "floor_window"
-        # cut out of an uneven surplus, the kept rows alone do not tell what a small grid takes
+        # With an odd number of unused modes, the kept rows do not determine those of a small grid.
         if centred or all(k % 2 == 0 for k in kept):
             return "exact"
         raise ImportRefused(
-            f"{list(kept)} of {list(stored)} stored modes: odd n_modes with an uneven surplus is not "
-            f"supported for {self._settings.release}"
+            f"{list(kept)} of {list(stored)} stored modes are used: odd n_modes with an odd number of unused modes are "
+            f"not supported for {self._settings.release}"
         )
 
     def _stored_weights(self) -> list[StoredWeight]:
@@ -210,13 +212,13 @@ class Network:
         return [stored_weight(self._tensors.take_below(f"{name}."), name) for name in names]
 
     def _pointwise(self, theirs: str, here: str) -> tuple[int, ...]:
-        """Puts a chain of 1x1 convolutions into the state; its channels from first to last."""
+        """Convert a chain of 1x1 convolutions; return its channel counts."""
         widths: list[int] = []
         for j in range(self._tensors.count_below(f"{theirs}.fcs.")):
             weight, bias = self._tensors.take_linear(f"{theirs}.fcs.{j}")
             if widths and widths[-1] != weight.shape[1]:
                 raise ImportRefused(
-                    f"{theirs}.fcs.{j} takes {weight.shape[1]} channels, not {widths[-1]}"
+                    f"{theirs}.fcs.{j} has {weight.shape[1]} input channels, expected {widths[-1]}"
                 )
             widths = [*(widths or [weight.shape[1]]), weight.shape[0]]
             self.state[f"{here}.linears.{j}.weight"] = weight
@@ -226,22 +228,22 @@ class Network:
         return tuple(widths)
 
     def _positional_grid(self, lifted: int) -> bool:
-        """Whether coordinates are appended; ranges other than 0 to 1 go into the lifting."""
+        """True if coordinates are appended; fold ranges other than 0 to 1 into the lifting."""
         ranges = grid_ranges(self._settings.get("positional_embedding"), self._n_dim)
         in_channels = self._settings.get("in_channels")
         if isinstance(in_channels, int):
             expected = in_channels + (self._n_dim if ranges else 0)
             if expected != lifted:
                 raise ImportRefused(
-                    f"the lifting takes {lifted} channels; in_channels={in_channels} and the positional "
-                    f"embedding make {expected}"
+                    f"the lifting has {lifted} input channels, but in_channels={in_channels} and the positional "
+                    f"embedding give {expected}"
                 )
         if ranges is None:
             return False
         if lifted <= self._n_dim:
             raise ImportRefused(
-                f"the lifting takes {lifted} channels, too few for a positional embedding; set "
-                "positional_embedding=none"
+                f"the lifting has {lifted} input channels, too few for a positional embedding; use "
+                "--set positional_embedding=none"
             )
         weight, bias = (self.state[f"lifting.linears.0.{name}"] for name in ("weight", "bias"))
         if any(pair != (0.0, 1.0) for pair in ranges):
@@ -253,7 +255,7 @@ class Network:
         return True
 
     def _skip(self, argument: str, theirs: str, here: str) -> Skip:
-        """Puts the skips of all layers into the state; their kind, as the tensors or else the arguments say."""
+        """Convert the skips of all layers; return their kind, from the tensors or else from the arguments."""
         prefix = f"fno_blocks.{theirs}."
         if not self._tensors.has_below(prefix):
             kind = self._settings.get(argument)
@@ -272,7 +274,7 @@ class Network:
         size = self._width if gate else self._width**2
         if weight.numel() != size:
             raise ImportRefused(
-                f"{prefix}{i} has shape {list(weight.shape)}; skips are pointwise here"
+                f"{prefix}{i} has shape {list(weight.shape)}; only pointwise skips are supported"
             )
         shape = (self._width,) if gate else (self._width, self._width)
         self.state[f"blocks.{i}.{here}.weight"] = weight.reshape(shape)
@@ -287,11 +289,11 @@ class Network:
         for i in range(self._n_layers):
             widths = self._pointwise(f"fno_blocks.{name}.{i}", f"blocks.{i}.mlp")
         skip = self._skip("channel_mlp_skip", f"{name}_skips", "mlp_skip")
-        # gelu whatever the network's activation: FNOBlocks does not pass it on
+        # always gelu: FNOBlocks does not pass the network's activation on
         return ChannelMLP(hidden_channels=widths[1], skip=skip, activation="gelu")
 
     def _norms(self) -> Norm:
-        """Puts the norms of all layers into the state; their kind."""
+        """Convert the norms of all layers; return their kind."""
         prefix = "fno_blocks.norm."
         if not self._tensors.has_below(prefix):
             name = self._settings.get("norm")
@@ -318,7 +320,7 @@ class Network:
 def _norm_of(
     values: dict[str, torch.Tensor], where: str
 ) -> tuple[Norm, torch.Tensor, torch.Tensor]:
-    """Kind, weight and bias of a group norm, or of a batch norm with its statistics worked in."""
+    """Kind, weight and bias of a group norm, or of a batch norm with its statistics folded in."""
     values = {name.removeprefix("norm."): value for name, value in values.items()}
     values.pop("num_batches_tracked", None)
     values = {name: as_real(value, f"{where}.{name}") for name, value in values.items()}
@@ -326,7 +328,7 @@ def _norm_of(
         return "group_norm", values["weight"], values["bias"]
     if set(values) != {"weight", "bias", "running_mean", "running_var"}:
         raise ImportRefused(
-            f"{where} has {sorted(values)}; supported are instance, group and batch norm"
+            f"{where} has the tensors {sorted(values)}; supported are instance, group and batch norm"
         )
     weight, bias, mean, variance = (
         values[name].double() for name in ("weight", "bias", "running_mean", "running_var")
@@ -339,29 +341,30 @@ def _refuse_unsupported(tensors: Tensors, settings: Settings) -> None:
     get = settings.get
     if get("complex_data") or tensors.has_below("lifting.fr."):
         raise ImportRefused(
-            "complex_data=True is not supported: fields are real here (and neuraloperator up to main "
-            "keeps the highest instead of the lowest frequencies of the last axis for it)"
+            "complex_data=True is not supported: fields must be real (for complex ones, neuraloperator up to main keeps "
+            "the highest instead of the lowest frequencies of the last axis)"
         )
     if get("norm") == "ada_in":
-        raise ImportRefused("norm=ada_in is not supported: it needs an embedding at every call")
+        raise ImportRefused("norm=ada_in is not supported: it needs an embedding with every call")
     conv = get("conv_module")
     name = getattr(conv, "name", conv)
     if name != "SpectralConv":
         raise ImportRefused(f"conv_module={name} is not supported; supported is SpectralConv")
     if get("conv_bias_kernel") != 1:
-        raise ImportRefused("conv_bias_kernel over 1 is not supported: skips are pointwise here")
+        raise ImportRefused("conv_bias_kernel above 1 is not supported: only pointwise skips are")
     if get("stabilizer") not in (None, "tanh"):
         raise ImportRefused(
             f"stabilizer={get('stabilizer')} is not supported; supported are tanh and None"
         )
     if get("fno_block_precision") != "full":
         settings.assumptions.append(
-            f"fno_block_precision={get('fno_block_precision')}: computed in full precision here"
+            f"fno_block_precision={get('fno_block_precision')} is ignored: layers use full precision, or on GPUs that of "
+            "--precision"
         )
 
 
-def _without_needless_steps(arch: FNOArchitecture) -> FNOArchitecture:
-    """The same architecture, with the usual steps left unsaid."""
+def _without_default_steps(arch: FNOArchitecture) -> FNOArchitecture:
+    """The architecture with `block` and `last_block` empty where they are the default."""
     usual = arch.model_copy(update={"block": (), "last_block": ()})
     for last, name in ((False, "block"), (True, "last_block")):
         if arch.steps(last=last) == usual.steps(last=last):

@@ -1,4 +1,4 @@
-"""A network of neuraloperator that was pickled whole: the arguments that its attributes stand for."""
+"""Constructor arguments of a pickled neuraloperator network, from its attributes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from turbofno.models.importers.activations import activation_of
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Stub
-from turbofno.models.importers.torch_file import module_attributes
+from turbofno.models.importers.torch_file import submodules
 
 _NORMS = {
     "InstanceNorm": "instance_norm",
-    # of 0.3, which takes torch's
+    # torch's names, in 0.3
     "InstanceNorm1d": "instance_norm",
     "InstanceNorm2d": "instance_norm",
     "InstanceNorm3d": "instance_norm",
@@ -22,10 +22,10 @@ _NORMS = {
 _EPSILON = 1e-5
 _NETWORKS = ("FNO", "TFNO", *(f"{kind}FNO{n}d" for kind in ("", "T") for n in (1, 2, 3)))
 
-# Modules around a network that pass its answer on as it is.
+# Wrappers that return the network's result unchanged.
 _TRANSPARENT = ("DataParallel", "DistributedDataParallel", "AveragedModel")
 
-# Attributes of FNOBlocks that are arguments of FNO under the same name.
+# Attributes of FNOBlocks with the names of FNO's arguments.
 _OF_THE_BLOCKS = (
     "preactivation", "stabilizer", "fno_skip", "channel_mlp_skip", "mlp_skip", "separable", "complex_data",
     "fno_block_precision", "conv_bias_kernel", "enforce_hermitian_symmetry", "resolution_scaling_factor",
@@ -34,22 +34,22 @@ _OF_THE_BLOCKS = (
 
 
 def settings_of(module: Stub) -> dict[str, Any] | None:
-    """The arguments of FNO.__init__ with which a pickled network would compute what it computes.
+    """The arguments of FNO.__init__ that give a network with the same results as the pickled one.
 
-    The arguments stored in the pickle are those that the network was built with, for a TFNO only those
-    that were given. The attributes say what it does now, and some of them which release it is of.
+    The arguments in the pickle are those at construction; for a TFNO, those without defaults. The attributes show
+    the present state of the network, and some show its release.
 
     Args:
-        module: The pickled module, the network itself or one around it (DataParallel, for example).
+        module: The pickled network, or a wrapper such as DataParallel.
 
     Returns:
-        Arguments by the names of the network's release; None if there is no FNO or TFNO inside.
+        Arguments under their names in the network's release; None if there is no FNO or TFNO inside.
 
     Raises:
-        ImportRefused: the network was changed after it was built in a way that no argument expresses, or
-            something else than the library computes with it.
+        ImportRefused: a network that was changed after construction in a way that no argument expresses, or one
+            with code of its own.
     """
-    modules = module_attributes(module)
+    modules = submodules(module)
     networks = [
         path.removesuffix("fno_blocks").removesuffix(".")
         for path, part in modules.items()
@@ -72,12 +72,12 @@ def settings_of(module: Stub) -> dict[str, Any] | None:
 
 
 def _refuse_other_code(modules: dict[str, Stub], root: str) -> None:
-    """Refuse a class of the same name from elsewhere, and modules around the network that may do more."""
+    """Refuse a class of another library, and wrappers that may change the result."""
     cls = modules[root].cls
     if not cls.module.startswith("neuralop."):
         raise ImportRefused(
-            f"the pickled network is a {cls.qualified}, not neuraloperator's {cls.name}, and may compute something "
-            "else. If it computes the same, save its state dict: torch.save(model.state_dict(), path)"
+            f"the pickled network is a {cls.qualified}, not neuraloperator's {cls.name}, and may give other results. "
+            "If it gives the same, save its state dict: torch.save(model.state_dict(), path)"
         )
     path = root
     while path:
@@ -85,8 +85,8 @@ def _refuse_other_code(modules: dict[str, Stub], root: str) -> None:
         around = modules[path].cls
         if around.name not in _TRANSPARENT or not around.module.startswith("torch."):
             raise ImportRefused(
-                f"the pickled network lies inside a {around.qualified}, which may compute more than the network "
-                f"alone. Save the network itself, model.{root}: torch.save(model.{root}, path)"
+                f"the pickled network is inside a {around.qualified}, which may change its result. Save the network "
+                f"itself: torch.save(model.{root}, path)"
             )
 
 
@@ -99,13 +99,13 @@ def _arguments_of_blocks(modules: dict[str, Stub], path: str) -> dict[str, Any]:
     groups = norms[0].attributes.get("num_groups") if norms else None
     if groups not in (None, 1):
         found["norm_groups"] = groups
-    # 0.3 has one convolution for all layers
+    # in 0.3, one module has the convolutions of all layers
     convs = _listed(modules, _join(path, "convs")) or [modules[_join(path, "convs")]]
     return found | _arguments_of_convolutions(blocks, convs)
 
 
 def _is_old(blocks: Stub) -> bool:
-    """True if it is of release 0.3."""
+    """True for release 0.3."""
     return "use_mlp" in blocks.attributes
 
 
@@ -114,12 +114,12 @@ def _norm_of(norms: list[Stub]) -> str | None:
     if len(kinds) > 1 or len({norm.attributes.get("num_groups") for norm in norms}) > 1:
         raise ImportRefused(f"the layers have different norms: {sorted(kinds)}")
     for norm in norms:
-        # a batch norm is a module inside; an instance norm keeps its arguments
+        # a batch norm has an inner module; an instance norm stores its arguments
         inner = (norm.attributes.get("_modules") or {}).get("norm", norm)
         options = inner.attributes.get("kwargs") or inner.attributes
         if options.get("eps", _EPSILON) != _EPSILON:
             raise ImportRefused(
-                f"a norm {norm.cls.name} with eps={options['eps']} is not supported, only {_EPSILON}"
+                f"the norm {norm.cls.name} has eps={options['eps']}; only {_EPSILON} is supported"
             )
     return next((_NORMS.get(kind, kind) for kind in kinds), None)
 
@@ -130,14 +130,14 @@ def _arguments_of_convolutions(blocks: Stub, convs: list[Stub]) -> dict[str, Any
     if len(kinds) > 1 or len(modes) > 1:
         raise ImportRefused(
             f"the layers have different spectral convolutions: {sorted(kind.name for kind in kinds)} with "
-            f"{sorted(modes)} modes; one kind and one number of modes are supported"
+            f"{sorted(modes)} modes; all layers must have the same"
         )
     (kind,), (kept,) = kinds, modes
     own = kind.module.startswith("neuralop.layers.") and kind.name == "SpectralConv"
     asked = blocks.attributes.get("_n_modes")
     asked = tuple(asked) if isinstance(asked, list | tuple) else (asked,)
     if kept and kept != (*asked[:-1], asked[-1] // 2 + 1):
-        # what the convolutions keep decides; the last entry counts both signs
+        # The modes of the convolutions count. The last entry of n_modes counts both signs.
         asked = (*kept[:-1], 2 * (kept[-1] - 1))
     return {
         "conv_module": "SpectralConv" if own else kind.qualified,
@@ -160,14 +160,14 @@ def _arguments_of_network(modules: dict[str, Stub], root: str) -> dict[str, Any]
 
 
 def _sizes(modules: dict[str, Stub], root: str) -> dict[str, Any]:
-    """The arguments that could be given without a name."""
+    """The arguments that may have been positional."""
     names = ("in_channels", "out_channels", "hidden_channels", "n_layers")
     attributes = modules[root].attributes
     return {name: attributes[name] for name in names if name in attributes}
 
 
 def _refuse_other_activations(modules: dict[str, Stub], root: str) -> None:
-    """Refuse a part with another activation than FNO.__init__ gives it."""
+    """Refuse a part whose activation is not the one that FNO.__init__ sets."""
     blocks = modules[_join(root, "fno_blocks")]
     network = activation_of(_activation(blocks), "non_linearity")
     expected = {"lifting": "gelu" if _is_old(blocks) else network, "projection": network}
@@ -179,19 +179,19 @@ def _refuse_other_activations(modules: dict[str, Stub], root: str) -> None:
         has = usual if part is None else activation_of(_activation(part), f"{path}.non_linearity")
         if has != usual:
             raise ImportRefused(
-                f"{path} has the activation {has}, and FNO.__init__ gives it {usual}: the network was changed "
-                "after it was built, which is not supported for activations"
+                f"{path} has the activation {has}, but FNO.__init__ sets {usual}: activations that were changed after "
+                "construction are not supported"
             )
 
 
 def _activation(part: Stub) -> Any:
-    """Its non_linearity: a function, which is an attribute, or a module inside it."""
+    """The non_linearity of a part: an attribute, if it is a function, or a submodule."""
     inside = part.attributes.get("_modules") or {}
     return inside.get("non_linearity", part.attributes.get("non_linearity"))
 
 
 def _listed(modules: dict[str, Stub], path: str) -> list[Stub]:
-    """The modules of the list `path`; empty if there is none."""
+    """The modules of the module list `path`; empty without one."""
     found: list[Stub] = []
     while _join(path, str(len(found))) in modules:
         found.append(modules[_join(path, str(len(found)))])

@@ -1,4 +1,4 @@
-"""What a neuraloperator network was built with: from the metadata, or the release's defaults, or the user."""
+"""Constructor arguments of a neuraloperator network, from the user, the metadata, or the release's defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turbofno.models.importers.result import Options
 Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
 RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")
 
-# Positional parameters of FNO.__init__, as far as somebody would pass them without a name.
+# The first parameters of FNO.__init__, which may be passed by position.
 _POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
 _POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
 
@@ -44,7 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "enforce_hermitian_symmetry": True,
     "in_channels": None,
     "separable": False,
-    # read from the attributes of a network that was pickled whole, which leave nothing open
+    # set for a pickled network, whose attributes determine everything
     "_whole": False,
 }
 _DEFAULTS_OF: dict[Release, dict[str, Any]] = {
@@ -54,8 +54,8 @@ _DEFAULTS_OF: dict[Release, dict[str, Any]] = {
     "main": {},
 }
 
-# The tensors say these better, or they do not matter to a trained network.
-_TOLD_BY_THE_TENSORS = {
+# Ignored: the tensors show them, or they do not affect a trained network.
+_IGNORED = {
     "out_channels", "hidden_channels", "n_layers", "lifting_channel_ratio", "lifting_channels",
     "projection_channel_ratio", "projection_channels", "use_channel_mlp", "channel_mlp_expansion",
     "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
@@ -64,8 +64,8 @@ _TOLD_BY_THE_TENSORS = {
     "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
 }  # fmt: skip
 
-# The tensors show it, or a network that differs here is refused.
-_OF_NO_CONSEQUENCE = {
+# Not reported as assumptions: the tensors show them, or other values are refused.
+_NOT_REPORTED = {
     "n_modes", "in_channels", "complex_data", "conv_module", "conv_bias_kernel",
     "enforce_hermitian_symmetry", "norm_groups", "fno_block_precision", "separable", "_whole",
 }  # fmt: skip
@@ -73,26 +73,26 @@ _OF_NO_CONSEQUENCE = {
 
 @dataclass(slots=True)
 class Settings:
-    """The arguments of FNO.__init__ by their names of 2.0.0, and what had to be assumed about them."""
+    """The arguments of FNO.__init__ under their names in 2.0.0, and the assumptions about them."""
 
     release: Release
     metadata: dict[str, Any]
     options: Options
     documented: bool
-    release_is_told: bool = True
+    release_is_known: bool = True
     assumptions: list[str] = field(default_factory=list)
 
     def get(self, name: str) -> Any:
-        """The value the user set, else the file's, else the release's default; the last is an assumption."""
+        """The user's value, else the file's, else the release's default, which is recorded as an assumption."""
         given = self.options.text(name)
         if given is not None:
             self.metadata[name] = _value(given)
         if name in self.metadata:
             return self.metadata[name]
         value = _DEFAULTS_OF[self.release].get(name, DEFAULTS[name])
-        if not self.documented and name not in _OF_NO_CONSEQUENCE:
+        if not self.documented and name not in _NOT_REPORTED:
             self.assumptions.append(
-                f"{name}={value}, the default of {self.release}: the file does not say"
+                f"{name}={value}, the default of {self.release}, as the file does not contain it"
             )
         return value
 
@@ -100,10 +100,10 @@ class Settings:
 def read_settings(
     keys: Collection[str], metadata: dict[str, Any] | None, options: Options
 ) -> Settings:
-    """The settings of a network with these tensors, its release told from them.
+    """The settings of a network with these tensors, and its release.
 
     Raises:
-        ImportRefused: an argument that is not known, or another model than FNO and TFNO.
+        ImportRefused: an unknown argument, or a model other than FNO and TFNO.
     """
     raw = dict(metadata or {})
     _check_class(raw)
@@ -116,31 +116,31 @@ def read_settings(
     if by_axis and "n_modes" not in raw:
         raw["n_modes"] = tuple(by_axis)
     raw = by_name(raw, old=settings.release == "0.3.0")
-    known = {*DEFAULTS, *_TOLD_BY_THE_TENSORS, *_RENAMED_0_3}
+    known = {*DEFAULTS, *_IGNORED, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)
     if unknown:
         raise ImportRefused(
-            f"the network was built with {', '.join(map(str, unknown))}, which is no argument of FNO or "
-            f"TFNO in neuraloperator {', '.join(RELEASES)}"
+            f"the network was built with {', '.join(map(str, unknown))}, which FNO and TFNO do not have in "
+            f"neuraloperator {', '.join(RELEASES)}"
         )
     settings.metadata = {_RENAMED_0_3.get(name, name): value for name, value in raw.items()}
     return settings
 
 
 def by_name(metadata: dict[str, Any], *, old: bool) -> dict[str, Any]:
-    """The arguments with those under names that were given without one; `old` is release 0.3.
+    """The arguments with positional ones moved to their names; `old` is release 0.3.
 
     Raises:
-        ImportRefused: more arguments without a name than the first few.
+        ImportRefused: too many positional arguments.
     """
     named = dict(metadata)
     given = named.pop("args", None) or ()
     names = _POSITIONAL_0_3 if old else _POSITIONAL
     if len(given) > len(names):
         raise ImportRefused(
-            f"the network was built with {len(given)} arguments without a name; the first {len(names)} "
-            f"({', '.join(names)}) are supported so. Build it with the others by name and load its state "
-            "dict, or save the whole network: torch.save(model, path)"
+            f"the network was built with {len(given)} positional arguments; at most {len(names)} are supported "
+            f"({', '.join(names)}). Build it with keyword arguments and load its state dict, or save the whole "
+            "network: torch.save(model, path)"
         )
     return named | dict(zip(names, given, strict=False))
 
@@ -149,32 +149,34 @@ def _check_class(metadata: dict[str, Any]) -> None:
     name = metadata.get("_name")
     allowed = {f"{kind}FNO{dim}" for kind in ("", "T") for dim in ("", "1d", "2d", "3d")}
     if name is not None and name not in allowed:
-        raise ImportRefused(f"the model is a {name}; of neuraloperator, FNO and TFNO are supported")
+        raise ImportRefused(
+            f"the model is a {name}; of neuraloperator, only FNO and TFNO are supported"
+        )
 
 
 def _release(keys: Collection[str], settings: Settings) -> Release:
-    """Which release's rules a network follows; the option `version` decides where a file does not tell."""
+    """The release of a network; the option `version` decides if the file does not show it."""
     names = settings.metadata
     old_layout = any(key.startswith("fno_blocks.convs.weight.") for key in keys)
-    told: Release | None = None
+    known: Release | None = None
     if old_layout:
-        told = "0.3.0"
+        known = "0.3.0"
     elif {"enforce_hermitian_symmetry", "conv_bias_kernel"} & set(names):
-        told = "main"
+        known = "main"
     elif "use_channel_mlp" in names and "conv_module" in names:
-        # with domain_padding_mode, too: between 1.0 and 2.0.0 it was as 2.0.0 but for this argument
-        told = "2.0.0"
+        # Versions between 1.0 and 2.0.0 also have domain_padding_mode, and otherwise equal 2.0.0.
+        known = "2.0.0"
     elif "domain_padding_mode" in names:
-        told = "1.0"
-    asked = settings.options.choice("version", RELEASES, told or "2.0.0")
+        known = "1.0"
+    asked = settings.options.choice("version", RELEASES, known or "2.0.0")
     if (asked == "0.3.0") != old_layout:
         found = "0.3.0" if old_layout else "1.0 and later"
-        raise ImportRefused(f"version={asked}, but the tensors are laid out as in {found}")
-    if told is None and settings.options.given.get("version") is None:
-        settings.release_is_told = False
+        raise ImportRefused(f"version={asked}, but the tensors have the layout of {found}")
+    if known is None and settings.options.given.get("version") is None:
+        settings.release_is_known = False
         settings.assumptions.append(
-            "version=2.0.0: the file fits several; 1.0 and main differ from it on grids of odd size, "
-            "with odd n_modes and in domain padding"
+            "the release is 2.0.0, although the file fits several; 1.0 and main differ from it on grids of odd size, with "
+            "odd n_modes and in domain padding (version=..)"
         )
     return asked
 

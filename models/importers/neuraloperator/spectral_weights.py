@@ -1,4 +1,4 @@
-"""Spectral weights of neuraloperator, dense or factorised, as our dense [c_in, c_out, *modes] in FFT order."""
+"""Conversion of neuraloperator's spectral weights, dense or factorised, to dense [c_in, c_out, *modes] in FFT order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from turbofno.models.importers.layout import as_complex
 from turbofno.models.importers.refusal import ImportRefused
 
-# Of all layers multiplied out, as complex64. A few numbers can stand for far more than a machine holds.
+# Of the dense weights of all layers, as complex64. Small factors can expand beyond any memory.
 MAX_DENSE_BYTES = 8 << 30
-# Published factorisations save up to 500 times; below 1 GiB any ratio is harmless.
+# Published factorisations compress up to 500 times; below 1 GiB any ratio is harmless.
 MAX_EXPANSION = 1000
 _HARMLESS_BYTES = 1 << 30
 _KINDS = "a dense tensor, Tucker, CP and TT"
@@ -21,11 +21,11 @@ _KINDS = "a dense tensor, Tucker, CP and TT"
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A weight as the file holds it: a dense tensor, or the parts of a tltorch factorisation; complex.
+    """A weight in the file: a dense tensor or the parts of a tltorch factorisation; complex.
 
-    `parts` are `tensor`; `core` and `factors.factor_k`; `weights` and `factors.factor_k`; or
-    `factors.factor_k` of a tensor train. `shape` is that of the tensor they stand for; `where` is the key
-    before their names, for messages.
+    `parts` are `tensor`; `core` and `factors.factor_k` (Tucker); `weights` and `factors.factor_k` (CP); or
+    `factors.factor_k` (tensor train). `shape` is that of the dense tensor; `where` is the prefix of their keys, for
+    messages.
     """
 
     where: str
@@ -34,24 +34,24 @@ class StoredWeight:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the parts, at 8 a complex number."""
+        """Bytes of the parts, 8 per complex number."""
         return 8 * sum(part.numel() for part in self.parts.values())
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the tensor that they stand for, at 8 a complex number."""
+        """Bytes of the dense tensor, 8 per complex number."""
         return 8 * math.prod(self.shape)
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the largest product on the way to that tensor, at 8 a complex number."""
+        """Bytes of the largest intermediate product of `dense`, 8 per complex number."""
         names = [f"factors.factor_{k}" for k in range(len(self.shape))]
         if "tensor" in self.parts or {"core", "weights"} & set(self.parts):
             return self.dense_bytes
         return 8 * _best_bond([self.parts[name] for name in names])[1]
 
     def window(self, modes: Sequence[int]) -> StoredWeight:
-        """The middle `modes` of the last axes, counted from the most negative one up; the first ones of the last axis."""
+        """The weight with only `modes`: the middle ones of each mode axis, the first ones of the last axis."""
         parts, shape = dict(self.parts), list(self.shape)
         n_dim = len(modes)
         for i, kept in enumerate(modes):
@@ -64,10 +64,10 @@ class StoredWeight:
         return replace(self, parts=parts, shape=tuple(shape))
 
     def dense(self) -> torch.Tensor:
-        """The tensor of `shape`: complex64 if it is stored so; complex128 if it had to be multiplied out.
+        """The dense tensor; the product of factors is complex128.
 
         Raises:
-            ImportRefused: factors that do not fit each other.
+            ImportRefused: factors whose shapes do not fit.
         """
         if "tensor" in self.parts:
             return self.parts["tensor"]
@@ -86,10 +86,10 @@ class StoredWeight:
 
 
 def stored_weight(parts: dict[str, torch.Tensor], where: str) -> StoredWeight:
-    """The weight below the key `where`; 0.3.0 stores real and imaginary parts.
+    """The weight with the key prefix `where`; 0.3.0 stores real and imaginary parts.
 
     Raises:
-        ImportRefused: another factorisation.
+        ImportRefused: an unknown factorisation.
     """
     parts = {name: as_complex(tensor, f"{where}.{name}") for name, tensor in parts.items()}
     if set(parts) == {"tensor"}:
@@ -107,12 +107,12 @@ def stored_weight(parts: dict[str, torch.Tensor], where: str) -> StoredWeight:
 
 
 def _mode_axis(factor: torch.Tensor) -> int:
-    """The axis of a factor that is an axis of the weight: [size, rank], or [rank, size, rank] of a tensor train."""
+    """The axis of a factor that is an axis of the weight: 0 of [size, rank], 1 of a tensor train's [rank, size, rank]."""
     return factor.ndim // 3
 
 
 def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
-    """Refuse weights that would fill the memory when they are multiplied out, and repeated `times` times."""
+    """Refuse weights whose dense form, repeated `times` times, would fill the memory."""
     stored = sum(weight.stored_bytes for weight in weights)
     dense = times * sum(weight.dense_bytes for weight in weights)
     needed = max(dense, *(weight.peak_bytes for weight in weights))
@@ -121,18 +121,18 @@ def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
     if needed > MAX_DENSE_BYTES or needed > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
         shape = " x ".join(map(str, weights[0].shape))
         repeated = f", {times} times each (separable)" if times > 1 else ""
-        on_the_way = f"; multiplying them out takes {needed:,}" if needed > dense else ""
+        intermediate = f"; multiplying them out needs {needed:,}" if needed > dense else ""
         raise ImportRefused(
-            f"the spectral weights hold {stored:,} bytes and stand for {dense:,}: {len(weights)} of {shape} "
-            f"complex numbers{repeated}{on_the_way}. At most "
+            f"the spectral weights have {stored:,} bytes, but {dense:,} when multiplied out: {len(weights)} of {shape} "
+            f"complex numbers{repeated}{intermediate}. At most "
             f"{MAX_DENSE_BYTES:,} bytes are supported, and above {_HARMLESS_BYTES:,} at most {MAX_EXPANSION:,} "
-            "times what is stored. Import a network with fewer modes or channels, or the lowest modes alone: "
+            "times the stored bytes. Import a network with fewer modes or channels, or only its lowest modes: "
             "--set n_modes=[..]"
         )
 
 
 def _tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    # those that shrink it first: nothing on the way is larger than the core and the result
+    # Factors that shrink the core first: no intermediate is larger than the core and the result.
     for axis in sorted(
         range(len(factors)), key=lambda k: factors[k].shape[0] / factors[k].shape[1]
     ):
@@ -141,7 +141,7 @@ def _tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor
 
 
 def _cp(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A product of two matrices, the factors of the first axes and those of the others, a few ranks at a time."""
+    """Product of two matrices, one for the first axes and one for the others, a few ranks at a time."""
     sizes = [len(factor) for factor in factors]
     split = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
     result = weights.new_zeros(math.prod(sizes[:split]), math.prod(sizes[split:]))
@@ -163,7 +163,7 @@ def _columns(factors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _tensor_train(factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Multiplied from both ends towards the bond where the two halves are smallest."""
+    """Product from both ends towards the bond with the smallest halves."""
     bond, _ = _best_bond(factors)
     left = factors[0]
     for factor in factors[1:bond]:
@@ -175,7 +175,7 @@ def _tensor_train(factors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _best_bond(factors: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """Before which factor to meet, and the numbers of the largest product on the way there."""
+    """The bond (factor index) with the smallest largest intermediate, and that intermediate's size."""
     sizes = [factor.shape[1] for factor in factors]
     ranks = [factor.shape[0] for factor in factors]
     lefts = [math.prod(sizes[:k]) * ranks[k] for k in range(1, len(sizes))]
@@ -185,14 +185,14 @@ def _best_bond(factors: Sequence[torch.Tensor]) -> tuple[int, int]:
     return best + 1, peaks[best]
 
 
-def ours(weight: torch.Tensor, n_dim: int, width: int) -> torch.Tensor:
-    """The kept modes in FFT order, channels in full.
+def fft_order(weight: torch.Tensor, n_dim: int, width: int) -> torch.Tensor:
+    """The weight in FFT order with full channels.
 
     Args:
-        weight: [c_in, c_out, *modes], or [channels, *modes] if it is separable; frequencies count from the
-            most negative one up, on the last axis from 0.
-        n_dim: Axes of modes.
-        width: Channels, for a separable weight.
+        weight: [c_in, c_out, *modes], or [channels, *modes] if it is separable; frequencies ascend from the most
+            negative one, on the last axis from 0.
+        n_dim: Number of mode axes.
+        width: Channels of a separable weight.
 
     Returns:
         [c_in, c_out, *modes].

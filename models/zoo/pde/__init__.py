@@ -1,1 +1,1 @@
-"""Reference solvers that make the training and held-out data of the zoo models."""
+"""Reference solvers for the training and held-out data of the zoo models."""

@@ -1,4 +1,4 @@
-"""Argument checks and the failure type that the random fields and the solvers share."""
+"""Argument checks and the error of the random fields and solvers."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
 
 class SolverError(RuntimeError):
-    """A solver did not reach a usable solution: it blew up or did not converge."""
+    """A solver blew up or did not converge."""
 
 
 def check_dtype(dtype: torch.dtype, name: str) -> None:

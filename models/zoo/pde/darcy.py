@@ -140,10 +140,10 @@ def _conjugate_gradients(a: Tensor, right: Tensor, rtol: float, max_iterations: 
         return (p * q).sum(dim=(-2, -1), keepdim=True)
 
     def ratio(p: Tensor, q: Tensor) -> Tensor:
-        # A sample whose residual is exactly zero is finished: it must not move, nor turn to NaN.
+        # A sample with a zero residual has converged: no step, and no NaN.
         return torch.where(q > 0, p / q, 0.0)
 
-    # The recursive residual drifts from the true one by rounding; the margin covers it.
+    # The factor 0.5 covers the drift of the recursive residual by rounding.
     target = (0.5 * rtol) ** 2 * dot(right, right)
     u = torch.zeros_like(right)
     r = right.clone()

@@ -77,7 +77,7 @@ def solve(
     Relative L2 errors, largest of 2 states of `sample_inputs` at t = 1, 2, 5, 10, 20, .., 50 with
     the defaults for the rest, against n = 128, dt = 0.005 in float64: 8e-11 at dt = 0.01, 1.5e-9 at
     0.02, 2.3e-8 at 0.04; 5e-9 on 64 x 64 at 0.02; 8e-6 in float32 at 0.02 (64 states). 256 x 256
-    differs from 128 x 128 by 1e-13 at equal dt. Stability asks for dt < 2.8 / (max |v| * 2 pi n /
+    differs from 128 x 128 by 1e-13 at equal dt. Stability requires dt < 2.8 / (max |v| * 2 pi n /
     3), about 0.04 at n = 128 for max |v| = 0.25; halve dt when n doubles and w0 is stronger than
     the default.
 

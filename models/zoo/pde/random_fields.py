@@ -19,8 +19,7 @@ in front of the covariance: pass sigma = 25, tau = 5, alpha = 2 for N(0, 625 (-L
 
 The xi_k of a sample are drawn in float64 on the CPU from (seed, index) alone, always
 `modes` of them, and the sum is evaluated at the grid points by matrix products in float64. A
-sample on 85 points is therefore the very function that is sampled on 421 points, and equal to
-rounding on every device.
+sample is therefore the same function on every grid, and equal up to rounding on every device.
 """
 
 import math
@@ -35,7 +34,7 @@ from turbofno.models.zoo.pde.checks import check_at_least, check_dtype, check_po
 SEED_LIMIT = 1 << 12
 INDEX_LIMIT = 1 << 20
 
-# Bounds the float64 work arrays when thousands of samples are asked for at once.
+# Bounds the float64 work arrays for thousands of samples.
 _SAMPLES_PER_CHUNK = 64
 
 
@@ -65,7 +64,7 @@ class Covariance:
 
 
 def standard_normals(seed: int, index: int, count: int) -> Tensor:
-    """The `count` float64 N(0, 1) numbers that belong to sample `index` of stream `seed`.
+    """`count` float64 N(0, 1) numbers of sample `index` of stream `seed`.
 
     Raises ValueError unless 0 <= seed < 4096 and 0 <= index < 2^20.
     """
@@ -76,8 +75,8 @@ def standard_normals(seed: int, index: int, count: int) -> Tensor:
             f"sample index is {index}; expected 0 <= index < {INDEX_LIMIT}; "
             "use another seed to get more samples"
         )
-    # torch's CPU generator keeps the low 32 bits of its seed only, so a wider hash could give two
-    # samples (one of them held out) the same field. This mix is a bijection of 32 bits: it cannot.
+    # torch's CPU generator uses only the low 32 bits of its seed. This mix is a bijection of 32 bits, so that no two
+    # samples (one perhaps held out) have the same field.
     state = seed * INDEX_LIMIT + index
     state = ((state ^ (state >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     state = ((state ^ (state >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Checkpoints whose files change while they are loaded: what was hashed is what is loaded, and the process lives."""
+"""Checkpoint files that change while they are loaded: the hashed bytes are loaded, and the process survives."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ assert tensors["weight"].sum() == 1 << 16
 
 
 def large_config() -> ModelConfig:
-    """2 MiB of weights, so that a load takes as long as a change."""
+    """A checkpoint with 2 MiB of weights, so that files can change during a load."""
     config = tiny_config(n_dim=2)
     architecture = {"hidden_channels": 32, "modes": (16, 16)}
     return config.model_copy(
@@ -103,7 +103,7 @@ def large_config() -> ModelConfig:
 
 
 def run(program: str, *arguments: object) -> None:
-    """In a process of its own, which the fault would end."""
+    """Run `program` in a child process, which the fault would kill."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr}"

@@ -1,4 +1,4 @@
-"""Native checkpoints: what is saved comes back, and anything wrong in a folder is named."""
+"""Native checkpoints: save and load round trip; errors name the fault."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rewrite_weights(folder: Path, state: dict[str, torch.Tensor]) -> None:
     rewrite_config(folder, sha256=sha256_of(folder / WEIGHTS_FILE))
 
 
-def test_saved_model_comes_back_equal(tmp_path: Path) -> None:
+def test_saved_model_is_loaded_equal(tmp_path: Path) -> None:
     module = FNO(ARCH, NORMALIZATION).eval()
     written = save_model(tmp_path, CONFIG, module)
     loaded = load_model(tmp_path)
@@ -140,7 +140,7 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
         ({"architecture__block": ["spectral", "dance"]}, "architecture.block.1"),
         ({"architecture__resolution_scaling": [[2, 1]]}, "resolution_scaling needs 2 entries"),
         ({"field_normalization": {"grid": [16, 16]}}, "not both"),
-        ({"normalization": None, "field_normalization": {"grid": [16, 16]}}, "must be that grid"),
+        ({"normalization": None, "field_normalization": {"grid": [16, 16]}}, "must be equal to it"),
         ({"inputs": [{"name": "a"}]}, "inputs names 1 channels"),
         ({"inputs": [{"name": "a"}, {"name": "a"}]}, "channel name twice"),
         ({"normalization__input_std": [1.0, 0.0]}, "normalization.input_std"),
@@ -190,7 +190,7 @@ def test_weights_that_are_not_safetensors_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("fits", [False, True])
 def test_a_full_disk_leaves_the_old_checkpoint(folder: Path, fits: bool) -> None:
     before = load_model(folder)
-    # The weights fit, or not even they.
+    # Room for the weights only, or not even for them.
     room = (folder / WEIGHTS_FILE).stat().st_size if fits else 100
     module = FNO(before.config.architecture)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""A hostile model folder: links that lead out of it, pipes, files far larger than what they should hold."""
+"""Hostile model folders: links that lead out, pipes, giant files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_link_that_leaves_the_folder_is_refused(
     folder: Path, tmp_path: Path, name: str, relative: bool
 ) -> None:
-    # What it leads to would even fit.
+    # The link's target is a valid file.
     target = tmp_path / "elsewhere"
     (folder / name).rename(target)
     (folder / name).symlink_to(f"../../{target.name}" if relative else target)
@@ -49,14 +49,14 @@ def test_a_link_to_a_linked_folder_is_no_way_out(folder: Path, tmp_path: Path) -
 
 
 def test_links_within_the_folder_and_the_repository_are_followed(folder: Path) -> None:
-    # As Kubernetes mounts a volume: every file is a link to a folder that is a link.
+    # Kubernetes mounts volumes like this: every file is a link into a linked folder.
     (folder / "..2026").mkdir()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         (folder / name).rename(folder / "..2026" / name)
         (folder / name).symlink_to(f"..data/{name}")
     (folder / "..data").symlink_to("..2026")
     load_model(folder)
-    # As a store of blobs beside the models.
+    # A blob store in the same repository.
     (folder / "..2026" / WEIGHTS_FILE).rename(folder.parent / "blob")
     (folder / "..2026" / WEIGHTS_FILE).symlink_to("../../blob")
     load_model(folder, repository=folder.parent)
@@ -73,11 +73,11 @@ def test_a_folder_that_is_itself_a_link_is_loaded(folder: Path, tmp_path: Path) 
 def test_a_pipe_keeps_nobody_waiting(folder: Path, name: str) -> None:
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(CheckpointError, match="no regular file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         load_model(folder)
 
 
-def test_what_is_there_as_a_folder_cannot_be_read(folder: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_refused(folder: Path) -> None:
     (folder / WEIGHTS_FILE).unlink()
     (folder / WEIGHTS_FILE).mkdir()
     with pytest.raises(CheckpointError, match=WEIGHTS_FILE):
@@ -86,17 +86,17 @@ def test_what_is_there_as_a_folder_cannot_be_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
 def test_a_file_far_larger_than_it_may_be_is_not_read(folder: Path, name: str) -> None:
-    # It takes no room on the disk.
+    # A sparse file, which uses no disk space.
     os.truncate(folder / name, 1 << 40)
-    with pytest.raises(CheckpointError, match=f"{1 << 40} bytes, more than the"):
+    with pytest.raises(CheckpointError, match=f"{1 << 40} bytes; at most"):
         load_model(folder)
 
 
-def test_the_content_is_what_was_there_at_once(tmp_path: Path) -> None:
+def test_a_file_is_read_up_to_its_size_at_opening(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     assert read_inside(file, tmp_path, limit=3) == b"abc"
-    with pytest.raises(FileRefused, match="3 bytes, more than the 2"):
+    with pytest.raises(FileRefused, match="3 bytes; at most 2"):
         read_inside(file, tmp_path, limit=2)
     with pytest.raises(FileNotFoundError):
         read_inside(tmp_path / "nothing", tmp_path, limit=1)

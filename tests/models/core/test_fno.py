@@ -1,4 +1,4 @@
-"""The network against neuraloperator itself, against the original FNO written with torch.fft, and as a torch citizen."""
+"""The network against neuraloperator and against the original FNO in torch.fft; torch.compile and export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEURALOPERATOR_STYLE = {
 
 
 def randomised(arch: FNOArchitecture, normalization: Normalization | None = None) -> FNO:
-    """A float64 network all of whose parameters, biases and gates too, are random."""
+    """A float64 network with random values in all parameters, including biases and gates."""
     module = FNO(arch, normalization).double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -151,7 +151,7 @@ def test_normalisation_is_applied_at_both_ends() -> None:
         ("cell_centres", [0.125, 0.375, 0.625, 0.875]),
     ],
 )
-def test_positions_count_as_the_grid_says(grid: PositionalGrid, points: list[float]) -> None:
+def test_positions_follow_the_positional_grid(grid: PositionalGrid, points: list[float]) -> None:
     arch = FNOArchitecture(
         in_channels=1,
         out_channels=1,
@@ -170,7 +170,7 @@ def test_positions_count_as_the_grid_says(grid: PositionalGrid, points: list[flo
 
 
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
-def test_padding_continues_the_hidden_field(mode: str) -> None:
+def test_padding_modes_extend_the_hidden_field(mode: str) -> None:
     padding = DomainPadding.model_validate({"points": (2, 3), "sides": "both", "mode": mode})
     arch = FNOArchitecture(
         in_channels=1,
@@ -222,7 +222,7 @@ def test_whole_model_exports_with_a_free_batch_size(small: FNO) -> None:
     torch.testing.assert_close(exported.module()(x), small(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_field_does_not_depend_on_its_batch_mates(small: FNO) -> None:
+def test_a_result_does_not_depend_on_the_rest_of_the_batch(small: FNO) -> None:
     x = torch.randn(7, 1, 33, 30)
     together = small(x)
     for i in range(7):

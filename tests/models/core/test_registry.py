@@ -1,4 +1,4 @@
-"""Which folders count as models."""
+"""Discovery of models in a repository."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_discover_finds_flat_and_versioned_models_in_order(tmp_path: Path) -> No
     ]
 
 
-def test_a_folder_whose_name_is_no_text_is_passed_over_and_said(
+def test_a_folder_whose_name_is_not_utf8_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_config(tmp_path / "odd-\udcff")

@@ -1,4 +1,4 @@
-"""Fields on another grid: against the Fourier series and straight lines that they are samples of, in float64."""
+"""Interpolation to another grid, against Fourier series and piecewise linear functions in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_every_axis(fields: Fields, size: tuple[int, ...], one) -> np.ndarray:  # 
 
 
 @pytest.mark.parametrize(("grid", "size"), GRIDS)
-def test_at_points_of_a_periodic_domain_is_the_fourier_series_there(
+def test_at_points_evaluates_the_fourier_series(
     grid: tuple[int, ...], size: tuple[int, ...]
 ) -> None:
     fields = drawn(2, 3, *grid)
@@ -55,7 +55,7 @@ def test_band_limited_on_a_periodic_domain_agrees_with_scipy(
     np.testing.assert_allclose(band_limited(fields, size, "periodic"), expected, atol=3e-6)
 
 
-def test_band_limited_drops_what_the_coarse_grid_would_alias() -> None:
+def test_band_limited_drops_frequencies_that_would_alias() -> None:
     x = np.arange(64) / 64
     low, high = np.cos(2 * np.pi * 3 * x), np.cos(2 * np.pi * 19 * x)
     fields = (low + high)[None, None].astype(np.float32)
@@ -73,7 +73,7 @@ def test_between_nodes_agrees_with_scipy(bring, grid, size) -> None:  # type: ig
     fields = drawn(2, 3, *grid)
     axes = [np.linspace(0, 1, n) for n in grid]
     points = np.stack(np.meshgrid(*(np.linspace(0, 1, n) for n in size), indexing="ij"), -1)
-    # linspace may pass 1 by a rounding
+    # linspace may exceed 1 by rounding
     points = points.clip(0, 1)
     answer = bring(fields, size, "nodes")
     assert answer.dtype == np.float32
@@ -82,7 +82,7 @@ def test_between_nodes_agrees_with_scipy(bring, grid, size) -> None:  # type: ig
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_between_nodes_shared_nodes_keep_their_values_and_none_overshoots() -> None:
+def test_between_nodes_shared_nodes_are_exact_and_no_value_overshoots() -> None:
     fields = generator().choice([3.0, 12.0], size=(4, 1, 43, 43)).astype(np.float32)
     fine = at_points(fields, (421, 421), "nodes")
     np.testing.assert_array_equal(fine[..., ::10, ::10], fields)
@@ -91,20 +91,20 @@ def test_between_nodes_shared_nodes_keep_their_values_and_none_overshoots() -> N
     np.testing.assert_array_equal(at_points(fine, (43, 43), "nodes"), fields)
 
 
-def test_periodic_there_and_back_on_a_finer_grid_changes_nothing() -> None:
+def test_a_round_trip_through_a_finer_periodic_grid_is_the_identity() -> None:
     fields = drawn(2, 1, 15, 15)
     fine = band_limited(fields, (32, 27), "periodic")
     np.testing.assert_allclose(at_points(fine, (15, 15), "periodic"), fields, atol=1e-6)
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "nodes"])
-def test_same_grid_is_not_touched_and_no_fields_are_no_fields(boundary: Boundary) -> None:
+def test_the_same_grid_returns_the_input_and_zero_fields_are_allowed(boundary: Boundary) -> None:
     fields = drawn(2, 1, 6, 5)
     assert at_points(fields, (6, 5), boundary) is fields
     assert band_limited(fields[:0], (8, 9), boundary).shape == (0, 1, 8, 9)
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "nodes"])
-def test_largest_finite_values_stay_finite_where_the_answer_is(boundary: Boundary) -> None:
+def test_the_largest_finite_values_do_not_overflow(boundary: Boundary) -> None:
     fields = np.full((1, 1, 10, 10), np.finfo(np.float32).max / 2, np.float32)
     assert np.isfinite(at_points(fields, (17, 31), boundary)).all()

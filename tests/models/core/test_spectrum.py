@@ -1,4 +1,4 @@
-"""Where modes go on small, odd and changing grids, against the same rules written with torch.fft."""
+"""Mode placement on small, odd and changing grids, against the rules written with torch.fft."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def random_weight(modes: tuple[int, ...]) -> torch.Tensor:
 
 
 def by_corners(x: torch.Tensor, weight: torch.Tensor, *, add: bool) -> torch.Tensor:
-    """The original scripts: each corner of the spectrum times its own weights, assigned or added in turn."""
+    """The original scripts: multiply each corner of the spectrum by its weights; assign or add the results."""
     *others, columns = weight.shape[2:]
     axes = tuple(range(2, x.ndim))
     spectrum = torch.fft.rfftn(x, dim=axes)
@@ -75,7 +75,7 @@ def by_corners(x: torch.Tensor, weight: torch.Tensor, *, add: bool) -> torch.Ten
         ((6, 8, 3), (4, 11, 8)),
     ],
 )
-def test_corners_that_overlap(
+def test_overlapping_corners(
     placement: ModePlacement, modes: tuple[int, ...], size: tuple[int, ...]
 ) -> None:
     x = torch.randn(2, 3, *size, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_corners_that_overlap(
     assert relative_l2(ours, theirs) < 1e-12
 
 
-def test_rolled_axes_turn_the_complex_field() -> None:
+def test_rolled_axes_shift_frequencies() -> None:
     size = (7, 9, 6)
     weight = random_weight((4, 5, 3))
     x = torch.randn(2, 3, *size, dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_rolled_axes_turn_the_complex_field() -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_plain_grids_are_those_where_the_op_alone_is_the_layer(placement: ModePlacement) -> None:
+def test_on_plain_grids_the_op_alone_computes_the_layer(placement: ModePlacement) -> None:
     rng = random.Random(torch.initial_seed())
     seen = set()
     for _ in range(60):
@@ -122,8 +122,8 @@ def test_plain_grids_are_those_where_the_op_alone_is_the_layer(placement: ModePl
     assert seen == {True, False}
 
 
-def test_a_cut_spectrum_loses_its_negative_frequencies() -> None:
-    """Halving 12 rows keeps bins 0 .. 5, of which 0 .. 3 are filled, whatever the output grid can hold."""
+def test_a_truncated_spectrum_loses_its_negative_frequencies() -> None:
+    """Halving 12 rows keeps bins 0 .. 5, of which 0 .. 3 are filled, on any output grid."""
     arch = architecture((8, 3), "centred", scaling=((0.5, 1.0),))
     x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     weight = random_weight((8, 3))

@@ -1,4 +1,4 @@
-"""How close an imported network comes to the module that it was imported from."""
+"""Comparison of an imported network with the module that it was imported from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.importers.result import Imported
 
 NOISE = 4 * torch.finfo(torch.float32).eps
-"""About what a Fourier layer in float32 adds: each value is a sum of many."""
+"""Approximate relative rounding error of a Fourier layer in float32."""
 
 
 def our_module(imported: Imported, dtype: torch.dtype) -> FNO:
-    """The network that was imported, in one precision."""
+    """The imported network in one precision."""
     module = to_precision(FNO(imported.architecture, imported.normalization), dtype)
     module.load_state_dict(imported.state)
     return module.eval()
@@ -29,10 +29,10 @@ def assert_equal_functions(
     cast: Callable[[torch.dtype], None],
     size: tuple[int, ...],
 ) -> None:
-    """Both networks on random fields [batch, channels, *size]: 1e-10 in float64, 1e-5 in float32.
+    """Compare both networks on random fields [batch, channels, *size]: 1e-10 in float64, 1e-5 in float32.
 
-    Where the original's own float32 is further from its float64 than a third of that, or noise of float32's size brings
-    ours as far away (an answer near zero), three times as far.
+    Results near zero amplify rounding; there the float32 bound is three times the error that float32 causes in the
+    original, or that noise of that size causes in ours.
     """
     x = torch.randn(2, imported.architecture.in_channels, *size)
     cast(torch.float64)
@@ -51,13 +51,13 @@ def assert_equal_functions(
 def rounding(
     imported: Imported, x: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor
 ) -> float:
-    """What float32 makes of this answer: of the original's (`exact` is its float64 one), or of ours by noise."""
+    """The rounding error of this result: of the original (`exact` is its float64 result), or of ours with noise."""
     return max(relative_l2(theirs, exact), _amplified(imported, x))
 
 
 @torch.no_grad()
 def _amplified(imported: Imported, x: torch.Tensor) -> float:
-    """How far apart ours are in float64 with and without noise of float32's size on what the Fourier layers give."""
+    """The change of our float64 result by noise of float32's size on the outputs of the Fourier layers."""
     ours = our_module(imported, torch.float64)
     exact = ours(x.double())
 

@@ -1,4 +1,4 @@
-"""neuraloperator's development version of 2026: what it computes other than 2.0.0, and what its objects hold."""
+"""neuraloperator's development version of 2026: its differences from 2.0.0 in results and attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def development_version() -> Iterator[None]:
-    """Make networks of 2.0.0 compute as the development version does.
+    """Make networks of 2.0.0 compute like the development version.
 
     Its spectral convolution undoes its shift on axes of odd size, and takes the real part of the lowest and the
     highest frequency of the last axis itself.
@@ -39,7 +39,7 @@ def development_version() -> Iterator[None]:
 
 
 def with_its_attributes(network: torch.nn.Module) -> torch.nn.Module:
-    """The network of 2.0.0 with the attributes that the development version's objects have besides."""
+    """The network of 2.0.0 with the additional attributes of the development version."""
     network.conv_bias_kernel = 1
     network.fno_blocks.conv_bias_kernel = 1
     network.fno_blocks.enforce_hermitian_symmetry = True

@@ -1,4 +1,4 @@
-"""Random neuraloperator networks: arguments of FNO or TFNO and grids that they run on."""
+"""Random neuraloperator networks: arguments of FNO or TFNO, and grids."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ACTIVATIONS = (
     nn.LeakyReLU(0.2), nn.ELU(0.5), nn.Mish(), nn.Softplus(), nn.Hardtanh(), nn.Identity(),
     partial(F.gelu, approximate="tanh"), partial(F.leaky_relu, negative_slope=0.3),
 )  # fmt: skip
-"""In each of the ways in which a checkpoint can name them."""
+"""Activations in every form that a checkpoint may hold."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A network to be built: class name, arguments, and a grid with odd and one with even sizes."""
+    """Class name and arguments of a network, and a grid with odd and one with even sizes."""
 
     name: str
     arguments: dict[str, Any]
@@ -32,16 +32,16 @@ class Drawn:
 
 
 def draw_built(rng: random.Random, release: str, models: Any) -> tuple[Drawn, torch.nn.Module]:
-    """The same with the network, made by the classes in `models`."""
+    """The network built by the classes in `models`, with its grids."""
     while True:
         drawn = draw(rng, release)
-        # now and then it rounds the rank of a small factorisation to zero and cannot build it
+        # neuraloperator sometimes rounds the rank of a small factorisation to zero and fails
         with suppress(ZeroDivisionError):
             return drawn, getattr(models, drawn.name)(**dict(drawn.arguments))
 
 
 def draw(rng: random.Random, release: str) -> Drawn:
-    """Everything that changes the function takes its turn; grids may be too small for the modes."""
+    """Draw every argument that affects the result; grids may be too small for the modes."""
     n_dim = rng.choice((1, 2, 2, 2, 3))
     n_modes = tuple(rng.randint(3, 7) for _ in range(n_dim))
     arguments: dict[str, Any] = {
@@ -61,12 +61,12 @@ def draw(rng: random.Random, release: str) -> Drawn:
     }
     _draw_channels(rng, arguments, release)
     shrinks = _draw_geometry(rng, arguments, release, n_dim)
-    # networks that keep a part of their modes are refused on grids too small for these
+    # networks that use part of their modes are refused on smaller grids
     fits = shrinks or rng.random() < 0.7
     if not fits:
         surplus = range(5) if release == "2.0.0" else (0, 2, 4)
         arguments["max_n_modes"] = tuple(m + rng.choice(surplus) for m in n_modes)
-    # and halving three times must leave more than one point for the library to run
+    # the library needs more than one point after halving three times
     half = range(8, 11) if shrinks else range(3 if fits else 4, 7)
     odd = tuple(2 * rng.choice(half) + (1 if shrinks else -1) for _ in n_modes)
     even = tuple(2 * rng.choice(half) for _ in n_modes)
@@ -82,7 +82,7 @@ def _draw_channels(rng: random.Random, arguments: dict[str, Any], release: str) 
             "use_mlp": rng.random() < 0.5,
             "mlp_skip": rng.choice(SKIPS),
             "mlp_expansion": rng.choice((0.5, 1.5)),
-            # it cannot take a layer out of every joint tensor train
+            # neuraloperator cannot slice every joint tensor train
             "joint_factorization": rng.random() < 0.3 and arguments["factorization"] != "TT",
         }
         return
@@ -95,7 +95,9 @@ def _draw_channels(rng: random.Random, arguments: dict[str, Any], release: str) 
         "positional_embedding": rng.choice(("grid", "grid", None)),
     }
     if arguments["separable"]:
-        arguments["rank"] = 1.0  # less of so few numbers is a rank of zero, which it cannot build
+        arguments["rank"] = (
+            1.0  # a smaller share would round to rank zero, which neuraloperator cannot build
+        )
     if release == "2.0.0":
         arguments["use_channel_mlp"] = rng.random() < 0.7
         for skip in ("fno_skip", "channel_mlp_skip"):
@@ -104,7 +106,7 @@ def _draw_channels(rng: random.Random, arguments: dict[str, Any], release: str) 
 
 
 def _draw_geometry(rng: random.Random, arguments: dict[str, Any], release: str, n_dim: int) -> bool:
-    """Padding or scaling or neither; whether layers may get coarser."""
+    """Draw padding, scaling or neither; return True also if layers may get coarser."""
     if rng.random() < 0.4:
         each = [rng.choice((0.0, 0.1, 0.3)) for _ in range(n_dim)]
         arguments["domain_padding"] = rng.choice((0.2, each))

@@ -1,4 +1,4 @@
-"""Draws networks of another library, saves them with its own function, and writes down what they answer.
+"""A program that draws networks of another library, saves them with its own function, and records their results.
 
 Run as a program with that library on the path: `python -m tests.models.importers.library_worker NAME FOLDER
 SEED COUNT`.
@@ -32,7 +32,7 @@ Draw = Callable[[random.Random, int, Path], Drawn]
 
 
 class _StandIn(types.ModuleType):
-    """A module that has any attribute: a class that can be called, subscripted and used as a decorator."""
+    """A fake module: every attribute can be called, subscripted and used as a decorator."""
 
     __path__: list[str] = []  # noqa: RUF012
 
@@ -89,7 +89,7 @@ def physicsnemo(package: str) -> Draw:
         )  # fmt: skip
         spread(network)
         network.save(str(path.with_suffix(".mdlus")))
-        # from where the corners overlap to well above, and more than any padding reflects
+        # from grids where the corners overlap to larger ones, and larger than any reflected padding
         sizes = [
             tuple(rng.randint(max(8, 2 * max(modes) - 2), 14) for _ in range(n)) for _ in range(2)
         ]
@@ -122,13 +122,13 @@ def pdebench(rng: random.Random, n: int, path: Path) -> Drawn:
 
 @torch.no_grad()
 def spread(network: torch.nn.Module) -> None:
-    """Move every parameter off its initial value, zeros above all."""
+    """Change every parameter from its initial value, which may be zero."""
     for parameter in network.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.2)
 
 
 def true_float64() -> ExitStack:
-    """Make networks compute in float64 that ask for float32 coordinates and `torch.cfloat` spectra."""
+    """Make networks with float32 coordinates and `torch.cfloat` spectra compute in float64."""
     plain = torch.linspace
     stack = ExitStack()
     stack.enter_context(mock.patch.object(torch, "cfloat", torch.complex128))

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from tests.models.importers.drawn import draw_built
+from tests.models.importers.neuraloperator_runs import outputs, spread
 from tests.models.importers.other_libraries import installed
-from tests.models.importers.parity import outputs, spread
 
 
 def draw_and_save(version: str, folder: Path, count: int) -> None:
-    """Have `count` random networks drawn, saved into `folder` as `0`, `1`, .., and run, by that release."""
+    """Draw `count` random networks, save them into `folder` as `0`, `1`, .., and run them, with that release."""
     module = "tests.models.importers.old_release"
     arguments = [
         version,
@@ -40,7 +40,7 @@ def draw_and_save(version: str, folder: Path, count: int) -> None:
 
 
 class _Hollow(types.ModuleType):
-    """A module with any class one asks for, all empty."""
+    """A module that returns an empty class for any name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -53,7 +53,7 @@ class _Hollow(types.ModuleType):
 
 
 class _HollowHarmonics(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for torch_harmonics, which these releases import for models on the sphere only."""
+    """Replacement of torch_harmonics, which these releases need for spherical models only."""
 
     def find_spec(self, name: str, *_: Any) -> Any:
         if name.partition(".")[0] == "torch_harmonics":

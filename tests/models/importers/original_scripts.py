@@ -1,4 +1,4 @@
-"""Networks with exactly the key layouts and semantics of the original FNO scripts, written from the published equations.
+"""Networks with the keys and results of the original FNO scripts, written from the published equations.
 
 One class covers the three generations; what a script does beyond its parameters (padding, norm,
 activation, where the coordinates go) is an argument here. Fields are [batch, *grid, channels], as there.
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class SpectralConv(nn.Module):
-    """Multiply the corners of the half spectrum; corners that overlap are assigned one after the other."""
+    """Multiply the corners of the half spectrum; later corners overwrite earlier ones."""
 
     def __init__(self, width: int, modes: tuple[int, ...], *, real: bool = False) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ class Script(nn.Module):
 
 
 def _busy_batch_norm(width: int) -> nn.BatchNorm1d:
-    """Batch normalisation that has seen data: nothing in it is 0 or 1."""
+    """Batch normalisation with statistics and weights other than 0 and 1."""
     norm = nn.BatchNorm1d(width)
     with torch.no_grad():
         norm.weight.uniform_(0.5, 2)
         norm.bias.normal_()
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.2, 3)
-    # the statistics are per channel whatever the number of axes
+    # statistics are per channel in any dimension
     norm._check_input_dim = lambda _: None
     return norm

@@ -1,4 +1,4 @@
-"""Other libraries' releases, each installed without its dependencies into a folder of its own, for parity tests.
+"""Other libraries' releases for parity tests, each installed without dependencies into its own folder.
 
 They run in processes of their own (`library_worker.py`), so that several releases of one package can be
 compared and nothing of theirs comes into this environment.
@@ -24,18 +24,18 @@ _LIGHT = [
 ]  # fmt: skip
 REQUIREMENTS = {
     "neuraloperator-0.3.0": ["neuraloperator==0.3.0"],
-    # 1.0.0 on the index lacks most of its files
+    # the index's 1.0.0 lacks most files
     "neuraloperator-1.0": ["neuraloperator==1.0.2"],
     "modulus-0.9": ["nvidia-modulus==0.9.0", *_LIGHT],
     "physicsnemo-1": ["nvidia-physicsnemo==1.3.0", *_LIGHT],
     "physicsnemo-2": ["nvidia-physicsnemo==2.2.2", *_LIGHT],
-    # says that it needs an older Python, but its networks do not
+    # it declares an older Python, but its networks run on this one
     "pdebench": ["pdebench==0.1.0", "--ignore-requires-python"],
 }
 
 
 def installed(name: str) -> Path:
-    """The folder that holds this library, filled on first use; skips the test where that cannot be done."""
+    """The folder of this library, installed on first use; skips the test if that fails."""
     folder = Path(sys.prefix) / "other-libraries" / name
     if folder.is_dir():
         return folder
@@ -54,19 +54,19 @@ def installed(name: str) -> Path:
 
 
 def draw_and_save(name: str, folder: Path, count: int) -> None:
-    """Have `count` random networks drawn, saved into `folder` and run by that library.
+    """Draw `count` random networks, save them into `folder` and run them, with that library.
 
     Writes for each i the checkpoint `i.mdlus` or `i.pt` and `i_answers.pt`, a dict of lists: fields and
     outputs in float32, and outputs64 to the same fields in float64.
     """
     module = "tests.models.importers.library_worker"
     arguments = [name, str(folder), str(torch.initial_seed() % 2**31), str(count)]
-    root = str(Path(__file__).parents[3])
-    # The library comes last, so that what it shares with this environment is this environment's.
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", ""), str(installed(name))])
+    # The library comes last on the path, so that this environment's packages take precedence.
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(installed(name))])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *arguments],
-        capture_output=True, text=True, timeout=170, check=False, cwd=root,
+        capture_output=True, text=True, timeout=170, check=False,
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

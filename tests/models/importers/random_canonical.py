@@ -1,4 +1,4 @@
-"""Networks drawn at random over every field of the canonical architecture, usual ones as often as odd ones."""
+"""Random networks over all fields of our architecture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIPS = ("linear", "soft-gating", "identity", "none")
 
 
 def draw_canonical(rng: random.Random) -> FNOArchitecture:
-    """Every field is drawn; combinations that the config refuses are drawn again."""
+    """Draw every field; repeat for combinations that the config refuses."""
     while True:
         try:
             return FNOArchitecture(**_fields(rng))
@@ -30,7 +30,7 @@ def draw_canonical(rng: random.Random) -> FNOArchitecture:
 
 
 def _fields(rng: random.Random) -> dict[str, Any]:
-    """Each unusual field is left alone in most draws, so that each is often the only one."""
+    """Draw fields; each keeps its default in most draws, so that single deviations are common."""
     n_dim = rng.choice((1, 1, 2, 2, 2, 3))
     n_layers = rng.randint(1, 3)
 
@@ -88,7 +88,7 @@ def _fields(rng: random.Random) -> dict[str, Any]:
 def _steps(
     rng: random.Random, skip: str, mlp: ChannelMLP | None, norm: str, *, activations: int
 ) -> tuple[str, ...]:
-    """The usual steps in any order, some left out or done twice; or none, which means the usual block."""
+    """Block steps in any order, some missing or repeated; or (), the default block."""
     if rng.random() < 0.7:
         return ()
     steps = ["spectral", *["activation"] * rng.choice((activations, rng.randint(0, 2)))]
@@ -103,7 +103,7 @@ def _steps(
 
 
 def field_normalised(module: FNO, size: tuple[int, ...]) -> FNO:
-    """The same network with random means and deviations for every point of a grid."""
+    """The network with random means and deviations for every point of a grid."""
     fresh = FNO(module.arch, FieldNormalization(grid=size))
     fields = {name: torch.rand_like(buffer) + 0.5 for name, buffer in fresh.named_buffers()}
     fresh.load_state_dict({**module.state_dict(), **fields})

@@ -1,4 +1,4 @@
-"""Activations are told by the name, function or module that a library's file has, with their parameters."""
+"""Activations are recognised by the name, function or module in a file, with their parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turbofno_ops._activations import activate
 @pytest.mark.parametrize(
     "theirs", [*ACTIVATIONS, nn.SELU(), nn.CELU(), nn.Hardswish(), nn.Hardsigmoid()]
 )
-def test_what_a_file_names_is_the_same_function(theirs: Any) -> None:
+def test_the_imported_activation_is_the_same_function(theirs: Any) -> None:
     ours = activation_of(read_torch_file(saved({"a": theirs}), "file")["a"], "non_linearity")
     TypeAdapter(Activation).validate_python(ours)
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
@@ -39,7 +39,7 @@ def test_what_a_file_names_is_the_same_function(theirs: Any) -> None:
         ("identity", "none"), ("swish", "silu"),
     ],
 )  # fmt: skip
-def test_text(text: str, ours: str) -> None:
+def test_activations_as_text(text: str, ours: str) -> None:
     assert activation_of(text, "activation") == ours
     TypeAdapter(Activation).validate_python(ours)
 
@@ -51,12 +51,12 @@ def test_text(text: str, ours: str) -> None:
         ("relu(2)", r"activation=relu\(2\) is not supported"),
         ("leaky_relu(0.2", "is not supported"),
         ("leaky_relu(much)", "is not supported"),
-        ("leaky_relu(nan)", "its size must be"),
-        ("elu(1e300)", "its size must be"),
-        (None, "activation=None is not the name"),
+        ("leaky_relu(nan)", "its magnitude must be"),
+        ("elu(1e300)", "its magnitude must be"),
+        (None, "activation=None is not an activation"),
     ],
 )
-def test_what_we_do_not_have_is_named(theirs: Any, says: str) -> None:
+def test_unsupported_activations_are_named(theirs: Any, says: str) -> None:
     with pytest.raises(ImportRefused, match=says):
         activation_of(theirs, "activation")
 
@@ -64,11 +64,11 @@ def test_what_we_do_not_have_is_named(theirs: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("theirs", "says"),
     [
-        (nn.Softplus(beta=3), "Softplus with beta=3 is not supported, only beta=1"),
+        (nn.Softplus(beta=3), "Softplus with beta=3 is not supported; supported is beta=1"),
         (nn.Hardtanh(0, 6), "Hardtanh with min_val=0"),
-        (nn.CELU(2.0), "CELU with alpha=2.0 is not supported, only alpha=1"),
+        (nn.CELU(2.0), "CELU with alpha=2.0 is not supported; supported is alpha=1"),
         (partial(F.softplus, beta=0.5), "softplus with beta=0.5"),
-        (partial(F.leaky_relu, torch.zeros(1)), "functools.partial of something else"),
+        (partial(F.leaky_relu, torch.zeros(1)), "functools.partial, but not one of a function"),
     ],
 )
 def test_modules_with_other_parameters_are_refused(theirs: Any, says: str) -> None:

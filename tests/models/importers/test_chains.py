@@ -1,4 +1,4 @@
-"""Whatever network is imported, its compiled chain computes what the network computes, or is refused in words."""
+"""The compiled chain of any imported network gives the network's result, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _compiled(module: FNO) -> CompiledFNO | None:
 
 
 def _sizes(rng: random.Random, module: FNO) -> list[tuple[int, ...]]:
-    """Some too small for the modes, some just large enough, odd and even."""
+    """Grids that are too small for the modes, just large enough, odd and even."""
     return [tuple(max(1, k + rng.randint(-2, 8)) for k in module.arch.modes) for _ in range(4)]
 
 
 def _computed(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
-    """The network's result in float64, or None where torch has no such padding or norm."""
+    """The network's result in float64; None if torch does not support its padding or norm on this grid."""
     try:
         return truth(module, x)
     except (RuntimeError, ValueError) as error:
@@ -44,7 +44,7 @@ def _computed(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
 
 
 @pytest.mark.parametrize("chunk", range(6))
-def test_a_chain_is_the_network_or_is_refused(chunk: int) -> None:
+def test_a_chain_gives_the_networks_result_or_is_refused(chunk: int) -> None:
     rng = random.Random(torch.initial_seed() + chunk)
     ran = refused = 0
     for _ in range(50):
@@ -70,14 +70,14 @@ def test_a_chain_is_the_network_or_is_refused(chunk: int) -> None:
             ran += 1
             own = relative_l2(module(x), expected)
             assert relative_l2(single(x), expected) < max(4 * own, 1e-6), (arch, size)
-            # norms of fields near zero amplify rounding: float32 shows by how much
+            # norms of fields near zero amplify rounding; the float32 result shows how much
             limit = max(1e-6 * own, 1e-11)
             assert relative_l2(double(x.double()), expected) < limit, (arch, size)
     assert ran > refused
 
 
 @pytest.mark.parametrize("size", [(16, 16), (15, 16)])
-def test_layers_ask_the_ops_for_the_precision(
+def test_layers_pass_the_precision_to_the_ops(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

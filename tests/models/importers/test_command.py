@@ -1,4 +1,4 @@
-"""`turbofno import`: what it prints, what it writes, what it refuses, and that a failure leaves nothing behind."""
+"""`turbofno import`: its output, its files, its refusals; a failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.registry import discover
 from turbofno.models.importers import command as import_command
 from turbofno.models.importers import neuraloperator
-from turbofno.models.importers.verify import Verification
+from turbofno.models.importers.parity import Parity
 from turbofno.service import cli
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:neuralop")
@@ -46,7 +46,7 @@ def left_over(repository: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["state dict", "trainer folder", "module", "wrapped"])
-def test_neuraloperator_is_verified_against_itself(
+def test_an_import_is_compared_with_neuraloperator_itself(
     how: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = neuraloperator_pair(tmp_path / "saved")
@@ -62,8 +62,8 @@ def test_neuraloperator_is_verified_against_itself(
         torch.save({"epoch": 2, "model": network.state_dict()}, path)
     assert run(repository, path) == 0
     said = capsys.readouterr().out
-    for part in ("neuraloperator 2.0.0 FNO", "modes: [6, 3]", "assumed:", "odd size",
-                 "compared with neuraloperator 2.0.0", "grid 17x17", "no trust signals, not evaluated"):  # fmt: skip
+    for part in ("neuraloperator 2.0.0 FNO", "modes: [6, 3]", "assumptions (--set KEY=VALUE", "odd size",
+                 "compared with neuraloperator 2.0.0", "grid 17x17", "the model has no trust signals"):  # fmt: skip
         assert part in said, said
     loaded = load_model(repository / "model")
     for size in ((16, 16), (17, 13)):
@@ -72,7 +72,7 @@ def test_neuraloperator_is_verified_against_itself(
             assert relative_l2(loaded.module(x), network(x)) < 1e-5
 
 
-def test_scripts_are_said_to_be_unproven_and_take_settings(
+def test_script_checkpoints_take_settings_and_are_reported_as_unproven(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = Script("B", (4, 4), 6, 1, 1, padding=(3, 3), activation=torch.tanh).eval()
@@ -82,9 +82,9 @@ def test_scripts_are_said_to_be_unproven_and_take_settings(
     physical = ["--input-mean", "7", "--input-std", "3", "--output-mean", "1", "--output-std", "2"]
     assert run(repository, tmp_path / "fno.pt", *settings, *channels, *physical) == 0
     said = capsys.readouterr().out
-    assert "activation tanh (activation=..)" in said
-    assert "the original library was not run: settings were overridden" in said
-    assert "does not show that the network is the one that was trained" in said
+    assert "activation is tanh (activation=..)" in said
+    assert "the original library was not run: --set overrides" in said
+    assert "does not show that the architecture was understood" in said
     loaded = load_model(repository / "model")
     assert [c.name for c in loaded.config.inputs] == ["permeability"]
     assert loaded.config.grid.training == (21, 20)
@@ -95,7 +95,7 @@ def test_scripts_are_said_to_be_unproven_and_take_settings(
 
 
 @pytest.mark.parametrize("padding", ["1000000000", "-3"])
-def test_padding_that_cannot_be_meant_is_refused(
+def test_absurd_padding_is_refused(
     padding: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
@@ -112,7 +112,7 @@ def test_an_existing_model_is_replaced_only_by_force(
     assert run(repository, tmp_path / "one") == 0
     before = (repository / "model" / "config.json").read_bytes()
     assert run(repository, tmp_path / "two") == 1
-    assert "--force replaces it" in capsys.readouterr().err
+    assert "replace it with --force" in capsys.readouterr().err
     assert (repository / "model" / "config.json").read_bytes() == before
     assert run(repository, tmp_path / "two", "--force") == 0
     assert left_over(repository) == ["model"]
@@ -175,7 +175,7 @@ def test_a_network_that_differs_is_not_written(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """An importer with a mistake: two rows of a weight swapped. The comparison has to find it."""
+    """The comparison finds an importer's mistake, here two swapped rows of a weight."""
     plain = neuraloperator.import_neuraloperator
 
     def mistaken(*given: object) -> object:
@@ -187,9 +187,9 @@ def test_a_network_that_differs_is_not_written(
     monkeypatch.setattr(neuraloperator, "import_neuraloperator", mistaken)
     neuraloperator_pair(tmp_path / "one")
     assert run(repository, tmp_path / "one") == 1
-    assert "differs by" in capsys.readouterr().err
+    assert "results differ from the original's by" in capsys.readouterr().err
     assert left_over(repository) == []
-    assert Verification(("",), float("nan")).passed is False
+    assert Parity(("",), float("nan")).passed is False
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_a_network_that_differs_is_not_written(
         (["blocks.0.filter.w1", "patch_embed.proj.weight"], "an AFNO"),
         (["fno_blocks.0.convs.0.weight", "horizontal_skips.3.weight"], "a UNO"),
         (["unet3.conv.weight", "conv0.weights1", "fc0.weight"], "a U-FNO"),
-        (["encoder.layer.0.weight"], "of no network that we know"),
+        (["encoder.layer.0.weight"], "belong to no known network"),
     ],
 )
-def test_other_networks_are_named(
+def test_unsupported_networks_are_named(
     keys: list[str], says: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({key: torch.zeros(2, 2) for key in keys}, tmp_path / "model.pt")
@@ -218,10 +218,10 @@ def test_other_networks_are_named(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--set", "padding"], "--set takes KEY=VALUE"),
+        (["--set", "padding"], "--set expects KEY=VALUE"),
         (["--set", "colour=blue"], "colour"),
-        (["--inputs", "a,b"], "--inputs names 2 channels, the network has 1"),
-        (["--grid", "64"], "--grid has 1 axes, the network has 2"),
+        (["--inputs", "a,b"], "--inputs names 2 channels, but the network has 1"),
+        (["--grid", "64"], "--grid has 1 axes, but the network has 2"),
         (["--input-std", "0"], "std must be positive"),
     ],
 )
@@ -245,7 +245,7 @@ def test_wrong_options_are_named(
         (["--precision", "fp16"], "bf16"),
     ],
 )
-def test_options_that_make_no_sense_are_wrong_usage(
+def test_malformed_options_are_usage_errors(
     options: list[str], says: str, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -259,11 +259,11 @@ def test_options_that_make_no_sense_are_wrong_usage(
         (b"", [], "empty"),
         (b"hello", [], "not a file of torch.save"),
         (b"PK\x03\x04" + bytes(100), [], "truncated"),
-        (None, ["--format", "physicsnemo"], "takes an .mdlus archive"),
-        (None, ["--format", "the-well"], "takes config.json and model.safetensors"),
+        (None, ["--format", "physicsnemo"], "expects an .mdlus archive"),
+        (None, ["--format", "the-well"], "expects config.json and model.safetensors"),
     ],
 )
-def test_files_that_cannot_be_meant(
+def test_files_of_another_kind_are_refused(
     content: bytes | None, options: list[str], says: str, tmp_path: Path, repository: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -284,10 +284,10 @@ def test_pipes_and_devices_are_not_read(
     neuraloperator_pair(tmp_path)
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         assert run(repository, path) == 1
-        assert "is a pipe or device" in capsys.readouterr().err
+        assert "is not a regular file" in capsys.readouterr().err
         normalised = run(repository, tmp_path / "model_state_dict.pt", "--normalizer", str(path))
         assert normalised == 1
-        assert "is no file" in capsys.readouterr().err
+        assert "is not a regular file" in capsys.readouterr().err
     assert left_over(repository) == []
 
 
@@ -300,7 +300,7 @@ def test_archives_of_another_format_than_asked_for_are_refused(
     assert "in the format physicsnemo, not original" in capsys.readouterr().err
 
 
-def test_a_tfno_is_verified_by_its_library_and_its_precision_is_kept(
+def test_a_tfno_is_compared_with_its_library_and_keeps_its_precision(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = TheirTFNO(
@@ -313,12 +313,12 @@ def test_a_tfno_is_verified_by_its_library_and_its_precision_is_kept(
     assert load_model(repository / "model").config.precision == "bf16"
 
 
-def test_what_is_not_there_or_native_already_is_said(
+def test_missing_and_native_checkpoints_are_reported(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(repository, tmp_path / "nowhere.pt") == 1
-    assert "there is no file or folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     neuraloperator_pair(tmp_path / "one")
     assert run(repository, tmp_path / "one") == 0
     assert run(repository, repository / "model", name="again") == 1
-    assert "native checkpoint already" in capsys.readouterr().err
+    assert "is a native checkpoint" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Networks of neuraloperator's development version are told from 2.0.0 where the file can, and answer as they did there."""
+"""Networks of neuraloperator's development version are recognised if the file shows it, and give the same results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neuralop.models import TFNO as TheirTFNO
 
 from tests.models.importers.comparison import our_module
 from tests.models.importers.development_version import development_version, with_its_attributes
-from tests.models.importers.parity import (
+from tests.models.importers.neuraloperator_runs import (
     assert_parity,
     deviations,
     imported_exactly,
@@ -54,7 +54,7 @@ def test_a_network_saved_whole(kind: type[torch.nn.Module], tmp_path: Path) -> N
     assert_parity(imported, FIELDS, expected)
 
 
-def test_its_answers_on_odd_axes_are_not_those_of_2_0_0() -> None:
+def test_its_results_on_odd_axes_differ_from_those_of_2_0_0() -> None:
     theirs = spread(TheirFNO(**PLAIN))
     tensors = state_of(theirs)
     with development_version():
@@ -64,21 +64,21 @@ def test_its_answers_on_odd_axes_are_not_those_of_2_0_0() -> None:
     assert single[1] < 1e-5
 
 
-def test_metadata_with_its_arguments_tells_it() -> None:
+def test_metadata_with_its_arguments_identifies_it() -> None:
     tensors = state_of(TheirFNO(**PLAIN))
     imported = imported_exactly(tensors, {"in_channels": 2, "enforce_hermitian_symmetry": True})
     assert imported.format == "neuraloperator main FNO"
-    assert imported.release_is_told
+    assert imported.release_is_known
 
 
-def test_what_fits_several_releases_is_said_not_to_be_told() -> None:
+def test_a_file_that_fits_several_releases_is_reported() -> None:
     imported = imported_exactly(state_of(TheirFNO(**PLAIN)), {"rank": 0.1})
     assert imported.format == "neuraloperator 2.0.0 FNO"
-    assert not imported.release_is_told
+    assert not imported.release_is_known
 
 
 def test_finer_output_grids_need_room_for_the_modes() -> None:
-    """On a small grid it drops imaginary parts that a finer output grid needs; such grids are refused."""
+    """On small grids it discards imaginary parts that a finer output grid needs, so such grids are refused."""
     theirs = spread(TheirFNO(**PLAIN, resolution_scaling_factor=1.5))
     metadata = {**PLAIN, "resolution_scaling_factor": 1.5, "enforce_hermitian_symmetry": True}
     imported = imported_exactly(state_of(theirs), metadata)

@@ -1,4 +1,4 @@
-"""A saved data processor of neuraloperator goes into the model: physical units in, physical units out."""
+"""A saved data processor of neuraloperator becomes part of the model, which then works in physical units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neuralop.data.transforms.data_processors import DefaultDataProcessor
 from neuralop.data.transforms.normalizers import UnitGaussianNormalizer
 from neuralop.models import FNO as TheirFNO
 
-from tests.models.importers.parity import read_saved, spread
+from tests.models.importers.neuraloperator_runs import read_saved, spread
 from tests.turbofno_ops.fourier_truth import relative_l2
 from turbofno.models.core.checkpoint import CheckpointError, load_model, save_model
 from turbofno.models.core.config import Channel, GridSpec, ModelConfig
@@ -37,7 +37,7 @@ def answer(network: TheirFNO, processor: DefaultDataProcessor, x: torch.Tensor) 
         return processor.postprocess(network(batch["x"]), batch)[0]
 
 
-def test_fields_survive_the_native_checkpoint(tmp_path: Path) -> None:
+def test_normalisation_fields_are_saved_and_loaded(tmp_path: Path) -> None:
     theirs = spread(TheirFNO((6, 5), 2, 1, 4, n_layers=2))
     theirs.save_checkpoint(tmp_path, "model")
     processor = DefaultDataProcessor(fitted(2, [0]), fitted(1, [0]))

@@ -1,4 +1,4 @@
-"""What is no FNO or TFNO, or what we do not have, is refused by naming it; a Trainer's folder is not."""
+"""Unsupported networks and arguments are refused by name; a Trainer's folder is accepted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neuralop.models import FNO as TheirFNO
 from neuralop.models import GINO, UNO
 from neuralop.training.training_state import save_training_state
 
-from tests.models.importers.parity import (
+from tests.models.importers.neuraloperator_runs import (
     assert_parity,
     imported_exactly,
     outputs,
@@ -46,12 +46,12 @@ def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **opti
     ("arguments", "message"),
     [
         ({"complex_data": True}, "complex_data"),
-        ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, "domain_padding together with"),
+        ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, "domain_padding with"),
         ({"non_linearity": torch.nn.functional.softsign}, "non_linearity=softsign"),
         ({"non_linearity": torch.nn.Softplus(beta=2)}, "Softplus with beta=2"),
     ],
 )
-def test_arguments_that_we_do_not_have(
+def test_unsupported_arguments_are_named(
     arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     TheirFNO(**SMALL, **arguments).save_checkpoint(tmp_path, "model")
@@ -71,16 +71,16 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     tensors = of(TheirFNO(**SMALL))
     refuse(tensors, {"n_modes": (4, 4), "wavelets": 3}, "wavelets")
     refuse(tensors, {"n_modes": (4, 4, 4)}, "n_modes")
-    refuse(tensors, {"n_modes": (8, 8)}, "more than the weights hold")
+    refuse(tensors, {"n_modes": (8, 8)}, "exceeds the stored weights")
     refuse(tensors, {"in_channels": 2}, "in_channels=2")
     refuse(tensors, {"norm": "ada_in"}, "ada_in")
     refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
     grouped = of(TheirFNO(**SMALL, norm="group_norm"))
     refuse(grouped, {"norm": "instance_norm"}, "instance norms with weights")
-    refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 arguments without a name")
+    refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 positional arguments")
     refuse(tensors, None, "colour", colour="red")
     refuse(tensors, None, "version", version="7")
-    refuse(tensors, None, "laid out", version="0.3.0")
+    refuse(tensors, None, "have the layout", version="0.3.0")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_unknown_arguments_and_settings_are_named() -> None:
         "fno_blocks.channel_mlp_skips.0.weight", "fno_blocks.norm.1.weight",
     ],
 )  # fmt: skip
-def test_numbers_of_another_kind_are_refused_where_they_are(key: str) -> None:
+def test_tensors_of_an_unexpected_dtype_are_named(key: str) -> None:
     tensors = of(TheirFNO(**SMALL, norm="group_norm"))
     metadata = {"norm": "group_norm"}
     imported_exactly(tensors, metadata)
@@ -123,19 +123,19 @@ def test_other_models_are_named() -> None:
         assert recognises(network.state_dict())
         name = type(network).__name__
         refuse(of(network), {"_name": name}, name)
-        refuse(of(network), None, "no spectral weights|no place for")
+        refuse(of(network), None, "no spectral weights|unsupported tensors")
     refuse(of(TheirFNO(**SMALL)), {"_name": "SFNO"}, "SFNO")
 
 
-def test_a_weight_for_the_sphere_is_refused_without_metadata() -> None:
+def test_a_spherical_weight_is_refused_without_metadata() -> None:
     tensors = of(TheirFNO(**SMALL))
     for name, tensor in tensors.items():
         if name.endswith("weight.tensor"):
             tensors[name] = tensor[..., 0]
-    refuse(tensors, None, "as in a network on the sphere")
+    refuse(tensors, None, "as in a spherical network")
 
 
-def test_a_trainers_folder(tmp_path: Path) -> None:
+def test_a_trainers_folder_is_read(tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**SMALL))
     optimizer = torch.optim.Adam(theirs.parameters())
     save_training_state(tmp_path, "best_model", theirs, optimizer=optimizer, epoch=3)

@@ -1,4 +1,4 @@
-"""Networks saved by neuraloperator 0.3.0 and 1.0.2, run in their own processes, answer the same after the import."""
+"""Networks saved by neuraloperator 0.3.0 and 1.0.2 give the same results after the import."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.models.importers.neuraloperator_runs import assert_parity, imported_exactly, read_saved
 from tests.models.importers.old_release import draw_and_save
-from tests.models.importers.parity import assert_parity, imported_exactly, read_saved
 from tests.thorough import tried
 from turbofno.models.importers.detect import read_checkpoint
 
@@ -16,7 +16,7 @@ COUNT = tried(15, thoroughly=40)
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "1.0"])
-def test_drawn_networks_answer_as_that_release_does(version: str, tmp_path: Path) -> None:
+def test_random_networks_give_the_releases_results(version: str, tmp_path: Path) -> None:
     draw_and_save(version, tmp_path, COUNT)
     for i in range(COUNT):
         if i % 2:

@@ -1,4 +1,4 @@
-"""Normalisers beside a checkpoint: the imported network takes and gives physical units."""
+"""Normalisers of a checkpoint: the imported network works in physical units."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class UnitGaussianNormalizer:
 
 
 class GaussianNormalizer(UnitGaussianNormalizer):
-    """The original scripts' normaliser with one mean and std for everything."""
+    """The original scripts' normaliser with one mean and one std."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.mean, self.std, self.eps = x.mean(), x.std(), 1e-5
 
 
 class RangeNormalizer:
-    """The original scripts' other one: the smallest value to 0, the largest to 1, point by point."""
+    """The original scripts' range normaliser: point by point, the smallest value to 0, the largest to 1."""
 
     def __init__(self, x: torch.Tensor) -> None:
         low, high = x.amin(0), x.amax(0)
@@ -115,7 +115,7 @@ def test_data_processors_of_neuraloperator(how: str, dims: list[int], tmp_path: 
     )
 
 
-def test_plain_numbers_in_every_kind_of_file(tmp_path: Path) -> None:
+def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
     mean, std = np.array([1.5, -2.0]), np.array([0.5, 3.0])
     np.savez(tmp_path / "n.npz", x_mean=mean, x_std=std, y_mean=7.0, y_std=0.1)
     content = {"x_mean": mean.tolist(), "x_std": std.tolist(), "y_mean": 7.0, "y_std": 0.1}
@@ -141,13 +141,13 @@ def test_plain_numbers_in_every_kind_of_file(tmp_path: Path) -> None:
         ({"x_mean": 1.0, "x_std": [1.0, 1.0, 1.0]}, "fits neither 2 channels nor a 2-dimensional grid"),
         ({"x_mean": "a lot", "x_std": 1.0}, "expected mean and std"),
         ({"x_mean": 1.0, "x_std": 1.0, "x_mask": [1.0]}, "has a mask"),
-        ({"x_mean": 1.0, "x_std": [["a"]]}, "not made of numbers"),
+        ({"x_mean": 1.0, "x_std": [["a"]]}, "must be real numbers"),
         ({"colour": 1.0}, "holds no mean and std"),
         ({"y_mean": 1.0, "y_std": np.ones((3, 4)).tolist(), "x_mean": 0.0,
-          "x_std": np.ones((2, 5, 6)).tolist()}, "on different grids"),
+          "x_std": np.ones((2, 5, 6)).tolist()}, "have different grids"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(
+def test_impossible_normalisers_are_refused(
     content: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "n.json").write_text(json.dumps(content))

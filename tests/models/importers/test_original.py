@@ -1,4 +1,4 @@
-"""Networks of the original scripts, imported, compute what the scripts compute."""
+"""Imported networks of the original scripts give the scripts' results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
-    # generation, axes, what the script does, what the user has to say
+    # generation, axes, arguments of the script, settings of the user
     ("A", 1, {"activation": F.relu, "grid_end": 2 * math.pi}, {}),
     ("A", 1, {"activation": F.relu, "norm": "batch", "grid_end": 2 * math.pi}, {}),
     ("A", 2, {"activation": F.relu, "norm": "batch", "grid_order": "xy"}, {}),
@@ -47,7 +47,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize("key", ["fc0.weight", "w1.bias", "fc2.weight", "conv0.weights1"])
-def test_numbers_of_another_kind_are_refused_where_they_are(key: str) -> None:
+def test_tensors_of_an_unexpected_dtype_are_named(key: str) -> None:
     state = Script("B", (3, 3), 4, 1, 1).state_dict()
     with pytest.raises(ImportRefused, match=f"{key} is torch.int64, expected floating-point"):
         import_original({**state, key: torch.ones(state[key].shape).long()}, Options())
@@ -57,11 +57,11 @@ def test_numbers_of_another_kind_are_refused_where_they_are(key: str) -> None:
 
 
 def drawn(generation: str, n: int, does: dict[str, object]) -> tuple[Script, tuple[int, ...]]:
-    """A random network of that kind and a grid that holds its modes, odd on some axes."""
+    """A random network of this kind, and a grid that holds its modes, odd on some axes."""
     rng = random.Random(int(torch.randint(2**31, ())))
     modes = tuple(rng.randint(1, 5) for _ in range(n))
     most = 24 if n < 3 else 11
-    # from where the corners overlap to well above
+    # from grids where the corners overlap to larger ones
     size = tuple(rng.randint(max(m + 2, 2 * modes[-1]), most) for m in modes)
     model = Script(
         generation, modes, rng.randint(2, 8), rng.randint(1, 3), rng.randint(1, 2),
@@ -80,7 +80,7 @@ def assert_parity(imported: Imported, model: Script, size: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(("generation", "n", "does", "said"), SCRIPTS)
-def test_imported_network_computes_what_the_script_does(
+def test_imported_network_gives_the_scripts_result(
     generation: str, n: int, does: dict[str, object], said: dict[str, str]
 ) -> None:
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
     assert_parity(imported, model, size)
 
 
-def test_without_coordinates_they_are_input_channels() -> None:
+def test_without_grid_coordinates_are_input_channels() -> None:
     model, size = drawn("B", 1, {})
     imported = import_original(model.state_dict(), Options({"grid": "none"}))
     assert imported.architecture.in_channels == model.fc0.in_features
@@ -139,11 +139,11 @@ def test_pickled_module_is_read_with_its_padding(
     del sys.modules["fourier_2d"]
     checkpoint = read_checkpoint(tmp_path / "model.pt")
     assert "fourier_2d" not in sys.modules
-    assert "a pickled fourier_2d.FNO2d, read without running it" in checkpoint.read_from
+    assert "a pickled fourier_2d.FNO2d, read without running code" in checkpoint.read_from
     assert_parity(convert(checkpoint, Options()), model, size)
 
 
-def test_activations_that_a_pickled_module_holds_are_followed(
+def test_activation_modules_in_a_pickled_module_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, size = drawn("B", 1, {"activation": torch.nn.LeakyReLU(0.2)})
@@ -154,7 +154,7 @@ def test_activations_that_a_pickled_module_holds_are_followed(
     monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_1d").FNO1d)
     torch.save(model, tmp_path / "model.pt")
     imported = convert(read_checkpoint(tmp_path / "model.pt"), Options())
-    assert "activation leaky_relu(0.2) (activation=..)" in imported.assumptions
+    assert "its activation is leaky_relu(0.2) (activation=..)" in imported.assumptions
     assert_parity(imported, model, size)
     model.last = torch.nn.Tanh()
     torch.save(model, tmp_path / "model.pt")
@@ -164,7 +164,7 @@ def test_activations_that_a_pickled_module_holds_are_followed(
     assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
 
 
-def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
+def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
     model, size = drawn("C", 2, {"padding": (9, 9)})
     state = model.state_dict()
     lightning = {
@@ -180,17 +180,17 @@ def test_wrappers_of_training_code_are_taken_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said", "says"),
     [
-        ({"unet3.weight": torch.zeros(1)}, {}, "no place for unet3.weight"),
+        ({"unet3.weight": torch.zeros(1)}, {}, "unsupported tensors, unet3.weight"),
         ({"conv1.weights2": None}, {}, "no conv1.weights2"),
         ({"fc2.bias": None}, {}, "no fc2.bias"),
-        ({"w0.weight": torch.zeros(4, 4, 3, 3)}, {}, "only 1x1 convolutions"),
+        ({"w0.weight": torch.zeros(4, 4, 3, 3)}, {}, "expected a linear map or a 1x1 convolution"),
         ({"conv1.weights1": torch.zeros(4, 4, 9, 9) + 0j}, {}, "differ in shape"),
         ({}, {"colour": "blue"}, "no setting colour; its settings are: activation"),
         ({}, {"activation": "wavelet"}, "activation=wavelet is not supported; supported are none"),
         ({}, {"padding": "1,2,3"}, "padding has 3 entries, expected 2"),
     ],
 )
-def test_what_has_no_place_is_named(change, said, says) -> None:
+def test_unsupported_tensors_are_named(change, said, says) -> None:
     state = Script("B", (3, 3), 4, 1, 1, n_layers=2).state_dict()
     state = {k: t for k, t in {**state, **change}.items() if t is not None}
     with pytest.raises(ImportRefused, match=says):

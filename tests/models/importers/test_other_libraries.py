@@ -1,4 +1,4 @@
-"""Networks saved by PhysicsNeMo, Modulus and PDEBench themselves answer the same after the import."""
+"""Networks saved by PhysicsNeMo, Modulus and PDEBench give the same results after the import."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = tried(4, thoroughly=12)
 
 
 @pytest.mark.parametrize("name", ["modulus-0.9", "physicsnemo-1", "physicsnemo-2", "pdebench"])
-def test_drawn_networks_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
+def test_random_networks_give_the_librarys_results(name: str, tmp_path: Path) -> None:
     draw_and_save(name, tmp_path, COUNT)
     for i in range(COUNT):
         (file,) = tmp_path.glob(f"{i}.*")
@@ -37,13 +37,13 @@ def test_drawn_networks_answer_as_the_library_does(name: str, tmp_path: Path) ->
                 found, found64 = single(x), double(x.double())
             about = (file, x.shape, imported.architecture)
             assert relative_l2(found64, exact) < 1e-10, about
-            # A few networks make more of rounding, in their library too.
+            # A few networks amplify rounding, also in their library.
             bound = max(1e-5, 3 * rounding(imported, x, expected, exact))
             assert relative_l2(found, expected) < bound, about
 
 
 def mdlus(path: Path, *, name: str = "FNO", version: object = "2.0.0", **arguments: object) -> Path:
-    """A .mdlus file without tensors, for what is refused before they are looked at."""
+    """A .mdlus file without tensors, for refusals that precede their reading."""
     torch.save({}, path.with_suffix(".pt"))
     args = {"in_channels": 1, "out_channels": 1, **arguments}
     with zipfile.ZipFile(path, "w") as archive:
@@ -60,16 +60,14 @@ def mdlus(path: Path, *, name: str = "FNO", version: object = "2.0.0", **argumen
     ("change", "says"),
     [
         ({"name": "AFNO"}, r"holds physicsnemo\.models\.AFNO; .* FNO in 1 to 3 dimensions is supported"),
-        ({"dimension": 4}, "an FNO in 4 dimensions"),
+        ({"dimension": 4}, "the FNO has 4 dimensions"),
         ({"colour": 1}, r"args\.json: colour"),
         ({"latent_channels": "many"}, r"args\.json: latent_channels"),
-        ({"version": None}, "say how overlapping modes are treated"),
-        ({}, r"there is no spec_encoder\.lift_network\.0\.conv\.weight"),
+        ({"version": None}, "which does not determine how overlapping modes are treated"),
+        ({}, r"the checkpoint has no spec_encoder\.lift_network\.0\.conv\.weight"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_imported_is_named(
-    change: dict[str, object], says: str, tmp_path: Path
-) -> None:
+def test_unsupported_models_are_named(change: dict[str, object], says: str, tmp_path: Path) -> None:
     with pytest.raises(ImportRefused, match=says):
         convert(read_checkpoint(mdlus(tmp_path / "model.mdlus", **change)), Options())
 
@@ -91,18 +89,26 @@ def one_dimensional() -> dict[str, torch.Tensor]:
     ("arguments", "tensors", "says"),
     [
         ({}, {}, None),
-        ({"activation_fn": "stan"}, {}, "activation_fn is 'stan'; supported are gelu"),
-        ({"padding_type": "wrap"}, {}, "padding_type 'wrap'; supported are constant"),
+        (
+            {"activation_fn": "stan"},
+            {},
+            "activation_fn 'stan' is not supported; supported are gelu",
+        ),
+        (
+            {"padding_type": "wrap"},
+            {},
+            "padding_type 'wrap' is not supported; supported are constant",
+        ),
         (
             {},
             {"decoder_net.final_layer.linear.bias": torch.zeros(1) * 1j},
             "bias is torch.complex64",
         ),
-        ({}, {"decoder_net.extra": torch.zeros(1)}, "no place for decoder_net.extra"),
+        ({}, {"decoder_net.extra": torch.zeros(1)}, "unsupported tensors, decoder_net.extra"),
         ({"num_fno_layers": 2}, {}, "no spec_encoder.spconv_layers.1.weights1"),
     ],
 )
-def test_settings_and_tensors_without_a_place_are_named(
+def test_unsupported_settings_and_tensors_are_named(
     arguments: dict[str, object], tensors: dict[str, torch.Tensor], says: str | None
 ) -> None:
     usual = {"in_channels": 1, "out_channels": 1, "dimension": 1, "latent_channels": 2,

@@ -1,4 +1,4 @@
-"""Networks of neuraloperator that were pickled whole are read as they are, not as they were built."""
+"""Pickled neuraloperator networks are imported in their present state, not as constructed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 from neuralop.models.base_model import BaseModel
 
-from tests.models.importers.parity import assert_parity, imported_exactly, outputs, spread
+from tests.models.importers.neuraloperator_runs import (
+    assert_parity,
+    imported_exactly,
+    outputs,
+    spread,
+)
 from turbofno.models.importers.detect import read_checkpoint
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported
@@ -48,7 +53,7 @@ def same_answers(
 
 @pytest.mark.parametrize("kind", [TheirFNO, TheirTFNO])
 @pytest.mark.parametrize("modes", [(4, 4), (6, 2), (8, 4)])
-def test_modes_that_were_reduced_after_it_was_built(
+def test_modes_that_were_reduced_after_construction(
     kind: type[torch.nn.Module], modes: tuple[int, int], tmp_path: Path
 ) -> None:
     theirs = spread(kind(**PLAIN))
@@ -56,15 +61,15 @@ def test_modes_that_were_reduced_after_it_was_built(
     same_answers(theirs, tmp_path)
 
 
-def test_layers_that_keep_different_modes_are_refused(tmp_path: Path) -> None:
+def test_layers_with_different_modes_are_refused(tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN))
     theirs.fno_blocks.convs[0].n_modes = (4, 4)
     with pytest.raises(ImportRefused, match="different spectral convolutions"):
         pickled(theirs, tmp_path)
 
 
-def test_a_tfno_says_by_its_attributes_what_it_was_built_with(tmp_path: Path) -> None:
-    """It stores the arguments alone that it was given; here they are lost."""
+def test_the_arguments_of_a_tfno_are_read_from_its_attributes(tmp_path: Path) -> None:
+    """A TFNO stores only the given arguments; here they are removed."""
     theirs = TheirTFNO(
         **PLAIN,
         preactivation=True,
@@ -79,18 +84,18 @@ def test_a_tfno_says_by_its_attributes_what_it_was_built_with(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda network: {"model": network}])
-def test_a_network_inside_something_else(wrap: Any, tmp_path: Path) -> None:
+def test_a_network_inside_a_wrapper(wrap: Any, tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN, norm="instance_norm", domain_padding=0.25))
     imported = pickled(wrap(theirs), tmp_path)
     assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
 
 
-def test_a_network_inside_something_that_may_do_more_is_refused(tmp_path: Path) -> None:
+def test_a_network_inside_an_unknown_module_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImportRefused, match=r"inside a torch\.nn\..*Sequential.*model\.0"):
         pickled(torch.nn.Sequential(TheirFNO(**PLAIN), torch.nn.Tanh()), tmp_path)
 
 
-def test_a_class_of_the_same_name_from_elsewhere_is_refused(
+def test_a_class_of_the_same_name_in_another_library_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mynetworks.py").write_text(
@@ -98,7 +103,7 @@ def test_a_class_of_the_same_name_from_elsewhere_is_refused(
     )
     monkeypatch.syspath_prepend(tmp_path)
     theirs = TheirFNO(**PLAIN)
-    with mock.patch.dict(BaseModel._models):  # where it enters itself under its name
+    with mock.patch.dict(BaseModel._models):  # the class registers itself there
         theirs.__class__ = importlib.import_module("mynetworks").FNO
     with pytest.raises(ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"):
         pickled(theirs, tmp_path)
@@ -127,7 +132,7 @@ def test_positional_arguments_and_another_grid(tmp_path: Path) -> None:
     same_answers(theirs, tmp_path)
 
 
-def test_parts_changed_in_ways_that_no_argument_expresses_are_refused(tmp_path: Path) -> None:
+def test_changes_that_no_argument_expresses_are_refused(tmp_path: Path) -> None:
     theirs = TheirFNO(**PLAIN)
     theirs.projection.non_linearity = torch.tanh
     with pytest.raises(ImportRefused, match="projection has the activation tanh"):
@@ -145,7 +150,7 @@ def test_shared_layers_with_modules_inside_are_refused(tmp_path: Path) -> None:
         pickled(theirs, tmp_path)
 
 
-def test_relatives_are_named(tmp_path: Path) -> None:
+def test_unsupported_relatives_are_named(tmp_path: Path) -> None:
     codano = CODANO(
         hidden_variable_codimension=2,
         lifting_channels=4,
@@ -163,7 +168,9 @@ def test_relatives_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [{"_n_modes": 3}, {"_n_modes": [{}]}, {"_n_modes": None}])
-def test_attributes_of_another_kind_are_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+def test_attributes_of_an_unexpected_type_are_refused(
+    damage: dict[str, Any], tmp_path: Path
+) -> None:
     theirs = TheirFNO(**PLAIN)
     vars(theirs.fno_blocks.convs[0]).update(damage)
     with pytest.raises(ImportRefused):

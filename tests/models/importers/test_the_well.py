@@ -1,4 +1,4 @@
-"""The Well's networks: Fourier layers that took no part in training are passed by, others are not."""
+"""The Well's networks: Fourier layers without part in the training are skipped, others are not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def saved(folder: Path, state: dict[str, torch.Tensor]) -> Path:
 
 
 def pointwise(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Lifting, then projection, as 0.3.0 computes them, in float64."""
+    """Lifting and projection of 0.3.0 in float64."""
     wide = {key: t.double() for key, t in state.items()}
     for name in ("lifting", "projection"):
         first, second = (
@@ -56,7 +56,7 @@ def pointwise(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_untrained_layers_are_passed_by(tmp_path: Path) -> None:
+def test_untrained_layers_are_skipped(tmp_path: Path) -> None:
     state = tensors(trained=False)
     imported = convert(read_checkpoint(saved(tmp_path, state)), Options())
     assert "bypassed" in " ".join(imported.assumptions)
@@ -65,12 +65,12 @@ def test_untrained_layers_are_passed_by(tmp_path: Path) -> None:
     assert relative_l2(our_module(imported, torch.float64)(x), pointwise(state, x)) < 1e-10
 
 
-def test_trained_layers_and_the_setting_apply_them(tmp_path: Path) -> None:
+def test_trained_layers_are_applied_and_the_setting_overrides(tmp_path: Path) -> None:
     x = torch.randn(2, 5, 9, 11, dtype=torch.float64)
     for trained, settings in ((True, {}), (False, {"blocks": "applied"})):
         state = tensors(trained=trained)
         imported = convert(read_checkpoint(saved(tmp_path, state)), Options(settings))
-        assert "Fourier layers applied" in " ".join(imported.assumptions)
+        assert "Fourier layers are applied" in " ".join(imported.assumptions)
         arguments = {
             "n_modes": (6, 6),
             "in_channels": 5,
@@ -83,8 +83,10 @@ def test_trained_layers_and_the_setting_apply_them(tmp_path: Path) -> None:
         assert relative_l2(expected, pointwise(state, x)) > 1e-2
 
 
-def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_another_models_config_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, tensors(trained=True))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ImportRefused, match="not that of an FNO of The Well: it has model_type"):
+    with pytest.raises(
+        ImportRefused, match="does not describe an FNO of The Well: it has the keys model_type"
+    ):
         read_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""Features against waves whose energy is known, and what a distance must and must not react to."""
+"""Features of waves with known energy, and the distance of similar and different fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def waves(
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_a_sum_of_waves_is_seen_as_what_it_is(grid: tuple[int, ...]) -> None:
+def test_features_of_a_sum_of_waves(grid: tuple[int, ...]) -> None:
     seed = int(torch.randint(1 << 30, ()))
     generator = torch.Generator().manual_seed(seed)
 
@@ -50,7 +50,7 @@ def test_a_sum_of_waves_is_seen_as_what_it_is(grid: tuple[int, ...]) -> None:
     assert len(energies) == 1 + octaves(grid)
 
 
-def test_variance_is_that_of_the_field_on_odd_and_even_grids() -> None:
+def test_the_variance_feature_on_odd_and_even_grids() -> None:
     for grid in GRIDS:
         field = torch.randn(3, 2, *grid, dtype=torch.float64)
         found = features(field, torch.ones(2, dtype=torch.float64))

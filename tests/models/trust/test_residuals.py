@@ -1,4 +1,4 @@
-"""Residuals of what the solvers give are small, those of wrong answers are about as large as the answers are wrong."""
+"""Residuals of solutions are small; residuals of wrong outputs are close to their relative error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEED = int(torch.randint(4000, ()))
 
 
 def smooth_error(u: torch.Tensor, share: float) -> torch.Tensor:
-    """A long wave of that share of u's norm, zero at both ends of every axis."""
+    """A long wave with `share` of u's norm, zero at both ends of every axis."""
     x = torch.linspace(0, torch.pi, u.shape[-1], dtype=u.dtype)
     wave = (2 * x).sin() if u.ndim == 2 else torch.outer((2 * x).sin(), x.sin())
     size = u.flatten(1).norm(dim=1).view(-1, *[1] * (u.ndim - 1))
@@ -45,7 +45,7 @@ def test_darcy_on_the_solvers_own_grid() -> None:
     assert wrong.max() < 0.2, (wrong, SEED)
 
 
-def test_darcy_of_a_truth_from_a_finer_grid_is_below_three_per_cent() -> None:
+def test_darcy_residual_of_a_solution_from_a_finer_grid_is_below_three_per_cent() -> None:
     a, u = DARCY.simulate(range(2), seed=SEED, n=85).unbind(1)
     assert residuals.darcy(a, u, source=1.0).max() < 0.03, SEED
     assert residuals.darcy(a, 0.8 * u, source=1.0).min() > 0.1, SEED
@@ -70,7 +70,7 @@ def test_navier_stokes(n: int) -> None:
         assert (unchanged / relative_l2(before, after)).min() > 0.7, SEED
 
 
-def test_rectangular_grids_give_the_flow_the_same_residual() -> None:
+def test_the_navier_stokes_residual_is_the_same_on_rectangular_grids() -> None:
     w = navier_stokes.sample_inputs(range(2), seed=SEED, n=64)
     before, wrong = w, 1.1 * w
     square = residuals.navier_stokes(before, wrong, nu=1e-3, time=1.0)

@@ -1,4 +1,4 @@
-"""Which signals a configuration gives, on which grids, and that they stay finite; the zoo's own are calibrated."""
+"""The signals of a configuration by grid; all values are finite; the zoo's signals are calibrated."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import BURGERS, HELD_OUT_SEED
 
 
-def test_nothing_known_nothing_said() -> None:
+def test_without_statistics_and_pde_there_are_no_signals() -> None:
     assert Signals(tiny_config())(torch.randn(2, 1, 16), torch.randn(2, 2, 16)) == {}
 
 
 @pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d", "navier-stokes-2d"])
-def test_the_zoo_has_both_signals_and_they_are_finite_whatever_comes(name: str) -> None:
+def test_the_zoo_has_both_signals_and_they_are_finite_for_any_field(name: str) -> None:
     config = read_config(TRAINED / name / "config.json")
     signals, grid = Signals(config), config.grid.training
     shape = (1, 1, *grid)
@@ -39,7 +39,7 @@ def test_the_zoo_has_both_signals_and_they_are_finite_whatever_comes(name: str) 
                 assert value.isfinite()
 
 
-def test_where_the_residual_cannot_be_had_the_distance_stands_alone() -> None:
+def test_on_unsupported_grids_only_the_residual_is_missing() -> None:
     flow = Signals(read_config(TRAINED / "navier-stokes-2d" / "config.json"))
     darcy = Signals(read_config(TRAINED / "darcy-2d" / "config.json"))
     for signals, grid in ((flow, (20, 64)), (darcy, (43, 61))):
@@ -47,7 +47,7 @@ def test_where_the_residual_cannot_be_had_the_distance_stands_alone() -> None:
         assert set(signals(x, x)) == {"input_distance"}
 
 
-def test_burgers_in_the_zoo_knows_its_own_and_its_errors() -> None:
+def test_burgers_signals_follow_distance_and_error() -> None:
     model = load_model(TRAINED / BURGERS.name)
     signals = Signals(model.config)
     frames = BURGERS.simulate(range(20), seed=HELD_OUT_SEED)
@@ -68,14 +68,14 @@ def changed(**update: object) -> ModelConfig:
     return ModelConfig.model_validate(config.model_dump() | update)
 
 
-def test_what_does_not_fit_the_model_is_refused_by_name() -> None:
+def test_inconsistent_statistics_are_refused_by_name() -> None:
     pde = PDE(
         name="burgers", equation="", domain="", input_distribution="",
         residual=BurgersResidual(nu=0.1, time=1.0),
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"pde.residual 'burgers' needs one channel in and out"):
+    with pytest.raises(ValueError, match=r"pde.residual 'burgers' needs one input channel"):
         changed(pde=pde.model_dump())
-    with pytest.raises(ValueError, match="2 means, but 1 deviations"):
+    with pytest.raises(ValueError, match="mean has 2 entries, but std has 1"):
         FeatureStatistics(mean=(0.0, 1.0), std=(1.0,))
     one = FeatureStatistics(mean=(0.0, 1.0), std=(1.0, 1.0))
     moments = {"mean": 0.0, "std": 1.0, "minimum": 0.0, "maximum": 1.0}

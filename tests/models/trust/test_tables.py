@@ -1,4 +1,4 @@
-"""Tables are made once, forgotten when others have come since, and kept for whoever holds them."""
+"""The table cache: computes once, evicts the least recently used, and keeps tables that are held."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.trust.signals import Signals
-from turbofno.models.trust.tables import remembered
+from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import DARCY
 from turbofno_ops._held import holding
 
 
-@remembered(2)
+@cached_table(2)
 def ones(count: int) -> torch.Tensor:
     return torch.ones(count)
 
 
-def test_made_once_until_others_have_come() -> None:
+def test_a_table_is_computed_once_until_it_is_evicted() -> None:
     first = ones(1)
     assert ones(1) is first
     ones(2)
@@ -33,13 +33,13 @@ def test_held_as_long_as_the_holder_lives() -> None:
     for count in (5, 6, 7):
         ones(count)
     assert known() is not None
-    assert len(held) == 1  # what came after is not held
+    assert len(held) == 1  # later tables are not held
     held.clear()
     assert known() is None
 
 
-def test_the_signals_say_all_their_tables() -> None:
+def test_all_tables_of_the_signals_are_held() -> None:
     signals, x = Signals(load_model(TRAINED / DARCY.name).config), torch.rand(1, 1, 43, 43)
     with holding() as held:
         signals(x, x)
-    assert len(held) == 2  # of the features, of the residual
+    assert len(held) == 2  # one of the features, one of the residual

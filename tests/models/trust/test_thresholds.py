@@ -1,4 +1,4 @@
-"""Above which values the trust signals warn: on which grid, how seldom for good fields, and for what README once asked."""
+"""Thresholds of the trust signals: by grid, on held-out fields, and for fields unlike the training data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.service.tiny import tiny_config
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import ModelConfig, read_config
 from turbofno.models.core.statistics import GridThresholds, Thresholds
-from turbofno.models.trust.calibrate import drawn, signals_of
+from turbofno.models.trust.calibrate import sampled, signals_of
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import HELD_OUT_SEED, problem_named
 
@@ -53,12 +53,12 @@ def test_a_threshold_on_a_grid_of_other_axes_is_refused() -> None:
         "outputs": [channel] * 2,
         "thresholds": thresholds((16, 1.0, 0.1)).model_dump(),
     }
-    with pytest.raises(ValidationError, match=r"grid \[16\], the architecture has 2 axes"):
+    with pytest.raises(ValidationError, match=r"grid \[16\], but the architecture has 2 axes"):
         ModelConfig.model_validate(given)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_zoo_states_thresholds_on_every_grid_that_it_was_evaluated_on(name: str) -> None:
+def test_the_zoo_has_thresholds_on_every_evaluated_grid(name: str) -> None:
     config = read_config(TRAINED / name / "config.json")
     assert config.statistics is not None
     known = config.statistics.thresholds
@@ -77,9 +77,9 @@ def test_held_out_fields_of_the_zoo_seldom_warn(name: str) -> None:
     model, problem = load_model(TRAINED / name), problem_named(name)
     assert model.config.statistics is not None
     assert model.config.statistics.thresholds is not None
-    found = signals_of(model, drawn(problem, 64, seed=HELD_OUT_SEED, n=problem.grid.training[0]))
+    found = signals_of(model, sampled(problem, 64, seed=HELD_OUT_SEED, n=problem.grid.training[0]))
     for signal, limit in model.config.statistics.thresholds.on(problem.grid.training).items():
-        # that two of 64 do by chance, at one in 1000, is one run in 500 if they were drawn anew
+        # With a rate of 1 in 1000, two of 64 fields exceed it by chance in 1 of 500 draws.
         assert (found[signal] > limit).sum() <= 1, (signal, limit)
 
 

@@ -1,4 +1,4 @@
-"""Short races: what they measure is not looked at closely."""
+"""Short timings: their values are not checked closely."""
 
 from __future__ import annotations
 

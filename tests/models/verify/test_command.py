@@ -83,7 +83,7 @@ def test_a_folder_that_is_worse_than_its_card_ends_with_1(
 ) -> None:
     folder = copy_of_burgers(tmp_path / "mine", evaluation=stated(1e-5))
     assert cli.main(["verify", str(folder), *QUICK]) == 1
-    assert "IS NOT KEPT" in capsys.readouterr().out
+    assert "FAILED, the model is clearly worse" in capsys.readouterr().out
 
 
 def test_answers_that_are_not_finite_end_with_1(
@@ -108,10 +108,10 @@ def test_an_imported_model_says_its_pde_and_bound_on_the_command_line(
     bare = {"pde": None, "statistics": None, "training": None, "evaluation": ()}
     folder = copy_of_burgers(tmp_path / "imported", **bare)
     assert cli.main(["verify", str(folder), *QUICK]) == 1
-    assert "say so with --pde" in capsys.readouterr().err
+    assert "name it with --pde" in capsys.readouterr().err
     known = ["verify", str(folder), *QUICK, "--pde", "burgers"]
     assert cli.main(known) == 0
-    assert "the card states no error of this" in capsys.readouterr().out
+    assert "the card states no error for this task" in capsys.readouterr().out
     assert cli.main([*known, "--at-most", "0.01"]) == 0
     assert cli.main([*known, "--at-most", "0.00001"]) == 1
 
@@ -152,10 +152,10 @@ def test_what_cannot_be_verified_is_refused_with_the_way_out(
 
     assert "there is no model poisson" in refused("poisson", "--repository", str(TRAINED))
     assert "is not the folder of a checkpoint" in refused(str(tmp_path / "nothing"))
-    assert "takes 32 to 16384 points" in refused("burgers-1d", "--grid", "31")
+    assert "supports 32 to 16384 points" in refused("burgers-1d", "--grid", "31")
     assert "cannot take 100 of 1024" in refused("burgers-1d", "--grid", "100")
     save_tiny(tmp_path)
-    assert "say so with --pde" in refused(str(tmp_path / "tiny-1d"))
+    assert "name it with --pde" in refused(str(tmp_path / "tiny-1d"))
     assert "(1, 2, 1)" in refused(str(tmp_path / "tiny-1d"), "--pde", "burgers")
     folder = copy_of_burgers(tmp_path / "mine")
     config = load_model(folder).config
@@ -164,7 +164,7 @@ def test_what_cannot_be_verified_is_refused_with_the_way_out(
     assert config.pde is not None
     unknown = config.pde.model_copy(update={"name": "poisson"})
     write_config(folder, config.model_copy(update={"pde": unknown}))
-    assert "there are solvers of burgers, darcy" in refused(str(folder))
+    assert "there are solvers for burgers, darcy" in refused(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The solver at equal error is really that, and speed-ups are ratios of real times."""
+"""The solver at equal error is as accurate as the surrogate, and speed-ups are ratios of measured times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scaled_solver(x: torch.Tensor) -> torch.Tensor:
     return 1.01 * burgers.solve(x[:, 0])[:, None]
 
 
-def test_what_is_found_is_accurate_enough_and_what_is_coarser_on_its_grid_is_not() -> None:
+def test_the_chosen_setting_is_the_coarsest_accurate_one_on_its_grid() -> None:
     task, solver = burgers_task(), COARSE_SOLVERS["burgers"]
     found = compare(task, solver, scaled_solver, 0.01)
     assert [race.batch for race in found.races] == [1, 3]
@@ -46,7 +46,7 @@ def test_what_is_found_is_accurate_enough_and_what_is_coarser_on_its_grid_is_not
 
 
 def sleeping(efforts: tuple[float, ...], errors: dict[float, float]) -> CoarseSolver:
-    """A solver that takes `effort` milliseconds a sample and has the errors it is told to have."""
+    """A solver that takes `effort` milliseconds per sample and has the given errors."""
 
     def solve(inputs: torch.Tensor, task: Task, effort: float) -> torch.Tensor:
         time.sleep(1e-3 * effort * len(inputs))
@@ -76,7 +76,7 @@ def test_the_speed_up_is_the_ratio_of_the_times(monkeypatch: pytest.MonkeyPatch)
         assert race.speed_up == pytest.approx(10, rel=0.4)
 
 
-def test_what_blows_up_is_passed_over_and_so_is_what_gets_no_better() -> None:
+def test_settings_that_blow_up_or_do_not_improve_are_skipped() -> None:
     task = burgers_task()
     blown = sleeping((1.0, 2.0, 3.0), {1.0: float("inf"), 2.0: float("inf"), 3.0: 0.001})
     assert [race.trial.effort for race in compare(task, blown, torch.clone, 0.01).races] == [3, 3]
@@ -88,14 +88,14 @@ def test_what_blows_up_is_passed_over_and_so_is_what_gets_no_better() -> None:
     ]  # fmt: skip
 
 
-def test_a_walk_ends_where_a_finer_grid_allows_no_coarser_step() -> None:
+def test_the_search_ends_when_a_finer_grid_allows_no_larger_step() -> None:
     task = burgers_task()
     solver = replace(sleeping((1.0, 2.0), {1.0: 0.5, 2.0: 0.001}), grids=(8, 16, 32, 64))
     found = compare(task, solver, torch.clone, 0.01)
     assert {trial.grid for trial in found.tried} == {8, 16}
 
 
-def test_one_thread_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_is_timed_in_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     slept, _ = equal_error._timed(lambda: time.sleep(0.2) or torch.ones(1), torch.device("cpu"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

@@ -1,4 +1,4 @@
-"""When a model is clearly worse than its card, and what is said where there is nothing to compare with."""
+"""The verdict on a model's error, with and without an error on its card."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ def verdict_of(errors: list[float], *, at_most: float | None = None, n: int = 10
     ("errors", "kept"),
     [
         ([0.009, 0.010, 0.011], True),
-        ([0.013, 0.014, 0.015], True),  # worse, not clearly
+        ([0.013, 0.014, 0.015], True),  # worse, but not clearly
         ([0.019, 0.020, 0.021], False),
-        ([0.001, 0.002, 0.100], True),  # one outlier of three tells little
-        ([0.001, 0.002, 0.200], False),  # unless it is one like this
+        ([0.001, 0.002, 0.100], True),  # one outlier of three is not significant
+        ([0.001, 0.002, 0.200], False),  # unless it is this large
         ([0.01] * 30 + [0.3, 0.2], True),
         ([0.02] * 31 + [0.03], False),
         ([0.01, float("nan"), 0.01], False),
         ([0.01, float("inf"), 0.01], False),
     ],
 )
-def test_worse_by_a_clear_margin(errors: list[float], kept: bool) -> None:
+def test_a_model_fails_if_it_is_clearly_worse_than_its_card(
+    errors: list[float], kept: bool
+) -> None:
     assert verdict_of(errors) is kept
 
 
-def test_a_bound_that_is_asked_for_is_kept_to_the_letter() -> None:
+def test_at_most_is_an_exact_bound() -> None:
     assert verdict_of([0.02, 0.02, 0.02], at_most=0.0201)
     assert not verdict_of([0.02, 0.02, 0.02], at_most=0.0199)
     assert not verdict_of([float("nan")] * 3, at_most=1.0)
 
 
-def test_another_grid_has_nothing_to_keep_but_must_be_finite() -> None:
+def test_a_grid_without_a_bound_fails_only_if_not_finite() -> None:
     assert verdict_of([9.0, 9.0, 9.0], n=512)
     assert not verdict_of([9.0, float("nan"), 9.0], n=512)
 

@@ -1,4 +1,4 @@
-"""The coarse solvers bring the right function onto a grid, and come closer to the reference as they get finer."""
+"""The coarse solvers represent the right function on their grid, and converge to the reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wave(size: tuple[int, ...], wavenumbers: list[list[int]], phases: list[float
 
 @pytest.mark.parametrize("n_dim", [1, 2])
 @pytest.mark.parametrize("finer", [False, True])
-def test_a_wave_that_both_grids_hold_is_the_same_wave_on_the_other(n_dim: int, finer: bool) -> None:
+def test_a_resolved_wave_is_the_same_on_both_grids(n_dim: int, finer: bool) -> None:
     small = tuple(random.randint(9, 14) for _ in range(n_dim))
     large = tuple(random.randint(15, 22) for _ in range(n_dim))
     waves = [[random.randint(-4, 4) for _ in small] for _ in range(6)]
@@ -37,7 +37,7 @@ def test_a_wave_that_both_grids_hold_is_the_same_wave_on_the_other(n_dim: int, f
     torch.testing.assert_close(moved, wave(after, waves, phases), rtol=0, atol=1e-12)
 
 
-def test_a_wave_that_the_coarse_grid_cannot_hold_is_left_out() -> None:
+def test_an_unresolved_wave_is_left_out() -> None:
     low, high = [[2, -1]], [[7, 3]]
     field = wave((20, 20), low, [0.3]) + wave((20, 20), high, [0.1])
     torch.testing.assert_close(
@@ -72,7 +72,7 @@ def small_task(key: str) -> Task:
         ("navier-stokes", (16, 2), (48, 16), 1e-3),
     ],
 )
-def test_finer_is_closer_to_the_reference(
+def test_finer_settings_are_closer_to_the_reference(
     key: str, coarse: tuple[int, float], fine: tuple[int, float], bound: float
 ) -> None:
     task, solver = small_task(key), COARSE_SOLVERS[key]
@@ -85,7 +85,7 @@ def test_finer_is_closer_to_the_reference(
 
 
 @pytest.mark.parametrize("n", [32, 64])
-def test_the_solver_has_the_function_and_not_what_a_coarse_grid_makes_of_it(n: int) -> None:
+def test_the_input_of_a_coarse_solver_does_not_alias(n: int) -> None:
     seed = random.randint(3, 4095)
     burgers, solver = PROBLEMS["burgers"], COARSE_SOLVERS["burgers"]
     (task,) = tasks_of(burgers, burgers.simulate(range(4), seed=seed, n=n), seed=seed)

@@ -1,4 +1,4 @@
-"""One call and rollout of frames whose errors can be told in advance."""
+"""One call and rollout on frames with known errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_model_without_a_time_step_has_one_task() -> None:
     torch.testing.assert_close(result.errors, torch.full((4,), 0.1))
 
 
-def test_calls_of_a_rollout_model_start_all_along_it() -> None:
+def test_calls_of_a_rollout_model_start_at_spread_times() -> None:
     frames = torch.randn(4, 1, 64, 64).expand(-1, 51, -1, -1) + torch.arange(51.0)[:, None, None]
     one, rolled = tasks_of(NAVIER_STOKES, frames, seed=5)
     assert (one.name, rolled.name) == ("one call", "rollout from t = 10 to t = 50")
@@ -36,7 +36,7 @@ def test_calls_of_a_rollout_model_start_all_along_it() -> None:
     assert example.times == (10.0, 50.0)
 
 
-def test_the_error_of_a_rollout_grows_as_the_model_does() -> None:
+def test_the_error_of_a_rollout_grows_with_each_step() -> None:
     frames = torch.randn(3, 1, 64, 64).expand(-1, 51, -1, -1)
     rolled = tasks_of(NAVIER_STOKES, frames, seed=5)[1]
     result = outcome(rolled, lambda x: 1.01 * x)
@@ -46,7 +46,7 @@ def test_the_error_of_a_rollout_grows_as_the_model_does() -> None:
     torch.testing.assert_close(result.errors, total.expand(3), rtol=1e-3, atol=0)
 
 
-def test_ranks_are_those_of_the_errors() -> None:
+def test_examples_are_ranked_by_error() -> None:
     frames = torch.randn(3, 2, 1024)
     (task,) = tasks_of(BURGERS, frames, seed=5)
     factors = torch.tensor([1.3, 1.1, 1.2])[:, None, None]
@@ -60,7 +60,7 @@ def test_another_grid_has_another_name_on_the_card() -> None:
     assert task.name == "one call, grid not trained on"
 
 
-def test_batches_go_round() -> None:
+def test_batches_wrap_around() -> None:
     (task,) = tasks_of(BURGERS, torch.randn(3, 2, 1024), seed=5)
     torch.testing.assert_close(task.some(2, 5), task.inputs[[2, 0, 1]].unsqueeze(1))
 

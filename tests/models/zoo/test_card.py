@@ -1,4 +1,4 @@
-"""The card says what was measured and shows the fields it claims to show."""
+"""The card has the measured errors, and its picture the named fields."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def example(*size: int, times: tuple[float, float] | None = None) -> Example:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
-    """The figures that were saved."""
+    """The saved figures."""
     figures: list[matplotlib.figure.Figure] = []
     save = matplotlib.figure.Figure.savefig
 
@@ -62,7 +62,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
     return figures
 
 
-def test_the_text_holds_every_figure(tmp_path: Path) -> None:
+def test_the_text_has_every_value(tmp_path: Path) -> None:
     write_card(tmp_path, config_of(NAVIER_STOKES), "A title", example(8, 8), device="a GPU")
     text = (tmp_path / "card.md").read_text()
     for expected in (
@@ -89,7 +89,7 @@ def test_a_parameter_with_a_range_is_given_as_one(tmp_path: Path) -> None:
     assert "Parameter nu: 0.1 to 0.5 (viscosity)" in (tmp_path / "card.md").read_text()
 
 
-def test_what_a_config_leaves_out_the_card_leaves_out(tmp_path: Path) -> None:
+def test_parts_missing_from_the_config_are_missing_from_the_card(tmp_path: Path) -> None:
     bare = {"pde": None, "training": None, "statistics": None, "evaluation": ()}
     config = config_of(BURGERS).model_copy(update=bare)
     write_card(tmp_path, config, "", example(8), device="cpu")

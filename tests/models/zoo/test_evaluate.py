@@ -1,4 +1,4 @@
-"""The measured error is the true one, on data the training cannot have seen."""
+"""Measured errors are right, and held-out data is not training data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scale(torch.nn.Module):
 
 
 class ScaledSolver(torch.nn.Module):
-    """The reference solver's answer to Burgers' equation, one per cent too large."""
+    """The reference solution of Burgers' equation, one per cent too large."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 1.01 * burgers.solve(x[:, 0])[:, None]
@@ -79,13 +79,13 @@ def test_one_call_error_of_a_scaled_solver() -> None:
 
 
 def still(indices: Sequence[int], *, seed: int, n: int, device: str) -> torch.Tensor:
-    """Trajectories of six frames that never change."""
+    """Trajectories of six equal frames."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(len(indices), 1, n, n, generator=generator)
     return start.expand(-1, 6, -1, -1).to(device)
 
 
-def test_rollout_error_of_a_model_that_gains_one_per_cent_a_step() -> None:
+def test_rollout_error_of_a_model_that_grows_by_one_per_cent_per_step() -> None:
     problem = replace(NAVIER_STOKES, simulate=still, other_grids=(), first_frame=2, time_step=0.5)
     result = evaluate(loaded(problem, Scale(1.01)), problem, samples=4, device="cpu")
     one_call, rolled = result.metrics
@@ -139,7 +139,7 @@ def tiny_zoo(folder: Path) -> Path:
     return folder / problem.name
 
 
-def test_the_command_fails_on_a_missed_target_and_writes_nothing_unasked(
+def test_the_command_fails_on_a_missed_target_and_writes_only_with_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tiny_zoo(tmp_path)
@@ -151,7 +151,7 @@ def test_the_command_fails_on_a_missed_target_and_writes_nothing_unasked(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_the_command_writes_what_it_measured(
+def test_the_command_writes_the_measured_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tiny_zoo(tmp_path)
@@ -168,11 +168,11 @@ def test_the_command_names_the_problems_it_knows(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as stopped:
         main(["poisson"])
     assert stopped.value.code == 2
-    assert "no problem 'poisson'; there are burgers, darcy" in capsys.readouterr().err
+    assert "unknown problem 'poisson'; the problems are burgers, darcy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", sorted(PROBLEMS))
-def test_the_zoo_holds_what_the_recipe_makes(key: str) -> None:
+def test_the_zoo_matches_the_recipes(key: str) -> None:
     problem = PROBLEMS[key]
     config = load_model(TRAINED / problem.name).config
     assert (TRAINED / problem.name / WEIGHTS_FILE).stat().st_size <= 12e6
@@ -186,7 +186,7 @@ def test_the_zoo_holds_what_the_recipe_makes(key: str) -> None:
     assert judged.value <= problem.target_error
 
 
-def test_a_zoo_model_is_as_good_as_its_record_says() -> None:
+def test_a_zoo_model_has_its_recorded_error() -> None:
     model = load_model(TRAINED / BURGERS.name)
     frames = held_out_frames(BURGERS, 8, n=1024, device="cpu")
     error = train.relative_l2(model.module(frames[:, :1]), frames[:, 1:]).mean().item()

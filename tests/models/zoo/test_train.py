@@ -21,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_burgers(data: Path, runs: Path, *, epochs: int = 3) -> dict[str, torch.Tensor]:
-    """The weights that the command line leaves behind."""
+    """Train with the command line; return the weights."""
     options = ["--samples", "4", "--epochs", str(epochs), "--device", "cpu"]
     train.main(["burgers", *options, "--data", str(data), "--runs", str(runs)])
     return load_file(runs / "burgers-1d" / "checkpoint" / "model.safetensors")
@@ -37,7 +37,7 @@ def test_the_same_command_gives_the_same_weights(data: Path, tmp_path: Path) -> 
     assert not same(first, run_burgers(data, tmp_path / "longer", epochs=4))
 
 
-def test_a_stopped_run_goes_on_to_the_weights_of_one_go(
+def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_one_go = run_burgers(data, tmp_path / "whole")
@@ -49,12 +49,12 @@ def test_a_stopped_run_goes_on_to_the_weights_of_one_go(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_say", stop_in_the_second_epoch)
+        patch.setattr(train, "_log", stop_in_the_second_epoch)
         with pytest.raises(KeyboardInterrupt):
             run_burgers(data, tmp_path / "stopped")
     assert not (tmp_path / "stopped" / "burgers-1d" / "checkpoint").exists()
     said.clear()
-    monkeypatch.setattr(train, "_say", said.append)
+    monkeypatch.setattr(train, "_log", said.append)
     assert same(run_burgers(data, tmp_path / "stopped"), in_one_go)
     assert said[0].startswith("resuming at phase 1, epoch ")
     assert not any("epoch 1/3" in line for line in said)
@@ -65,7 +65,7 @@ def test_a_finished_run_is_not_trained_again(
 ) -> None:
     weights = run_burgers(data, tmp_path)
     said: list[str] = []
-    monkeypatch.setattr(train, "_say", said.append)
+    monkeypatch.setattr(train, "_log", said.append)
     assert same(run_burgers(data, tmp_path), weights)
     assert not any("relative L2" in line for line in said)
 
@@ -76,7 +76,7 @@ def test_the_state_of_another_recipe_is_refused(data: Path, tmp_path: Path) -> N
         run_burgers(data, tmp_path, epochs=4)
 
 
-def test_the_checkpoint_says_how_it_was_made(data: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_records_its_training(data: Path, tmp_path: Path) -> None:
     run_burgers(data, tmp_path)
     config = load_model(tmp_path / "burgers-1d" / "checkpoint").config
     assert config.training is not None
@@ -122,7 +122,7 @@ def test_training_data_is_simulated_once_in_chunks_with_the_training_seed(
 
 
 def test_the_loss_of_a_window_is_that_of_a_rollout(tmp_path: Path) -> None:
-    """One batch of all windows, at the schedule's first rate of zero: the weights stay as they are."""
+    """One batch of all windows at the schedule's first rate, zero, so that the weights do not change."""
     phase = Phase(epochs=1, batch=12, learning_rate=1e-3, unroll=3)
     problem = replace(BURGERS, recipe=replace(BURGERS.recipe, samples=4, phases=(phase,)))
     frames = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0))

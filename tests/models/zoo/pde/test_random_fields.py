@@ -101,7 +101,7 @@ def test_a_sample_depends_on_its_seed_and_index_only():
 
 
 def test_noise_keeps_its_recorded_values():
-    """Published held-out numbers stay reproducible only while these do."""
+    """Published held-out errors are reproducible only with this noise."""
     numbers = random_fields.standard_normals(seed=3, index=5, count=16)[:3]
     recorded = [-0.7173605268031154, 2.300554363868589, -1.287133874123528]
     torch.testing.assert_close(

@@ -1,10 +1,10 @@
-"""The tables of how often fields warn: good ones next to never, those that nobody should send always."""
+"""Held-out fields almost never raise a warning; plainly wrong inputs always do."""
 
 from __future__ import annotations
 
 import pytest
 
-from turbofno.models.trust import alarms
+from benchmarks.trust import alarms
 
 
 def test_tables_of_burgers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Inputs in and out of a zoo model's training distribution, with the truth of the PDE that it declares."""
+"""Inputs in and out of the zoo models' training distributions, with the solution of the declared PDE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`make(samples)` gives inputs and truths, float32 [samples, *grid] each."""
+    """A kind of input; `make(samples)` returns inputs and truths, float32 [samples, *grid] each."""
 
     name: str
     make: Callable[[range], Pair]
@@ -27,7 +27,7 @@ class Case:
 
 
 def noise_like(fields: Tensor, share: float) -> Tensor:
-    """White noise, of that share of each field's deviation."""
+    """White noise whose deviation is `share` times that of each field."""
     generator = torch.Generator().manual_seed(HELD_OUT_SEED)
     noise = torch.randn(fields.shape, generator=generator, dtype=fields.dtype)
     axes = tuple(range(1, fields.ndim))
@@ -37,7 +37,7 @@ def noise_like(fields: Tensor, share: float) -> Tensor:
 def _same_size(
     covariance: Covariance, dimensions: int, *, tau: float | None = None, alpha: float | None = None
 ) -> Covariance:
-    """The covariance with another parameter, scaled so that fields are as large as before."""
+    """The covariance with other parameters, scaled so that the fields' rms does not change."""
     other = replace(covariance, tau=tau or covariance.tau, alpha=alpha or covariance.alpha)
     factor = _rms(covariance, dimensions) / _rms(other, dimensions)
     return replace(other, sigma=other.sigma * factor)
@@ -109,7 +109,7 @@ def _smooth_darcy(samples: range, *, n: int = 85) -> Pair:
 
 
 def _noise_in_blocks(a: Tensor, share: float) -> Tensor:
-    """Noise that all grids of the zoo see alike: constant on the 85 x 85 grid's cells."""
+    """a plus noise that is constant on the cells of the 85 x 85 grid, so that every grid samples the same field."""
     coarse = darcy.subsample(a, 85)
     noise = noise_like(coarse, share).repeat_interleave(5, 1).repeat_interleave(5, 2)
     return (a + noise[:, 2:-2, 2:-2]).clamp_min(0.5)
@@ -149,7 +149,7 @@ def _navier_stokes(
     n: int = 64,
     nu: float = 1e-3,
 ) -> Pair:
-    """A flow of `start_nu` at time `start`, changed, and the same one time unit later."""
+    """A flow with viscosity `start_nu` at time `start`, modified by `change`, and its state one time unit later."""
     fine = max(n, 64)
     w = periodic_2d(covariance, samples, seed=HELD_OUT_SEED, n=fine, dtype=torch.float32)
     if start:
@@ -162,7 +162,7 @@ def _navier_stokes(
 
 
 def _mixed_ages(samples: range) -> Pair:
-    """Flows of many times between 0 and 30, as in training."""
+    """Flows at several times between 0 and 30, as in training."""
     parts = [
         _navier_stokes(samples[i :: len(_AGES)], start=age)
         for i, age in enumerate(_AGES)

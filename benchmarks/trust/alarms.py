@@ -1,7 +1,7 @@
-"""Share of good and bad fields that warn: `python -m turbofno.models.trust.alarms [NAME ...]` prints the tables of docs/trust.md.
+"""Shares of good and bad fields that raise a warning: `python -m benchmarks.trust.alarms [NAME ...]` prints three tables.
 
-Good are held-out fields of the training distribution. Bad are the fields of the record of turbofno.models.trust.evaluation whose
-error is over three times the card's, and fields that nobody should send.
+Good fields are held-out samples of the training distribution. Bad fields are those of benchmarks.trust.ranking's record
+whose error is over three times the card's, and inputs that are plainly wrong (another unit, noise, a constant).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.trust.cases import noise_like
+from benchmarks.trust.ranking import BAD, RECORD
 from turbofno.models.core.checkpoint import load_model
-from turbofno.models.trust.calibrate import drawn, signals_of
-from turbofno.models.trust.cases import noise_like
-from turbofno.models.trust.evaluation import BAD, RECORD
+from turbofno.models.trust.calibrate import sampled, signals_of
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import HELD_OUT_SEED, PROBLEMS, problem_named
 from turbofno.models.zoo.train import positive
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from turbofno.models.zoo.problems import Problem
 
 _TRAJECTORIES = 100
-"""Samples of the autoregressive problem, whose frames are spread over their whole time."""
+"""Simulated samples of a time-dependent problem; fields are taken from the frames of all of them."""
 _GROSS_FIELDS = 16
 
 
@@ -55,27 +55,27 @@ GROSS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def limits_of(model: LoadedModel) -> dict[str, float]:
-    """Signal -> threshold on the training grid."""
+    """Signal -> its threshold on the training grid."""
     statistics = model.config.statistics
     assert statistics is not None
     assert statistics.thresholds is not None
     return statistics.thresholds.on(model.config.grid.training)
 
 
-def held_out(problem: Problem, count: int) -> Iterator[Tensor]:
-    """`count` fields, [some, 1, *grid]."""
+def held_out_fields(problem: Problem, count: int) -> Iterator[Tensor]:
+    """`count` held-out fields in batches [n, 1, *grid]."""
     n = problem.grid.training[0]
     if problem.time_step is None:
-        yield from drawn(problem, count, seed=HELD_OUT_SEED, n=n)
+        yield from sampled(problem, count, seed=HELD_OUT_SEED, n=n)
         return
-    fields = torch.cat(list(drawn(problem, _TRAJECTORIES, seed=HELD_OUT_SEED, n=n)))
+    fields = torch.cat(list(sampled(problem, _TRAJECTORIES, seed=HELD_OUT_SEED, n=n)))
     yield fields[:: max(1, len(fields) // count)][:count]
 
 
 def good_row(model: LoadedModel, problem: Problem, count: int) -> str:
-    """Share of held-out fields that warn, by either signal and by any."""
+    """A row with the share of held-out fields above each signal's threshold, and above either."""
     limits = limits_of(model)
-    found = signals_of(model, held_out(problem, count))
+    found = signals_of(model, held_out_fields(problem, count))
     above = {name: found[name] > limit for name, limit in limits.items()}
     either = torch.stack(list(above.values())).any(0)
     shares = (f"{100 * warned.float().mean():.1f} %" for warned in (*above.values(), either))
@@ -84,7 +84,7 @@ def good_row(model: LoadedModel, problem: Problem, count: int) -> str:
 
 
 def recorded_rows(model: LoadedModel, folder: Path) -> Iterator[str]:
-    """Case by case out of distribution: how many of its fields are bad, and how many of those, and of the others, warn."""
+    """A row for each case of the record: how many of its bad fields, and of the others, raise a warning."""
     statistics = model.config.statistics
     assert statistics is not None
     assert statistics.thresholds is not None
@@ -101,15 +101,15 @@ def recorded_rows(model: LoadedModel, folder: Path) -> Iterator[str]:
         bad = torch.tensor(case["values"]["error"]) > bound
         error = 100 * torch.tensor(case["values"]["error"]).median()
         yield (
-            f"| {model.config.name} | {case['case']} | {error:.2g} % | {_of(warned & bad, bad)} | "
-            f"{_of(warned & ~bad, ~bad)} |"
+            f"| {model.config.name} | {case['case']} | {error:.2g} % | {_counted(warned & bad, bad)} | "
+            f"{_counted(warned & ~bad, ~bad)} |"
         )
 
 
 def gross_rows(model: LoadedModel, problem: Problem) -> Iterator[str]:
-    """Warnings of answers to fields that nobody should send."""
+    """A row for each plainly wrong input of GROSS: how many of its fields are above each threshold."""
     limits = limits_of(model)
-    fields = next(held_out(problem, _GROSS_FIELDS))
+    fields = next(held_out_fields(problem, _GROSS_FIELDS))
     bounds = [channel.exclusive_minimum for channel in problem.inputs]
     for name, change in GROSS.items():
         changed = change(fields)
@@ -118,20 +118,18 @@ def gross_rows(model: LoadedModel, problem: Problem) -> Iterator[str]:
             yield f"| {problem.name} | {name} | refused | refused |"
             continue
         found = signals_of(model, iter([changed]))
-        shares = (_of(found[signal] > limit, None) for signal, limit in limits.items())
+        shares = (_counted(found[signal] > limit, None) for signal, limit in limits.items())
         yield f"| {problem.name} | {name} | {' | '.join(shares)} |"
 
 
-def _of(part: Tensor, whole: Tensor | None) -> str:
+def _counted(part: Tensor, whole: Tensor | None) -> str:
     total = len(part) if whole is None else int(whole.sum())
     return f"{int(part.sum())} of {total}" if total else "-"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m turbofno.models.trust.alarms", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.alarms", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
     parser.add_argument("--n", type=positive, default=1000, help="held-out fields of each model")
     parser.add_argument("--zoo", type=Path, default=TRAINED, help="folder of checkpoints")
@@ -140,8 +138,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     models = [load_model(arguments.zoo / problem.name) for problem in problems]
     pairs = list(zip(models, problems, strict=True))
     tables = {
-        "| model | held-out fields | `input_distance` warns above | `residual` warns above | did by distance | by "
-        "residual | by either |": [good_row(model, one, arguments.n) for model, one in pairs],
+        "| model | held-out fields | `input_distance` warns above | `residual` warns above | warned by "
+        "distance | by residual | by either |": [
+            good_row(model, one, arguments.n) for model, one in pairs
+        ],
         "| model | fields | median error | warned, of the bad | warned, of the others |": [
             row for model, one in pairs for row in recorded_rows(model, arguments.zoo / one.name)
         ],

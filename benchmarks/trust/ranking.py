@@ -1,6 +1,6 @@
-"""How well signals rank the true error on the zoo: `python -m turbofno.models.trust.evaluation [NAME ...] --write`.
+"""Rank correlation and ROC area of the trust signals: `python -m benchmarks.trust.ranking [NAME ...] --write`.
 
-Writes trust.jsonl (every field's error and signals, case by case) and trust.png into the model's folder.
+Writes trust.jsonl (error and signals of every field, a line for each case) and trust.png into the model's folder.
 """
 
 from __future__ import annotations
@@ -8,67 +8,43 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from benchmarks.trust.cases import CASES, Case
+from benchmarks.trust.picture import draw
 from turbofno.models.core.checkpoint import LoadedModel, load_model
-from turbofno.models.core.config import NavierStokesResidual
-from turbofno.models.trust import candidates
-from turbofno.models.trust.cases import CASES, Case
-from turbofno.models.trust.picture import draw
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import PROBLEMS, problem_named
 from turbofno.models.zoo.train import positive, relative_l2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     Numbers = NDArray[np.float64]
 
 RECORD = "trust.jsonl"
 BAD = 3.0
-"""An error of more than so many times the card's is one that a signal should have shown."""
+"""A field is bad if its error is more than this many times the card's."""
 _AT_ONCE = 16
-
-
-def tried(model: LoadedModel) -> dict[str, Callable[[Tensor, Tensor], Tensor | None]]:
-    """The candidates that make sense for the model, of inputs and outputs [n, channels, *grid]."""
-    declared = model.config.pde.residual if model.config.pde is not None else None
-    found: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
-        "consistency": partial(candidates.consistency, model.module, model.config)
-    }
-    if declared is None:
-        return found
-    if declared.kind == "darcy":
-        return found | {"energy": lambda a, u: candidates.darcy_energy(a[:, 0], u[:, 0])}
-    found["conservation"] = lambda x, y: candidates.conservation(x[:, 0], y[:, 0])
-    if isinstance(declared, NavierStokesResidual):
-        balance = partial(candidates.energy_balance, nu=declared.nu, time=declared.time)
-        found["energy"] = lambda x, y: balance(x[:, 0], y[:, 0])
-    return found
 
 
 @torch.inference_mode()
 def run_case(model: LoadedModel, case: Case, samples: int) -> dict[str, Any]:
-    """One line of the record: the error and every signal of each of the case's fields."""
-    signals, others = Signals(model.config), tried(model)
+    """A line of the record: the error and the signals of each of the case's fields."""
+    signals = Signals(model.config)
     inputs, truth = case.make(range(samples))
     values: dict[str, list[float]] = {}
     for x, y in zip(inputs.split(_AT_ONCE), truth.split(_AT_ONCE), strict=True):
         x = x.unsqueeze(1)
         predicted = model.module(x)
         found = {"error": relative_l2(predicted, y.unsqueeze(1)), **signals(x, predicted)}
-        for name, other in others.items():
-            if (value := other(x, predicted)) is not None:
-                found[name] = value
         for name, value in found.items():
             values.setdefault(name, []).extend(float(f"{v:.4g}") for v in value.tolist())
     return {
@@ -81,7 +57,7 @@ def run_case(model: LoadedModel, case: Case, samples: int) -> dict[str, Any]:
 
 
 def ranks(values: Numbers) -> Numbers:
-    """Ranks from 1, equal values sharing their mean rank."""
+    """Ranks from 1; equal values share their mean rank."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean_rank: Numbers = last - (counts - 1) / 2
@@ -94,7 +70,7 @@ def spearman(signal: Numbers, error: Numbers) -> float:
 
 
 def roc_auc(signal: Numbers, bad: NDArray[np.bool_]) -> float:
-    """The chance that a bad field has a larger signal than a good one; NaN if there are none of one kind."""
+    """Probability that a bad field has a larger signal than a good one; NaN if either kind is absent."""
     positives, negatives = int(bad.sum()), int((~bad).sum())
     if not positives or not negatives:
         return float("nan")
@@ -103,9 +79,9 @@ def roc_auc(signal: Numbers, bad: NDArray[np.bool_]) -> float:
 
 
 def summarise(lines: Sequence[dict[str, Any]], card_error: float) -> dict[str, Any]:
-    """Each signal's rank correlation with the error, in distribution and over all, and its ROC area for bad errors.
+    """Rank correlation of each signal with the error, in distribution and overall, and its ROC area for bad fields.
 
-    Cases solved with another PDE than the model declares are no part of it: no signal can know.
+    Cases solved with another PDE than the model declares are left out: input and output do not show the difference.
     """
     seen = [line for line in lines if line["declared"]]
     summary: dict[str, Any] = {"card_error": card_error, "bad_above": BAD * card_error}
@@ -135,10 +111,8 @@ def _rounded(value: float) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line, evaluate, print a table; with --write, write record and picture."""
-    parser = argparse.ArgumentParser(
-        prog="python -m turbofno.models.trust.evaluation", description=__doc__
-    )
+    """Parse the command line, run every case, print a summary; with --write, write the record and the picture."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.ranking", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="zoo models; default: all")
     parser.add_argument("--n", type=positive, default=12, help="fields a case, default %(default)s")
     parser.add_argument("--zoo", type=Path, default=TRAINED, help="folder of checkpoints")
@@ -152,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case in CASES[problem.key]:
             samples = 4 * arguments.n if case.in_distribution else arguments.n
             lines.append(run_case(model, case, samples))
-            _say(lines[-1])
+            _print_medians(lines[-1])
         summary = summarise(lines, model.config.evaluation[0].value)
         sys.stdout.write(json.dumps({"model": problem.name} | summary, indent=1) + "\n")
         if arguments.write:
@@ -162,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             draw(folder / "trust.png", lines, summary)
 
 
-def _say(line: dict[str, Any]) -> None:
+def _print_medians(line: dict[str, Any]) -> None:
     medians = (f"{name} {np.median(values):.3g}" for name, values in line["values"].items())
     sys.stdout.write(f"  {line['case']:32} {'  '.join(medians)}\n")
     sys.stdout.flush()

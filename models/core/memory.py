@@ -1,4 +1,4 @@
-"""The memory that a network claims for its fields, told from its architecture alone."""
+"""Memory that a network needs for its fields, computed from its architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOAT32_BYTES = 4.0
 
 
 def activation_bytes(arch: FNOArchitecture, grid: tuple[int, ...]) -> float:
-    """Bytes of float32 that all layers together write for one field; infinite where no float holds their number."""
+    """Bytes of float32 that all layers write for one field; infinity on overflow."""
     mlp = 0 if arch.channel_mlp is None else arch.channel_mlp.hidden_channels
     channels = arch.in_channels + arch.out_channels + arch.n_layers * (arch.hidden_channels + mlp)
     channels += sum((*arch.lifting_channels, *arch.projection_channels))

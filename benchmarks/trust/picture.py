@@ -1,4 +1,4 @@
-"""The picture of an evaluation of signals: each signal against the true error, and ROC curves."""
+"""Picture of the trust signals: each signal against the true error, and ROC curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = ("input_distance", "residual")
 
 
 def draw(file: Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Write a PNG with a panel for each signal that is served, and one of ROC curves for all that were tried."""
+    """Write a PNG with a scatter plot for each signal and a panel of ROC curves."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.4), layout="constrained")
@@ -67,8 +67,6 @@ def _curves(axis: Axes, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
             np.concatenate([[0], alarmed]),
             np.concatenate([[0], caught]),
             label=f"{name} ({summary[name]['auc']:.2f})",
-            linewidth=2 if name in SHOWN else 1,
-            linestyle="-" if name in SHOWN else "--",
         )
     axis.set_xlabel("share of good fields above the threshold")
     axis.set_ylabel("share of bad fields above it")

@@ -1,4 +1,4 @@
-"""Running a neuraloperator network as its library does, in float32 and in true float64, and reading what it saved."""
+"""Results of neuraloperator networks in float32 and in true float64, and reading of their checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from turbofno.models.importers.torch_file import read_torch_file
 
 
 def random_source() -> random.Random:
-    """Follows the seed that a failing test shows."""
+    """A random generator that depends on the test's seed."""
     return random.Random(torch.initial_seed())
 
 
 def spread(network: torch.nn.Module) -> torch.nn.Module:
-    """Move every parameter off its initial value, ones and zeros above all."""
+    """Change every parameter from its initial value, which may be one or zero."""
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -52,18 +52,18 @@ def true_float64() -> Iterator[None]:
 
 @torch.no_grad()
 def outputs(network: torch.nn.Module, fields: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The network's answers in float32, then those in float64; the network is in float64 afterwards."""
+    """The network's results in float32 and in float64; the network is float64 afterwards."""
     single = [network(x) for x in fields]
     to_precision(network, torch.float64)
     with true_float64():
         embedding = getattr(network, "positional_embedding", None)
         if embedding is not None:
-            embedding._grid = None  # it keeps the float32 one
+            embedding._grid = None  # the cached grid is float32
         return single + [network(x.double()) for x in fields]
 
 
 def read_saved(folder: Path, name: str, *, pair: bool = True) -> tuple[dict[str, Any], Any]:
-    """Tensors and metadata of what `save_checkpoint` wrote, nothing executed; without the pair, of one file."""
+    """Tensors and metadata of `save_checkpoint`'s files, or of a single file."""
     state = read_torch_file(folder / f"{name}_state_dict.pt")
     metadata = state.pop("_metadata", None)
     return state, read_torch_file(folder / f"{name}_metadata.pkl") if pair else metadata
@@ -101,5 +101,5 @@ def assert_parity(
 
 
 def imported_exactly(tensors: dict[str, torch.Tensor], metadata: Any, **options: str) -> Imported:
-    """`read_exactly` with options as the command line would give them."""
+    """`read_exactly` with options as on the command line."""
     return read_exactly(tensors, metadata, Options(dict(options)))

@@ -1,4 +1,4 @@
-"""The memory that a network claims, whatever its file says."""
+"""The memory estimate of a network, for any architecture."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from turbofno.models.core.activations import activation_bytes
 from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno.models.core.memory import activation_bytes
 
 PLAIN: dict[str, Any] = {
     "in_channels": 1,
@@ -31,7 +31,7 @@ PLAIN: dict[str, Any] = {
         ({"resolution_scaling": ((2.0, 2.0), (0.5, 0.5), (0.5, 0.5))}, 40, 320),
     ],
 )
-def test_activations_are_those_of_all_layers_on_the_largest_of_their_grids(
+def test_the_estimate_counts_all_layers_on_their_largest_grid(
     changes: dict[str, Any], channels: int, points: int
 ) -> None:
     architecture = FNOArchitecture(**{**PLAIN, **changes})
@@ -46,7 +46,5 @@ def test_activations_are_those_of_all_layers_on_the_largest_of_their_grids(
         ({"domain_padding": DomainPadding(fraction=(1e308, 1e308))}, (8, 10)),
     ],
 )
-def test_activations_beyond_all_numbers_are_infinite(
-    changes: dict[str, Any], grid: tuple[int, ...]
-) -> None:
+def test_the_estimate_overflows_to_infinity(changes: dict[str, Any], grid: tuple[int, ...]) -> None:
     assert activation_bytes(FNOArchitecture(**{**PLAIN, **changes}), grid) == math.inf

@@ -1,4 +1,4 @@
-"""An imported network against the library that it came from, or against its own float64 twin where that is missing."""
+"""Parity of an imported network with its original library; without the library, with its own float64 computation."""
 
 from __future__ import annotations
 
@@ -27,87 +27,87 @@ Network = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
-    """What was compared, and the largest relative L2 difference."""
+class Parity:
+    """Result of the comparison: lines for the user, and the largest relative L2 difference."""
 
-    said: tuple[str, ...]
-    worst: float
+    lines: tuple[str, ...]
+    difference: float
 
     @property
     def passed(self) -> bool:
-        """Whether the two agree as closely as float32 allows."""
-        return self.worst < TOLERANCE
+        """True if the two agree within float32 rounding."""
+        return self.difference < TOLERANCE
 
 
 class _Unavailable(Exception):
-    """Why the original network cannot be run here."""
+    """The original network cannot be run here; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Original:
-    """The network in the library that it came from, what that is called, and what a comparison does not show."""
+    """The network built by its own library, the library's name, and the limits of a comparison with it."""
 
     network: Network
     name: str
     remarks: tuple[str, ...] = ()
 
 
-def verify(
+def check_parity(
     checkpoint: Checkpoint, imported: Imported, module: FNO, settings: dict[str, str]
-) -> Verification:
-    """Run both networks on random fields on two grids, one of them odd.
+) -> Parity:
+    """Run both networks on random fields on two grids, one of odd size.
 
     Args:
         module: the imported network, float32, without its normalisation.
-        settings: what the user overrode; the original then no longer says what is meant.
+        settings: settings that the user overrode. If there are any, the original is not a reference.
     """
     try:
         if settings:
-            raise _Unavailable(f"settings were overridden ({', '.join(settings)})")
+            raise _Unavailable(f"--set overrides the checkpoint's settings ({', '.join(settings)})")
         return _against_original(_original(checkpoint, imported), module)
     except _Unavailable as reason:
-        return _against_twin(imported, module, str(reason))
+        return _against_float64(imported, module, str(reason))
 
 
-def _against_original(original: _Original, module: FNO) -> Verification:
+def _against_original(original: _Original, module: FNO) -> Parity:
     def run(x: Tensor) -> Tensor:
         try:
             return original.network(x)
         except Exception as error:
             raise _Unavailable(
-                f"{original.name} cannot run it here: {type(error).__name__}: {error}"
+                f"{original.name} fails on this machine: {type(error).__name__}: {error}"
             ) from error
 
     differences = [_difference(module, run, size) for size in _grids(module.arch)]
     report = _report(f"compared with {original.name}", differences)
-    return Verification((*report.said, *original.remarks), report.worst)
+    return Parity((*report.lines, *original.remarks), report.difference)
 
 
-def _against_twin(imported: Imported, module: FNO, reason: str) -> Verification:
-    twin = FNO(module.arch).double()
-    twin.load_state_dict(imported.state)
-    twin = twin.eval()
+def _against_float64(imported: Imported, module: FNO, reason: str) -> Parity:
+    double = FNO(module.arch).double()
+    double.load_state_dict(imported.state)
+    double = double.eval()
     differences = [
-        _difference(module, lambda x: twin(x.double()), size) for size in _grids(module.arch)
+        _difference(module, lambda x: double(x.double()), size) for size in _grids(module.arch)
     ]
-    report = _report("compared with its own float64 twin", differences)
-    return Verification(
+    report = _report("compared with the same network in float64", differences)
+    return Parity(
         (
             f"the original library was not run: {reason}",
-            *report.said,
-            "that shows that the numbers were carried over and that float32 computes them well; it does "
-            "not show that the network is the one that was trained: check it on an input with a known answer",
+            *report.lines,
+            "this shows that the weights were copied and that float32 is accurate enough. It does not show that "
+            "the architecture was understood: test the model on an input whose answer you have",
         ),
-        report.worst,
+        report.difference,
     )
 
 
-def _report(against: str, differences: list[tuple[tuple[int, ...], float]]) -> Verification:
+def _report(against: str, differences: list[tuple[tuple[int, ...], float]]) -> Parity:
     lines = [
         f"{against} on random fields, grid {'x'.join(map(str, size))}: relative L2 difference {value:.1e}"
         for size, value in differences
     ]
-    return Verification(tuple(lines), max(value for _, value in differences))
+    return Parity(tuple(lines), max(value for _, value in differences))
 
 
 @torch.inference_mode()
@@ -122,7 +122,7 @@ def _difference(
 
 
 def _grids(arch: FNOArchitecture) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A grid with room for the modes, and an odd one."""
+    """An even grid that holds all modes, and an odd one."""
     even = tuple(max(n + n % 2 + 4, 16 if arch.n_dim < 3 else 8) for n in arch.smallest_grid)
     return even, tuple(n + 1 for n in even)
 
@@ -135,37 +135,37 @@ def _original(checkpoint: Checkpoint, imported: Imported) -> _Original:
     }
     build = builders.get(checkpoint.format)
     if build is None:
-        raise _Unavailable(f"{imported.format} has no installable package")
+        raise _Unavailable(f"there is no package for {imported.format}")
     try:
         return build(checkpoint, imported)
     except _Unavailable:
         raise
     except Exception as error:
-        # Whatever a foreign library raises while it is imported or built, it only means no comparison.
+        # A foreign library may raise anything on import or construction; then there is no comparison.
         raise _Unavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _installed(package: str, wanted: str) -> str:
-    """The installed version of a package, if it begins with `wanted`."""
+    """Name and version of an installed package whose version begins with `wanted`."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         raise _Unavailable(f"{package} is not installed") from None
     if not (version + ".").startswith(wanted + "."):
-        raise _Unavailable(f"{package} {version} is installed, the checkpoint is of {wanted}")
+        raise _Unavailable(f"{package} {version} is installed, the checkpoint needs {wanted}")
     return f"{package} {version}"
 
 
 def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
     _, release, kind = imported.format.split(" ")
     if not checkpoint.settings:
-        raise _Unavailable("the checkpoint does not say what the network was built with")
+        raise _Unavailable("the checkpoint does not hold the network's constructor arguments")
     settings = by_name(checkpoint.settings, old=release == "0.3.0")
     models = import_module("neuralop.models")
     cls = getattr(models, kind)
     whole = inspect.signature(models.FNO.__init__).parameters
     known = inspect.signature(cls.__init__).parameters
-    # a TFNO hands all of its arguments on to FNO
+    # TFNO passes its arguments on to FNO
     known = whole if "kwargs" in known else known
     name = _installed_neuraloperator(release, development="enforce_hermitian_symmetry" in whole)
     lost = [key for key in settings if key in DEFAULTS and key not in (*known, "n_modes", "_whole")]
@@ -177,15 +177,15 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
         if key in known and key not in ("args", "conv_module", "self")
     }
     remarks = []
-    if not imported.release_is_told:
+    if not imported.release_is_known:
         remarks.append(
-            f"the file does not say its release: this shows that {release} would answer so, not that "
-            f"{release} trained it"
+            f"the file does not name its release: the result equals that of {release}, but another release "
+            "may have trained the network"
         )
     if arguments.get("fno_block_precision", "full") != "full":
         remarks.append(
-            f"both computed in full precision; fno_block_precision={arguments['fno_block_precision']} runs "
-            "on a GPU only and was not compared"
+            f"both computed in full precision: fno_block_precision={arguments['fno_block_precision']} runs on "
+            "a GPU only and was not compared"
         )
         arguments["fno_block_precision"] = "full"
     network = _built(lambda: cls(**arguments), arguments, checkpoint.tensors)
@@ -193,11 +193,14 @@ def _neuraloperator(checkpoint: Checkpoint, imported: Imported) -> _Original:
 
 
 def _installed_neuraloperator(release: str, *, development: bool) -> str:
-    """The name of the installed package, if it is of `release`; its development version calls itself 2.0.0."""
+    """Name and version of the installed neuraloperator, if it is `release`.
+
+    `development`: the development version is installed, which also reports the version 2.0.0.
+    """
     if development:
         if release != "main":
             raise _Unavailable(
-                f"a development version of neuraloperator is installed, the checkpoint is of {release}"
+                f"a development version of neuraloperator is installed, the checkpoint needs {release}"
             )
         return "the installed development version of neuraloperator"
     return _installed("neuraloperator", release)
@@ -208,17 +211,17 @@ def _built(
 ) -> nn.Module:
     """The original network with the checkpoint's tensors.
 
-    A file may claim any size, so it is built without memory first and has to have just these tensors.
+    It is first built on the meta device, without memory: a file may claim any size, and the shapes must match.
     """
     if max(_integers(arguments), default=0) > _LARGEST_ARGUMENT:
-        raise _Unavailable("the checkpoint gives absurd sizes")
+        raise _Unavailable(f"the checkpoint has an argument above {_LARGEST_ARGUMENT:,}")
     with torch.device("meta"):
         expected = {k: v.shape for k, v in build().state_dict().items() if isinstance(v, Tensor)}
     wrong = [k for k in expected if k not in tensors or tensors[k].shape != expected[k]]
-    # a key of a base class that newer releases no longer have
+    # a base class of older releases had this buffer
     wrong = [key for key in wrong if not key.endswith("device_buffer")]
     if wrong:
-        raise _Unavailable(f"its arguments do not fit its tensors: {wrong[0]}")
+        raise _Unavailable(f"its arguments and its tensors disagree on {wrong[0]}")
     network = build()
     network.load_state_dict({k: tensors[k].clone() for k in expected if k in tensors}, strict=False)
     return network.eval()
@@ -235,18 +238,18 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _argument(key: str, value: Any) -> Any:
-    """A constructor argument, made of the library's and torch's own parts where it is an object."""
+    """A constructor argument; objects are built from the library's and torch's own classes."""
     if key == "non_linearity":
         return _torch_activation(value)
     if key == "positional_embedding" and isinstance(value, Stub):
         return _embedding(value)
     if isinstance(value, Named | Stub):
-        raise _Unavailable(f"{key} is {value!r}")
+        raise _Unavailable(f"the argument {key} is {value!r}")
     return value
 
 
 def _torch_activation(value: Any) -> Any:
-    """torch's function or module for what the file names, which `activation_of` has accepted."""
+    """torch's function or module for a name in the file that `activation_of` has accepted."""
     if isinstance(value, Named):
         return getattr(F, value.name, None) or getattr(torch, value.name)
     if value.cls.qualified == "functools.partial":
@@ -278,7 +281,7 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> _Original:
         f"modes{axis + 1}": m for axis, m in enumerate(corners)
     }  # fmt: skip
     if arch.in_channels % arch.out_channels:
-        raise _Unavailable("its input is no whole number of output fields")
+        raise _Unavailable("its input channels are not a multiple of its output channels")
     steps = arch.in_channels // arch.out_channels
     network = _built(
         lambda: cls(arch.out_channels, **modes, width=arch.hidden_channels, initial_step=steps),
@@ -298,7 +301,7 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> _Original:
 def _physicsnemo(checkpoint: Checkpoint, imported: Imported) -> _Original:
     library, version, _ = imported.format.split(" ")
     package = library.lower()
-    # What the layers compute changed with 2.0 and not within 1.x or 2.x.
+    # The layers' results differ between 1.x and 2.x, not within them.
     name = _installed(f"nvidia-{package}", version.split(".")[0])
     cls, arguments = import_module(f"{package}.models.fno").FNO, checkpoint.settings or {}
     return _Original(_built(lambda: cls(**arguments), arguments, checkpoint.tensors), name)

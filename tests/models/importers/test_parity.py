@@ -1,4 +1,4 @@
-"""The comparison at the end of an import: what it is with, and what it must not be taken for."""
+"""The comparison at the end of an import: its reference, and the limits that it states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from neuralop.models import TFNO as TheirTFNO
 
 from tests.models.importers.development_version import with_its_attributes
 from turbofno.models.core.fno import FNO
-from turbofno.models.importers import verify
 from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.parity import check_parity
 from turbofno.models.importers.result import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -31,14 +31,14 @@ COMPARED = "compared with neuraloperator 2.0.0 on random fields"
 NOT_RUN = "the original library was not run: "
 
 
-def said_of(path: Path) -> str:
+def report_of(path: Path) -> str:
     checkpoint = read_checkpoint(path)
     imported = convert(checkpoint, Options())
     module = FNO(imported.architecture)
     module.load_state_dict(imported.state)
-    verification = verify.verify(checkpoint, imported, module.eval(), {})
-    assert verification.passed
-    return "\n".join(verification.said)
+    parity = check_parity(checkpoint, imported, module.eval(), {})
+    assert parity.passed
+    return "\n".join(parity.lines)
 
 
 def saved(network: torch.nn.Module, folder: Path) -> Path:
@@ -60,45 +60,45 @@ def pickled(network: torch.nn.Module, folder: Path) -> Path:
         {"positional_embedding": GridEmbeddingND(2, 2, grid_boundaries=[[-1, 1], [0, 3]])},
     ],
 )
-def test_parts_of_the_library_and_of_torch_are_made_again(
+def test_objects_among_the_arguments_are_built_again(
     arguments: dict[str, Any], tmp_path: Path
 ) -> None:
     network = TheirFNO(**PLAIN, **arguments)
     for path in (saved(network, tmp_path), pickled(network, tmp_path)):
-        assert COMPARED in said_of(path)
+        assert COMPARED in report_of(path)
 
 
-def test_positional_arguments_are_given_again(tmp_path: Path) -> None:
-    assert COMPARED in said_of(saved(TheirFNO((6, 5), 2, 1, 4, 2), tmp_path))
+def test_positional_arguments_are_passed_on(tmp_path: Path) -> None:
+    assert COMPARED in report_of(saved(TheirFNO((6, 5), 2, 1, 4, 2), tmp_path))
 
 
 def test_reduced_modes_are_compared_as_reduced(tmp_path: Path) -> None:
     network = TheirFNO(**PLAIN)
     network.n_modes = (4, 2)
-    assert COMPARED in said_of(pickled(network, tmp_path))
+    assert COMPARED in report_of(pickled(network, tmp_path))
 
 
 @pytest.mark.parametrize("precision", ["half", "mixed"])
-def test_a_precision_of_gpus_is_compared_in_full(precision: str, tmp_path: Path) -> None:
-    said = said_of(saved(TheirFNO(**PLAIN, fno_block_precision=precision), tmp_path))
-    assert COMPARED in said
-    assert f"fno_block_precision={precision} runs on a GPU only and was not compared" in said
+def test_reduced_precision_is_compared_in_full_precision(precision: str, tmp_path: Path) -> None:
+    report = report_of(saved(TheirFNO(**PLAIN, fno_block_precision=precision), tmp_path))
+    assert COMPARED in report
+    assert f"fno_block_precision={precision} runs on a GPU only and was not compared" in report
 
 
-def test_agreement_with_a_release_that_was_assumed_is_no_proof_of_it(tmp_path: Path) -> None:
-    said = said_of(saved(TheirTFNO(**PLAIN), tmp_path))
-    assert COMPARED in said
-    assert "the file does not say its release" in said
-    assert "the file does not say" not in said_of(saved(TheirFNO(**PLAIN), tmp_path))
+def test_the_report_says_when_the_release_was_assumed(tmp_path: Path) -> None:
+    report = report_of(saved(TheirTFNO(**PLAIN), tmp_path))
+    assert COMPARED in report
+    assert "the file does not name its release" in report
+    assert "the file does not name" not in report_of(saved(TheirFNO(**PLAIN), tmp_path))
 
 
 def test_the_development_version_is_not_compared_with_2_0_0(tmp_path: Path) -> None:
-    said = said_of(pickled(with_its_attributes(TheirTFNO(**PLAIN)), tmp_path))
-    assert f"{NOT_RUN}neuraloperator 2.0.0 is installed, the checkpoint is of main" in said
-    assert "compared with its own float64 twin" in said
+    report = report_of(pickled(with_its_attributes(TheirTFNO(**PLAIN)), tmp_path))
+    assert f"{NOT_RUN}neuraloperator 2.0.0 is installed, the checkpoint needs main" in report
+    assert "compared with the same network in float64" in report
 
 
-def test_an_installed_development_version_is_told_by_its_arguments(
+def test_an_installed_development_version_is_recognised_by_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Development(TheirFNO):
@@ -107,11 +107,11 @@ def test_an_installed_development_version_is_told_by_its_arguments(
 
     released = saved(TheirFNO(**PLAIN), tmp_path)
     monkeypatch.setattr(neuralop.models, "FNO", Development)
-    said = said_of(released)
-    assert f"{NOT_RUN}a development version of neuraloperator is installed" in said
+    report = report_of(released)
+    assert f"{NOT_RUN}a development version of neuraloperator is installed" in report
 
 
-def test_a_library_that_fails_is_no_reason_to_refuse(
+def test_an_error_in_the_original_library_does_not_fail_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(TheirFNO(**PLAIN), tmp_path)
@@ -120,6 +120,9 @@ def test_a_library_that_fails_is_no_reason_to_refuse(
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(TheirFNO, "forward", fails)
-    said = said_of(path)
-    assert f"{NOT_RUN}neuraloperator 2.0.0 cannot run it here: RuntimeError: no such kernel" in said
-    assert "compared with its own float64 twin" in said
+    report = report_of(path)
+    assert (
+        f"{NOT_RUN}neuraloperator 2.0.0 fails on this machine: RuntimeError: no such kernel"
+        in report
+    )
+    assert "compared with the same network in float64" in report
