@@ -91,8 +91,8 @@ class CudaStages:
         self._limits = device_limits(device)
         self._columns = [
             (
-                _cuda_tables.column_analysis(n, count, device),
-                _cuda_tables.column_synthesis(m, count, device),
+                _cuda_tables.axis_analysis(n, count, device),
+                _cuda_tables.axis_synthesis(m, count, device),
             )
             for n, m, count in zip(size[:-1], self.out_size[:-1], modes[:-1], strict=True)
         ]

@@ -74,22 +74,22 @@ def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Ten
     return torch.stack(parts, dim=lane_axis).contiguous().flatten().view(torch.uint8)
 
 
-def column_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+def axis_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
     """Of columns of `points` to `modes` coefficients in FFT order, divided by `points`."""
-    return _column_sums(points, modes, device, analysis=True)
+    return _axis_table(points, modes, device, analysis=True)
 
 
-def column_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+def axis_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
     """Of `modes` coefficients in FFT order to columns of `points`."""
-    return _column_sums(points, modes, device, analysis=False)
+    return _axis_table(points, modes, device, analysis=False)
 
 
 @_tables.cached
-def _column_sums(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
+def _axis_table(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
     """cos and -sin (analysis) or sin of frequencies 0 .. modes // 2 at points 0 .. points // 2.
 
     Rows are what comes out, terms what is summed over. Float32 [tiles of 16 rows, steps of 8 terms,
-    cos and sin, high and low TF32 part, 8, 4, 2, 2]: where csrc/kernels/columns.cu wants them, the last
+    cos and sin, high and low TF32 part, 8, 4, 2, 2]: where csrc/kernels/transform_axis.cu wants them, the last
     four axes being row, term, term // 4, row // 8. Zeros beyond the last row and term.
     """
     with torch.inference_mode(False):

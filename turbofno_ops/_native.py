@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 LIBRARY = "libturbofno_cuda.so"
-MOST_STEPS = 16
+MAX_STEPS = 16
 PLAN_WORDS = 128
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Names another build of the library, for a comparison or a proof."""
@@ -49,7 +49,7 @@ class Tile(ctypes.Structure):
         *[(name, c_int32) for name in ("precision", "multiprocessors", "shared_bytes")],
         *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps")],
         *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis", "workspace")],
-        ("step", Step * MOST_STEPS),
+        ("step", Step * MAX_STEPS),
     ]
 
 

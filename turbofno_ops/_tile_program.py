@@ -134,9 +134,9 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
         multiprocessors=shape.multiprocessors,
         shared_bytes=shape.shared_bytes,
         warpgroups=shape.warpgroups,
-        steps=min(len(steps), _native.MOST_STEPS + 1),
+        steps=min(len(steps), _native.MAX_STEPS + 1),
     )
-    for i, (step, channels) in enumerate(zip(steps[: _native.MOST_STEPS], after, strict=False)):
+    for i, (step, channels) in enumerate(zip(steps[: _native.MAX_STEPS], after, strict=False)):
         to = tile.step[i]
         to.kind = _KINDS[type(step)]
         to.channels = channels

@@ -1,4 +1,4 @@
-"""A B operand in plain torch: what csrc/kernels/operands.cu has to make of a matrix, to the bit."""
+"""A B operand in plain torch: what csrc/kernels/pack_operand.cu has to make of a matrix, to the bit."""
 
 from __future__ import annotations
 

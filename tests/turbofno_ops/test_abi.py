@@ -118,7 +118,7 @@ def test_steps_have_the_header_s_numbers() -> None:
 
 
 def test_lengths_of_arrays_are_the_header_s() -> None:
-    assert macro("TURBOFNO_MOST_STEPS") == _native.MOST_STEPS
+    assert macro("TURBOFNO_MAX_STEPS") == _native.MOST_STEPS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
 
 
