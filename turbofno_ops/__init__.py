@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
 from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._graphs import GraphCache
 from turbofno_ops._native import NativeStatus, native_status
-from turbofno_ops._served import gpu_refusal
+from turbofno_ops._support import gpu_refusal
 from turbofno_ops.description import (
     MLP,
     PRECISIONS,
@@ -34,7 +34,7 @@ from turbofno_ops.plan import CompiledFNO, compile_fno
 from turbofno_ops.replay import Replay, Unrecordable
 from turbofno_ops.spectral_conv import spectral_conv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ACTIVATIONS",

@@ -38,8 +38,9 @@ void find_prefetch(const turbofno_tile &t, TilePlan &p) {
         if (p.prefetch_first < 0) p.prefetch_first = i;
         p.prefetch_last = i;
     }
-    const bool loads = t.step[0].kind == TURBOFNO_LOAD && !t.step[0].channel_first;
-    if (p.prefetch_first < 0 && loads) p.prefetch_first = p.prefetch_last = 0;
+    if (p.prefetch_first < 0 && t.step[0].kind == TURBOFNO_LOAD && !t.step[0].channel_first) {
+        p.prefetch_first = p.prefetch_last = 0;
+    }
 }
 
 // 16-byte words of a B operand with its inverse scales.
@@ -163,8 +164,8 @@ TilePlan plan(const turbofno_tile &t) {
             if (p.wgmma && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMaxWgmmaModes)) continue;
             find_prefetch(t, p);
             if (choice & 2) p.prefetch_first = p.prefetch_last = -1;
-            const int least_warps = p.wgmma ? kWarpgroupWarps : 1, most_warps = p.wgmma ? kWarpgroupWarps : 16;
-            for (p.group_warps = least_warps; p.group_warps <= most_warps; p.group_warps *= 2) {
+            for (p.group_warps = p.wgmma ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma ? kWarpgroupWarps : 16);
+                 p.group_warps *= 2) {
                 const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma);
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
                     lay_out(t, p);

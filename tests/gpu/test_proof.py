@@ -87,7 +87,7 @@ def test_what_the_sanitizer_watches_is_checked(monkeypatch: pytest.MonkeyPatch) 
     cpu = torch.device("cpu")
     assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("right")
     with torch.inference_mode():
-        monkeypatch.setattr(CompiledFNO, "_directly", lambda *_: torch.zeros(1, 4, 13))
+        monkeypatch.setattr(CompiledFNO, "_run_eager", lambda *_: torch.zeros(1, 4, 13))
         assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("WRONG 1.0e+00")
         monkeypatch.setattr(CompiledFNO, "refusal", lambda *_: "a reason")
         assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu) == "REFUSED: a reason"

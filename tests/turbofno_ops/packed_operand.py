@@ -9,7 +9,7 @@ from turbofno_ops._cuda_tables import _COLUMNS, _TERMS, _axes, _words
 
 
 def packed_operand(matrix: torch.Tensor, precision: str) -> torch.Tensor:
-    """A matrix [channels out, channels in] as a B operand (csrc/kernels/products.cuh). Uint8 on its device.
+    """A matrix [channels out, channels in] as a B operand (csrc/kernels/warp_mma.cuh). Uint8 on its device.
 
     16 columns have a scale of their own, undone by the float32 power of two behind the words, one for every 32 terms.
     """

@@ -16,10 +16,10 @@ from turbofno_ops._stages import (
     AddMap,
     Affine,
     Analyze,
-    Held,
-    Hold,
     Normalize,
     Project,
+    Restore,
+    Save,
     Source,
     Step,
     Store,
@@ -49,7 +49,7 @@ class Drawn:
     size: Size
     modes: Size
     x: torch.Tensor
-    held: torch.Tensor | None = None
+    saved: torch.Tensor | None = None
     mixed: torch.Tensor | None = None
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ def draw_program(rng: random.Random) -> Drawn:
     x = torch.randn(batch, of_x, *size) * rng.choice([1e-3, 1.0, 1.0, 1e3])
     drawn = Drawn((), size, modes, x)
     first: Step
-    match rng.choice(["source", "held", "synthesis", "synthesis", "synthesis", "map"]):
+    match rng.choice(["source", "restore", "synthesis", "synthesis", "synthesis", "map"]):
         case "source":
             first, channels = Source(), of_x
-        case "held":
-            first, drawn.held = Held(), torch.randn(batch, channels, *size)
+        case "restore":
+            first, drawn.saved = Restore(), torch.randn(batch, channels, *size)
         case "synthesis":
             first, kept = Synthesis(), rng.randint(1, min(most, 64))
             drawn.mixed = torch.randn(batch, channels, *size[:-1], kept, dtype=torch.complex64)
@@ -103,7 +103,7 @@ def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> lis
     """All steps but the first."""
     of_x = drawn.x.shape[1]
     steps: list[Step] = []
-    if isinstance(first, Synthesis | Held) and _varies(drawn) and rng.random() < 0.5:
+    if isinstance(first, Synthesis | Restore) and _varies(drawn) and rng.random() < 0.5:
         steps.append(_norm(rng, channels))
     if isinstance(first, Source) and rng.random() < 0.3:
         steps.append(Store())
@@ -122,15 +122,15 @@ def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> lis
                 steps.append(MLP(*_maps(rng, channels, rng.choice([1, 16, 32, 2 * channels]), out)))
                 channels = out
     stores = any(isinstance(step, Store) for step in steps)
-    end = rng.choice(["store", "store and analyze", "analyze", "hold", "project"])
+    end = rng.choice(["store", "store and analyze", "analyze", "save", "project"])
     if end.startswith("store") and not stores:
         steps.append(Store())
         if rng.random() < 0.2:
             steps.append(Activate(_activation(rng)))
     if end.endswith("analyze") or (stores and end == "store"):
         steps.append(Analyze())
-    elif end == "hold":
-        steps.append(Hold(moments=rng.random() < 0.5))
+    elif end == "save":
+        steps.append(Save(moments=rng.random() < 0.5))
     elif end == "project":
         out = rng.choice([1, 2, 3, 16])
         if rng.random() < 0.3:

@@ -109,7 +109,7 @@ def test_precisions_have_the_header_s_numbers() -> None:
 
 def test_steps_have_the_header_s_numbers() -> None:
     # a field is loaded from the input or from what was put by, and a norm is an affine map of its own each sample
-    called = {"Source": "load", "Held": "load", "Normalize": "affine", "Hold": "store"}
+    called = {"Source": "load", "Restore": "load", "Normalize": "affine", "Save": "store"}
     numbers = enumeration("step_kind")
     for kind, number in _KINDS.items():
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
@@ -118,7 +118,7 @@ def test_steps_have_the_header_s_numbers() -> None:
 
 
 def test_lengths_of_arrays_are_the_header_s() -> None:
-    assert macro("TURBOFNO_MAX_STEPS") == _native.MOST_STEPS
+    assert macro("TURBOFNO_MAX_STEPS") == _native.MAX_STEPS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from turbofno_ops import _cuda, _cuda_layer, _gemm, _native
-from turbofno_ops._served import A100
+from turbofno_ops._support import A100
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
 

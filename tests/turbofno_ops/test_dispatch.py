@@ -45,7 +45,7 @@ def test_an_asked_for_backend_runs(backend: str) -> None:
     spectral_conv(X, ALL, backend=backend)
     choice = last_choice()
     assert choice is not None
-    assert (choice.backend, choice.reason) == (backend, "asked for by the caller")
+    assert (choice.backend, choice.reason) == (backend, "requested by the caller")
 
 
 def test_record_belongs_to_the_thread_that_ran() -> None:

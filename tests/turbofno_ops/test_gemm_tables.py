@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from turbofno_ops import _gemm, spectral_conv
-from turbofno_ops._held import holding
+from turbofno_ops._table_use import used_tables
 
 
 def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +55,6 @@ def test_table_larger_than_the_bound_is_used_but_not_kept(monkeypatch: pytest.Mo
 def test_tables_are_noted_for_whoever_holds_them() -> None:
     weight, x = torch.randn(1, 1, 4, 3, dtype=torch.complex64), torch.randn(1, 1, 11, 13)
     for _ in range(2):  # made, then found
-        with holding() as held:
+        with used_tables() as used:
             spectral_conv(x, weight, backend="gemm")
-        assert len(held) == 4, "two axes, to modes and back"
+        assert len(used) == 4, "two axes, to modes and back"

@@ -9,7 +9,7 @@ from tests.turbofno_ops.random_fno import network
 from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno_ops._check import check
 from turbofno_ops._lower import Chain, Mix, Tile, lower
-from turbofno_ops._stages import Affine, Hold, Normalize, Project
+from turbofno_ops._stages import Affine, Normalize, Project, Save
 
 PLAIN = FNOArchitecture(
     in_channels=2, out_channels=3, hidden_channels=8, n_layers=3, modes=(6, 5), activation="gelu"
@@ -74,18 +74,18 @@ def test_the_default_network_is_one_pass_between_two_products() -> None:
 @pytest.mark.parametrize("norm", ["instance_norm", "group_norm"])
 def test_the_first_norm_costs_no_pass_and_the_second_one(norm: str) -> None:
     chain = lowered(DEFAULT, norm=norm, norm_groups=2)
-    first = "Synthesis Normalize AddMap Activate MLP AddGate Hold"
+    first = "Synthesis Normalize AddMap Activate MLP AddGate Save"
     assert programs(chain) == [
         "Source MLP Store Analyze",
         first,
-        "Held Normalize Activate Store Analyze",
+        "Restore Normalize Activate Store Analyze",
         first,
-        "Held Normalize Activate Store Analyze",
-        "Synthesis Normalize AddMap MLP AddGate Hold",
-        "Held Normalize Project",
+        "Restore Normalize Activate Store Analyze",
+        "Synthesis Normalize AddMap MLP AddGate Save",
+        "Restore Normalize Project",
     ]
     steps = [step for item in chain.items if isinstance(item, Tile) for step in item.steps]
-    assert all(step.moments for step in steps if isinstance(step, Hold))
+    assert all(step.moments for step in steps if isinstance(step, Save))
     # the spectral bias moves the mean of a group, which an instance norm takes away again
     norms = [step for step in steps if isinstance(step, Normalize)]
     assert [n.offset is None for n in norms] == [norm == "instance_norm", True] * 3
@@ -101,8 +101,8 @@ def test_what_is_analyzed_may_be_another_field_than_the_skip_reads() -> None:
 
 def test_a_step_that_reads_what_its_program_stores_begins_another() -> None:
     block = ("spectral", "activation", "branch", "tanh", "skip")
-    assert programs(lowered(PLAIN, block=block))[1] == "Synthesis Activate Store Activate Hold"
-    assert programs(lowered(PLAIN, block=block))[2].startswith("Held AddMap Affine")
+    assert programs(lowered(PLAIN, block=block))[1] == "Synthesis Activate Store Activate Save"
+    assert programs(lowered(PLAIN, block=block))[2].startswith("Restore AddMap Affine")
 
 
 def test_what_nobody_reads_is_not_stored() -> None:
@@ -128,7 +128,7 @@ def test_projections_that_do_not_fit_on_chip_run_in_torch(update: dict[str, obje
     chain = lowered(PLAIN, **update)
     last = chain.items[-1]
     assert isinstance(last, Tile)
-    assert isinstance(last.steps[-1], Hold)
+    assert isinstance(last.steps[-1], Save)
     assert chain.tail[-1].weight.shape[0] == update.get("out_channels", 3)
     assert weights(chain)[-1][-1] == PLAIN.hidden_channels
 
@@ -149,11 +149,11 @@ def test_liftings_under_padding() -> None:
 
     # the channel of ones is zero where the lifted field has to be
     assert begun("gelu", "zeros") == ("Source MLP AddMap Store Analyze", 0)
-    assert begun("softplus", "zeros") == ("Held Analyze", 2)
+    assert begun("softplus", "zeros") == ("Restore Analyze", 2)
     assert begun("softplus", "reflect") == ("Source MLP Store Analyze", 0)
 
 
 def test_three_liftings_run_in_torch() -> None:
     chain = lowered(DEFAULT, lifting_channels=(7, 9))
-    assert programs(chain)[0] == "Held Analyze"
+    assert programs(chain)[0] == "Restore Analyze"
     assert len(chain.lifting) == 3

@@ -51,7 +51,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
         captured, error = [], None
 
     monkeypatch.setattr(module_graph, "_ModuleGraph", Fresh)
-    monkeypatch.setattr(module_graph, "_lane", lambda _: None)
+    monkeypatch.setattr(module_graph, "_capture_stream", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     plans = SimpleNamespace(size=0, max_size=10)
@@ -116,14 +116,14 @@ def test_bounds_under_one_are_refused() -> None:
 def test_what_cannot_be_captured_is_tried_once_a_grid(fake: type[FakeGraph]) -> None:
     fake.error = CaptureFailed("operation not permitted\nmore of it")
     graphs = doubling()
-    for points in range(16, 16 + module_graph._MOST_FAILURES):
+    for points in range(16, 16 + module_graph._MAX_FAILURES):
         for _ in range(2):
             with pytest.raises(GraphRefused, match=r"cannot hold it: operation not permitted$"):
                 graphs(torch.randn(2, 3, points))
-    assert len(fake.captured) == module_graph._MOST_FAILURES
+    assert len(fake.captured) == module_graph._MAX_FAILURES
     with pytest.raises(GraphRefused, match="not permitted"):
         graphs(torch.randn(2, 3, 99))
-    assert len(fake.captured) == module_graph._MOST_FAILURES
+    assert len(fake.captured) == module_graph._MAX_FAILURES
 
 
 def test_a_graph_without_memory_is_tried_again_once_memory_was_freed(

@@ -27,13 +27,12 @@ from turbofno_ops import (
     _architecture,
     _cuda_layer,
     _native,
-    _served,
+    _support,
     dispatch,
     native_status,
     spectral_conv,
 )
 from turbofno_ops.__main__ import report
-from turbofno_ops._served import A100, program_refusal
 from turbofno_ops._stages import (
     MLP,
     AddMap,
@@ -42,6 +41,7 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
+from turbofno_ops._support import A100, program_refusal
 from turbofno_ops.description import PointwiseMap
 from turbofno_ops.dispatch import Choice, choose
 
@@ -105,7 +105,7 @@ def layer_refusal(**changes: Any) -> str | None:
 def test_limits_of_a_layer(
     changes: dict[str, Any], why: str | None, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_served, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_support, "device_limits", lambda _: A100)
     refused = layer_refusal(**changes, precision=precision)
     assert refused is None if why is None else why in str(refused)
 
@@ -226,7 +226,7 @@ def test_another_library_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv(_native.LIBRARY_VARIABLE, str(named))
     native_status.cache_clear()
     try:
-        assert native_status().detail == f"TURBOFNO_LIBRARY names {named}, no file"
+        assert native_status().detail == f"TURBOFNO_LIBRARY names {named}, which is not a file"
         named.write_bytes(b"not a library")
         native_status.cache_clear()
         assert f"{named} cannot be loaded" in native_status().detail
@@ -239,7 +239,7 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(_native, "_candidates", lambda: [tmp_path / _native.LIBRARY])
     native_status.cache_clear()
     try:
-        assert "was not built" in native_status().detail
+        assert "is not installed" in native_status().detail
         (tmp_path / _native.LIBRARY).write_bytes(b"not a library")
         native_status.cache_clear()
         assert "cannot be loaded" in native_status().detail
@@ -265,13 +265,13 @@ def test_cards_are_refused_by_what_they_lack(
         name="card", major=major, minor=minor, shared_memory_per_multiprocessor=kib * 1024
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    monkeypatch.setattr(_served, "native_status", lambda: NativeStatus(True, "kernels.so"))
-    monkeypatch.setattr(_served, "code_refusal", lambda _: None)
-    _served.gpu_refusal.cache_clear()
+    monkeypatch.setattr(_support, "native_status", lambda: NativeStatus(True, "kernels.so"))
+    monkeypatch.setattr(_support, "code_refusal", lambda _: None)
+    _support.gpu_refusal.cache_clear()
     try:
-        refused = _served.gpu_refusal(torch.device("cuda", 0))
+        refused = _support.gpu_refusal(torch.device("cuda", 0))
     finally:
-        _served.gpu_refusal.cache_clear()
+        _support.gpu_refusal.cache_clear()
     assert refused is None if why is None else why in str(refused)
 
 
@@ -285,7 +285,7 @@ def test_fallback_is_logged_once_with_its_reason(
 ) -> None:
     monkeypatch.setattr(dispatch, "_logged", set())
     choice = Choice(
-        "gemm", f"{dispatch._PASSED_OVER}a channel count is not in 1 .. 256; matrix products"
+        "gemm", f"{dispatch._CUDA_REFUSED}a channel count is not in 1 .. 256; matrix products"
     )
     with caplog.at_level(logging.WARNING, logger="turbofno_ops"):
         for _ in range(3):

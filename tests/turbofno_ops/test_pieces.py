@@ -11,20 +11,20 @@ import torch
 from tests.turbofno_ops.random_program import draw_program
 from turbofno_ops import PRECISIONS, _cuda, _native
 from turbofno_ops._cuda import CudaStages
-from turbofno_ops._served import A100, program_refusal
 from turbofno_ops._stages import (
     MLP,
     Activate,
     AddMap,
     Analyze,
-    Held,
-    Hold,
     Operands,
+    Restore,
+    Save,
     Source,
     Store,
     Synthesis,
 )
-from turbofno_ops._tile_program import Shape, kept_bytes, pieces
+from turbofno_ops._support import A100, program_refusal
+from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces
 from turbofno_ops.description import PointwiseMap
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
@@ -51,7 +51,7 @@ def test_an_analysis_of_many_modes_is_a_kernel_of_its_own() -> None:
     steps = (Synthesis(), Activate("gelu"), Store(), Analyze())
     first, second = pieces(steps, shape_of(next_modes=48))
     assert first.steps == steps[:-1]
-    assert [type(step) for step in second.steps] == [Held, Analyze]
+    assert [type(step) for step in second.steps] == [Restore, Analyze]
     assert (first.refusal, second.refusal) == (None, None)
 
 
@@ -61,15 +61,15 @@ def test_a_program_too_large_for_shared_memory_is_cut_before_a_map() -> None:
     shape = shape_of(channels=128, modes=64)
     found = list(pieces(steps, shape))
     assert [piece.refusal for piece in found] == [None, None]
-    assert [type(step) for step in found[0].steps] == [Synthesis, Activate, Hold]
-    assert [type(step) for step in found[1].steps] == [Held, MLP, Store]
+    assert [type(step) for step in found[0].steps] == [Synthesis, Activate, Save]
+    assert [type(step) for step in found[1].steps] == [Restore, MLP, Store]
 
 
 def test_other_channels_are_analysed_by_a_kernel_of_its_own() -> None:
     narrower = MLP(linear(32, 64), "relu", linear(16, 32))
     first, second = pieces((Synthesis(), narrower, Analyze()), shape_of())
-    assert [type(step) for step in first.steps] == [Synthesis, MLP, Hold]
-    assert [type(step) for step in second.steps] == [Held, Analyze]
+    assert [type(step) for step in first.steps] == [Synthesis, MLP, Save]
+    assert [type(step) for step in second.steps] == [Restore, Analyze]
     assert (first.refusal, second.refusal) == (None, None)
 
 
@@ -150,12 +150,12 @@ def test_all_that_an_analysis_of_many_modes_makes(launched: list[_native.Tile]) 
 def test_operands_are_made_once_for_a_step_and_counted(launched: list[_native.Tile]) -> None:
     stages = CudaStages((32,), (5,), device=torch.device("cpu"), precision="fp32")
     steps = (Synthesis(), AddMap(torch.randn(16, 16)), Store())
-    assert kept_bytes(steps) == 0
+    assert cached_operand_bytes(steps) == 0
     for batch in (2, 2, 3):
         mixed = torch.zeros(batch, 16, 5, dtype=torch.complex64)
         stages.tile(steps, Operands(x=torch.zeros(batch, 16, 32), mixed=mixed))
     assert len({tile.step[1].first for tile in launched}) == 1
-    assert kept_bytes(steps) == 16
+    assert cached_operand_bytes(steps) == 16
 
 
 @pytest.mark.parametrize("draw", range(40))
@@ -165,11 +165,11 @@ def test_drawn_programs_are_launched_as_planned_or_refused(
     rng = random.Random(torch.initial_seed() + draw)
     drawn, precision = draw_program(rng), rng.choice(PRECISIONS)
     stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cpu"), precision=precision)
-    held = None if drawn.held is None else stages.convert(drawn.held)
+    saved = None if drawn.saved is None else stages.convert(drawn.saved)
     given = Operands(
         x=drawn.x if isinstance(drawn.steps[0], Source) else stages.convert(drawn.x),
-        held=held,
-        moments=None if held is None else torch.zeros(len(drawn.x), held.channels, 2),
+        saved=saved,
+        moments=None if saved is None else torch.zeros(len(drawn.x), saved.channels, 2),
         mixed=drawn.mixed,
     )
     shape = stages._shape(drawn.steps, given)

@@ -38,7 +38,7 @@ from turbofno_ops import (
     plan,
 )
 from turbofno_ops._check import check
-from turbofno_ops._pass import legs
+from turbofno_ops._pass import mixes_on_grid
 
 CPU = torch.device("cpu")
 
@@ -205,7 +205,7 @@ def test_normalisation_by_fields_serves_its_grid_alone() -> None:
     assert relative_l2(chain(x), module(x)) < 1e-12
     refused = chain.refusal((13, 12))
     assert refused is not None
-    assert "field of another grid" in refused
+    assert "field on another grid" in refused
 
 
 def test_descriptions_that_contradict_themselves_are_refused() -> None:
@@ -220,24 +220,24 @@ def test_descriptions_that_contradict_themselves_are_refused() -> None:
         ({"inputs": Scaling(ones, torch.ones(2))}, "mean of its inputs"),
         ({"outputs": Scaling(torch.ones(3), ones)}, "standard deviation of its outputs"),
         ({"projection": (PointwiseMap(torch.ones(3, 8), ones),)}, "a bias has shape"),
-        ({"lifting": ()}, "need a map"),
+        ({"lifting": ()}, "need at least one map"),
         ({"lifting_activation": "softsign"}, "softsign"),
         ({"projection_activation": "softsign"}, "softsign"),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, **part))
     for block, why in (
-        ((wrong,), "takes 7 channels where it is given 8"),
+        ((wrong,), "takes 7 channels but gets 8"),
         ((spectral, line), "expected one each"),
         ((skip,), "expected one each"),
         ((spectral, AddMap(torch.ones(1, 8))), "a skip has shape"),
         ((spectral, AddGate(ones)), "a gate has shape"),
         ((spectral, Affine(eight, ones)), "a shift has shape"),
-        ((spectral, Normalize(3, 1e-5)), "3 groups of 8"),
+        ((spectral, Normalize(3, 1e-5)), "8 channels into 3 groups"),
         ((spectral, Normalize(2, 1e-5, ones)), "a parameter of a norm"),
         ((spectral, Activate("softsign")), "softsign"),
         ((spectral, MLP(narrow, "gelu", narrow)), "takes 7 channels"),
-        ((replace(spectral, out_size=lambda size: size),), "`resample` is not given"),
+        ((replace(spectral, out_size=lambda size: size),), "`resample` is None"),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, blocks=(block,)))
@@ -317,11 +317,11 @@ def test_the_kernels_are_asked_about_every_program_and_product(
     monkeypatch.setattr(plan, "program_refusal", program)
     monkeypatch.setattr(plan, "product_refusal", mix)
     modes, fine = (6, 5), (20, 10)
-    on_grid = legs(chain._chain, (10, 10), shapes_only=True)
+    on_grid = mixes_on_grid(chain._chain, (10, 10), shapes_only=True)
     assert chain._kernels_refusal(on_grid, 4) is None
     layer = [
         ("Synthesis", 4, 8, 8, fine, 5, 5, "fp32", chain.device),
-        ("Held", 4, 8, 0, fine, 5, 5, "fp32", chain.device),
+        ("Restore", 4, 8, 0, fine, 5, 5, "fp32", chain.device),
     ]
     last = (20, 20)
     assert asked == [
@@ -333,7 +333,7 @@ def test_the_kernels_are_asked_about_every_program_and_product(
         *layer,
         ("mix", 4, 8, 8, fine, last, modes, "fp32"),
         ("Synthesis", 4, 8, 8, last, 5, 5, "fp32", chain.device),
-        ("Held", 4, 8, 0, last, 5, 5, "fp32", chain.device),
+        ("Restore", 4, 8, 0, last, 5, 5, "fp32", chain.device),
     ]
     for number, why in (
         (1, "before layer 1 of 3: too wide"),

@@ -140,7 +140,7 @@ W = torch.zeros(2, 3, 4, 3, dtype=torch.complex64)
         (X[..., :3], W, {}, ValueError, "axis 1, but the input grid"),
         (X[:, :, :3], W, {}, ValueError, "axis 0, but the input grid"),
         (X, W, {"out_size": (3, 8)}, ValueError, "the output grid"),
-        (X, W, {"out_size": (8,)}, ValueError, "an entry for each of 2 axes"),
+        (X, W, {"out_size": (8,)}, ValueError, "out_size must have 2 entries"),
         (X, W, {"backend": "cudnn"}, ValueError, "backend must be"),
     ],
 )

@@ -100,7 +100,7 @@ def planes_of(precision: str) -> int:
 
 
 def channel_of(fragment: int) -> torch.Tensor:
-    """The one of 16 channels that is a column of the even or odd fragment (csrc/kernels/products.cuh)."""
+    """The one of 16 channels that is a column of the even or odd fragment (csrc/kernels/warp_mma.cuh)."""
     column = torch.arange(8)
     return 4 * (column // 2) + column % 2 + 2 * fragment
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from turbofno_ops import _gemm
-from turbofno_ops._stages import Held, Hold, Normalize, Operands, Project, Synthesis
+from turbofno_ops._stages import Normalize, Operands, Project, Restore, Save, Synthesis
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PointwiseMap
 
@@ -37,9 +37,9 @@ def test_norms_of_mixed_spectra_equal_those_of_the_field(
     stages = TorchStages(size, (modes,), size)
     found = stages.tile((Synthesis(), norm, IDENTITY), Operands(mixed=mixed)).out
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-    held = stages.tile((Synthesis(), Hold(moments=True)), Operands(mixed=mixed))
-    given = Operands(held=held.held, moments=held.moments)
-    again = stages.tile((Held(), norm, IDENTITY), given).out
+    saved = stages.tile((Synthesis(), Save(moments=True)), Operands(mixed=mixed))
+    given = Operands(saved=saved.saved, moments=saved.moments)
+    again = stages.tile((Restore(), norm, IDENTITY), given).out
     torch.testing.assert_close(again, expected, rtol=1e-11, atol=1e-11)
 
 
@@ -56,5 +56,5 @@ def test_a_large_mean_costs_the_norm_no_digits() -> None:
 
 
 def test_a_missing_operand_is_said() -> None:
-    with pytest.raises(ValueError, match="reads an operand"):
-        TorchStages((8,), (3,), (8,)).tile((Held(), Hold(moments=False)), Operands())
+    with pytest.raises(ValueError, match="operand of the tile program is missing"):
+        TorchStages((8,), (3,), (8,)).tile((Restore(), Save(moments=False)), Operands())

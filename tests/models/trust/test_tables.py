@@ -11,7 +11,7 @@ from turbofno.models.trust.signals import Signals
 from turbofno.models.trust.tables import remembered
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import DARCY
-from turbofno_ops._held import holding
+from turbofno_ops._table_use import used_tables
 
 
 @remembered(2)
@@ -28,7 +28,7 @@ def test_made_once_until_others_have_come() -> None:
 
 
 def test_held_as_long_as_the_holder_lives() -> None:
-    with holding() as held:
+    with used_tables() as held:
         known = weakref.ref(ones(4))
     for count in (5, 6, 7):
         ones(count)
@@ -40,6 +40,6 @@ def test_held_as_long_as_the_holder_lives() -> None:
 
 def test_the_signals_say_all_their_tables() -> None:
     signals, x = Signals(load_model(TRAINED / DARCY.name).config), torch.rand(1, 1, 43, 43)
-    with holding() as held:
+    with used_tables() as held:
         signals(x, x)
     assert len(held) == 2  # of the features, of the residual
