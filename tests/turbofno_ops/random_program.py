@@ -1,4 +1,4 @@
-"""Random tile programs with their operands: every step, in every order that stages take."""
+"""Random tile programs with operands: all steps, in all orders that stages support."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ MOST_VALUES = 2**21
 
 @dataclass
 class Drawn:
-    """A tile program on a grid, what it reads, and the modes that its analysis keeps.
+    """A tile program on a grid, its operands, and the modes that its analysis keeps.
 
-    Weights are float64. x, the network's input where the program begins with `Source`, and held are float32
-    [batch, channels, *grid], mixed complex64.
+    Weights are float64. x and saved are float32 [batch, channels, *grid], mixed is complex64.
     """
 
     steps: tuple[Step, ...]
@@ -59,7 +58,7 @@ class Drawn:
 
 
 def described(steps: tuple[Step, ...]) -> str:
-    """Names of the steps with what their shapes and settings are."""
+    """Return the names of the steps with their shapes and settings."""
     words = []
     for step in steps:
         settings = [
@@ -72,7 +71,7 @@ def described(steps: tuple[Step, ...]) -> str:
 
 
 def draw_program(rng: random.Random) -> Drawn:
-    """A program of up to a dozen steps, small enough to check in float64."""
+    """Draw a program of up to a dozen steps, small enough to check in float64."""
     axes = rng.choice([1, 2, 2, 3, 3, 4])
     while True:
         size = tuple(rng.choice(AXES[axes]) for _ in range(axes))
@@ -100,7 +99,7 @@ def draw_program(rng: random.Random) -> Drawn:
 
 
 def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> list[Step]:
-    """All steps but the first."""
+    """Draw all steps but the first."""
     of_x = drawn.x.shape[1]
     steps: list[Step] = []
     if isinstance(first, Synthesis | Restore) and _varies(drawn) and rng.random() < 0.5:
@@ -144,7 +143,7 @@ def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> lis
 
 
 def _varies(drawn: Drawn) -> bool:
-    """True if a norm has something to divide by."""
+    """True if the field is not constant, so that a norm is well conditioned."""
     if drawn.mixed is None:
         return math.prod(drawn.size) > 3
     return drawn.mixed.shape[-1] > 2 or math.prod(drawn.size[:-1]) > 3

@@ -1,4 +1,4 @@
-"""The column tables of the CUDA kernels hold the transforms of torch.fft, in the order that transform_axis.cu reads."""
+"""The axis tables of the CUDA kernels equal the transforms of torch.fft, in the layout of transform_axis.cu."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def matrices(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both matrices [rows, terms] of a table, high and low parts added, in float64."""
+    """Return both matrices [rows, terms] of a table, high and low parts added, in float64."""
     parts = table.double().sum(dim=3)  # [tile, step, kind, 8, 4, term // 4, row // 8]
     tiles, steps = parts.shape[:2]
     cosine, sine = parts.permute(2, 0, 6, 3, 1, 5, 4).reshape(2, tiles * 16, steps * 8)
@@ -21,7 +21,7 @@ def matrices(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def transform(table: torch.Tensor, field: torch.Tensor, count: int) -> torch.Tensor:
-    """What transform_axis.cu makes of complex `field` [size]: `count` values, by folded sums in FFT order."""
+    """Transform complex `field` [size] to `count` values like transform_axis.cu, by folded sums in FFT order."""
     size = len(field)
     cosine, sine = matrices(table)
     terms = size // 2 + 1

@@ -1,4 +1,4 @@
-"""Tile programs on the CUDA kernels, drawn fresh each run, against float64 and beside plain float32."""
+"""Random tile programs on the CUDA kernels, against float64 and plain float32."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from turbofno_ops.description import PointwiseMap
 pytestmark = pytest.mark.usefixtures("strict_float32")
 
 DRAWS = tried(60, 150)
-# at most the first, or as many times the error of plain float32 as the second: programs amplify rounding
+# limit of the error, or a multiple of the error of plain float32, because programs may amplify rounding
 LIMITS = {"fp32": (4e-7, 3), "tf32": (3e-3, 3e4), "bf16": (3e-2, 4e5)}
 REFUSALS = ("do not fit in shared memory", "more than 128 channels beside it")
 RESULTS = ("x", "saved", "spectra", "out")
 
 
 def ready_moments(stages: Stages, saved: object, drawn: Drawn) -> torch.Tensor | None:
-    """Of what a program begins with, in the stages' own form, if it begins with a norm of it."""
+    """Return the moments of `saved` in the stages' layout, if the program begins with its norm."""
     if saved is None or len(drawn.steps) < 2 or not isinstance(drawn.steps[1], Normalize):
         return None
     return stages.tile((Restore(), Save(moments=True)), Operands(saved=saved)).moments
 
 
 def plain_results(drawn: Drawn, dtype: torch.dtype, device: torch.device) -> Results:
-    """In plain torch."""
+    """Run a program in plain torch."""
     stages = TorchStages(drawn.size, drawn.modes, drawn.size)
     x = drawn.x.to(device, dtype)
     saved = None if drawn.saved is None else drawn.saved.to(device, dtype)
@@ -65,7 +65,7 @@ def plain_results(drawn: Drawn, dtype: torch.dtype, device: torch.device) -> Res
 
 
 def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
-    """The program with its fields rounded to what is stored, and its operands on the GPU."""
+    """Return the program with its fields rounded as the kernels store them, and its operands on the GPU."""
     x, saved = drawn.x.cuda(), drawn.saved
     field = x if isinstance(drawn.steps[0], Source) else stages.convert(x)
     saved_field = None if saved is None else stages.convert(saved.cuda())
@@ -81,7 +81,7 @@ def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
 
 
 def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[str, torch.Tensor]:
-    """Results of the kernels, fields as [batch, channels, *grid]."""
+    """Return the results of the kernels, fields as [batch, channels, *grid]."""
     steps = to_device(drawn.steps, torch.device("cuda"), torch.float32)
     poison()
     done = stages.tile(steps, given)
@@ -110,7 +110,7 @@ def check(drawn: Drawn, precision: str) -> None:
 
 
 def draw_served(rng: random.Random, precision: str) -> Drawn:
-    """A drawn program that the kernels take; what they refuse is refused in known words."""
+    """Draw a program that the kernels support; check the reasons of refused ones."""
     while True:
         drawn = draw_program(rng)
         refused = refusal(drawn, precision)
@@ -186,7 +186,7 @@ def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
     plain = TorchStages(size, modes, out_size)
     truth = plain.mix(spectra.to(torch.complex128), weight.to(torch.complex128))
     least, times = LIMITS[precision]
-    # half as much again: a sum of few terms may be small beside them
+    # 1.5 times the limit: terms may cancel in a sum of few
     allowed = max(1.5 * least, times * relative_l2(plain.mix(spectra, weight), truth))
     assert relative_l2(found, truth) <= allowed, (size, out_size, modes, batch, c_in, c_out)
 
@@ -218,7 +218,7 @@ def test_operands_are_packed_to_the_bit(
 
 
 @needs_kernels
-def test_a_value_that_is_not_finite_is_not_one_in_the_operand() -> None:
+def test_non_finite_weights_make_nan() -> None:
     for precision in PRECISIONS:
         for value in (math.nan, math.inf, -math.inf):
             weight = torch.randn(32, 32, device="cuda")
@@ -231,7 +231,7 @@ def test_a_value_that_is_not_finite_is_not_one_in_the_operand() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_moments_of_more_batch_elements_than_a_grid_s_second_axis_has(precision: str) -> None:
+def test_moments_of_more_batch_elements_than_blocks_in_grid_y(precision: str) -> None:
     saved = torch.randn(65536, 3, 4)
     steps = (Restore(), Normalize(3, 1e-5), Affine(None, torch.randn(3).double()), Store())
     check(Drawn(steps, (4,), (2,), torch.randn(65536, 3, 4), saved=saved), precision)
@@ -248,7 +248,7 @@ def test_moments_of_a_field_with_a_large_mean(precision: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("draw", range(DRAWS // 5))
-def test_not_a_number_stays_in_its_batch_element(draw: int, precision: str) -> None:
+def test_nan_stays_in_its_batch_element(draw: int, precision: str) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     drawn = draw_served(rng, precision)
     while drawn.x.shape[0] < 2:
@@ -266,7 +266,7 @@ def test_not_a_number_stays_in_its_batch_element(draw: int, precision: str) -> N
 
 @pytest.mark.parametrize("draw", range(40))
 def test_drawn_programs_are_right_in_plain_float32(draw: int) -> None:
-    """The measure of the kernels: float32 in the same stages, close to float64."""
+    """Float32 in the torch stages, the baseline of the kernels' error, is close to float64."""
     drawn = draw_program(random.Random(torch.initial_seed() + draw))
     single, exact = (
         plain_results(drawn, dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)

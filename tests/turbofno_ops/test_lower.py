@@ -1,4 +1,4 @@
-"""The tile programs that networks become: which steps run in one pass, and what leaves the chip."""
+"""Lowering: the tile programs and products of a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = PLAIN.model_copy(
         "positional_grid": "endpoint_excluded",
     }
 )
-"""As neuraloperator's own defaults are."""
+"""The defaults of neuraloperator."""
 
 
 def lowered(arch: FNOArchitecture, **update: object) -> Chain:
@@ -44,7 +44,7 @@ def weights(chain: Chain) -> list[tuple[int, ...]]:
     return [tuple(item.weight.shape) for item in chain.items if isinstance(item, Mix)]
 
 
-def test_lifting_and_projection_leave_no_hidden_field_behind() -> None:
+def test_lifting_and_projection_are_folded() -> None:
     chain = lowered(PLAIN, positional_grid="endpoint_included")
     assert weights(chain) == [(6, 5, 2 + 2 + 1, 8), (6, 5, 8, 8), (6, 5, 8, 128)]
     assert programs(chain) == [
@@ -72,7 +72,7 @@ def test_the_default_network_is_one_pass_between_two_products() -> None:
 
 
 @pytest.mark.parametrize("norm", ["instance_norm", "group_norm"])
-def test_the_first_norm_costs_no_pass_and_the_second_one(norm: str) -> None:
+def test_a_norm_after_the_synthesis_costs_no_pass_and_a_later_one_does(norm: str) -> None:
     chain = lowered(DEFAULT, norm=norm, norm_groups=2)
     first = "Synthesis Normalize AddMap Activate MLP AddGate Save"
     assert programs(chain) == [
@@ -86,12 +86,12 @@ def test_the_first_norm_costs_no_pass_and_the_second_one(norm: str) -> None:
     ]
     steps = [step for item in chain.items if isinstance(item, Tile) for step in item.steps]
     assert all(step.moments for step in steps if isinstance(step, Save))
-    # the spectral bias moves the mean of a group, which an instance norm takes away again
+    # the spectral bias shifts the mean of a group; an instance norm subtracts it
     norms = [step for step in steps if isinstance(step, Normalize)]
     assert [n.offset is None for n in norms] == [norm == "instance_norm", True] * 3
 
 
-def test_what_is_analyzed_may_be_another_field_than_the_skip_reads() -> None:
+def test_the_skip_may_read_another_field_than_the_analysis() -> None:
     chain = lowered(PLAIN, block=("tanh", "spectral", "skip", "activation"))
     assert programs(chain)[:2] == [
         "AddMap Store Activate Analyze",
@@ -99,17 +99,17 @@ def test_what_is_analyzed_may_be_another_field_than_the_skip_reads() -> None:
     ]
 
 
-def test_a_step_that_reads_what_its_program_stores_begins_another() -> None:
+def test_a_step_that_reads_its_programs_store_begins_a_new_program() -> None:
     block = ("spectral", "activation", "branch", "tanh", "skip")
     assert programs(lowered(PLAIN, block=block))[1] == "Synthesis Activate Store Activate Save"
     assert programs(lowered(PLAIN, block=block))[2].startswith("Restore AddMap Affine")
 
 
-def test_what_nobody_reads_is_not_stored() -> None:
+def test_unread_fields_are_not_stored() -> None:
     assert not any("Store" in program for program in programs(lowered(PLAIN, skip="none")))
 
 
-def test_constants_of_a_channel_are_one_step() -> None:
+def test_affine_steps_are_merged() -> None:
     chain = lowered(PLAIN, spectral_bias=True, skip_bias=True)
     assert programs(chain)[1] == "Synthesis Affine AddMap Activate Store Analyze"
     norm = lowered(PLAIN, norm="affine", spectral_bias=True)
@@ -147,7 +147,7 @@ def test_liftings_under_padding() -> None:
         chain = lowered(DEFAULT, **update)
         return programs(chain)[0], len(chain.lifting)
 
-    # the channel of ones is zero where the lifted field has to be
+    # the channel of ones is zero in the padding, where the lifted field must be zero
     assert begun("gelu", "zeros") == ("Source MLP AddMap Store Analyze", 0)
     assert begun("softplus", "zeros") == ("Restore Analyze", 2)
     assert begun("softplus", "reflect") == ("Source MLP Store Analyze", 0)

@@ -1,4 +1,4 @@
-"""Moments by Parseval against torch's norms, and what a tile program refuses."""
+"""Moments by Parseval against torch's norms, and missing operands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDENTITY = Project((PointwiseMap(torch.eye(4, dtype=torch.float64)),), "none")
 def test_norms_of_mixed_spectra_equal_those_of_the_field(
     size: tuple[int, ...], modes: int, groups: int, with_offset: bool
 ) -> None:
-    # complex everywhere: what the inverse transform ignores must not count
+    # imaginary parts also at DC and Nyquist, which the moments must ignore
     mixed = torch.randn(3, 4, *size[:-1], modes, dtype=torch.complex128)
     scale, shift, offset = torch.randn(3, 4, dtype=torch.float64)
     field = _gemm.synthesize_last(mixed, size[-1])
@@ -43,7 +43,7 @@ def test_norms_of_mixed_spectra_equal_those_of_the_field(
     torch.testing.assert_close(again, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_a_large_mean_costs_the_norm_no_digits() -> None:
+def test_a_large_mean_does_not_reduce_the_norms_accuracy() -> None:
     mixed = torch.randn(1, 4, 6, 3, dtype=torch.complex64)
     mixed[..., 0] += 1e4
     norm = Normalize(4, 1e-5)
@@ -55,6 +55,6 @@ def test_a_large_mean_costs_the_norm_no_digits() -> None:
     assert (found - exact).norm() / exact.norm() < 1e-3
 
 
-def test_a_missing_operand_is_said() -> None:
+def test_a_missing_operand_is_reported() -> None:
     with pytest.raises(ValueError, match="operand of the tile program is missing"):
         TorchStages((8,), (3,), (8,)).tile((Restore(), Save(moments=False)), Operands())
