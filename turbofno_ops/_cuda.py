@@ -142,7 +142,7 @@ class CudaStages:
         """Launch a prepared program.
 
         `channel_first` stores the field as float32 [batch, channels, *grid]. `weights` replaces steps of the program by
-        others of the same shape, whose packed weights are not cached.
+        steps of the same shape for this call only; their packed weights are not cached.
         """
         steps = program.steps
         stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None

@@ -137,7 +137,7 @@ SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
 
 
 def _candidates() -> list[Path]:
-    """The library that TURBOFNO_LIBRARY names; else beside this file, and where an editable install put what it built."""
+    """Return the path in TURBOFNO_LIBRARY, else paths in the package's folders (an editable install has two)."""
     import turbofno_ops
 
     if named := os.environ.get(LIBRARY_VARIABLE):

@@ -112,10 +112,10 @@ const char *unsupported(const turbofno_step &step, const turbofno_tile &t) {
     if (reads && (step.channels < 1 || step.channels > t.width)) return "a field has more channels than the tile";
     if (step.kind == TURBOFNO_ADD_MAP && !known(step.terms, 1, kMaxWidth)) return "a map takes more than 256 channels";
     if (step.kind == TURBOFNO_PROJECT && !known(step.channels, 1, kMaxProjected)) {
-        return "the projection is not to 1 .. 16 channels";
+        return "the output channels are not in 1 .. 16";
     }
     if (is_mlp_or_projection(step)) {
-        if (t.width > 8 * kMaxFragments) return "a channel MLP or projection has more than 128 channels beside it";
+        if (t.width > 8 * kMaxFragments) return "a program with a channel MLP or projection has more than 128 channels";
         if (step.terms < 1 || step.terms > t.width) return "a channel MLP takes more channels than the tile has";
         if (step.hidden % 32 != 0) return "hidden channels are not a multiple of 32";
     }

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("strict_float32")
 DRAWS = tried(60, 150)
 # limit of the error, or a multiple of the error of plain float32, because programs may amplify rounding
 LIMITS = {"fp32": (4e-7, 3), "tf32": (3e-3, 3e4), "bf16": (3e-2, 4e5)}
-REFUSALS = ("do not fit in shared memory", "more than 128 channels beside it")
+REFUSALS = ("do not fit in shared memory", "has more than 128 channels")
 RESULTS = ("x", "saved", "spectra", "out")
 
 

@@ -90,7 +90,7 @@ def test_a_piece_that_does_not_fit_is_refused() -> None:
     }
     # the analysis is a separate kernel, because it has other channels than the mixed spectra
     refused = program_refusal((Synthesis(), wide, Analyze()), **program, modes=12, next_modes=12)
-    assert refused == "a channel MLP or projection has more than 128 channels beside it"
+    assert refused == "a program with a channel MLP or projection has more than 128 channels"
 
 
 @pytest.fixture
