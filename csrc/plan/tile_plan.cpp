@@ -50,9 +50,9 @@ int operand_words(int terms, int channels, int planes) {
 }
 
 void lay_out(const turbofno_tile &t, TilePlan &p) {
-    const int held = 8 * p.fragments, tiles = ceil_div(t.points, kTilePoints);
+    const int block_channels = 8 * p.fragments, tiles = ceil_div(t.points, kTilePoints);
     int at = 0;
-    const auto place = [&](int words) {
+    const auto allocate = [&](int words) {
         const int begin = at;
         at += words;
         return begin;
@@ -60,27 +60,27 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         p.first_at[i] = p.second_at[i] = -1;
-        if (step.kind == TURBOFNO_ADD_MAP) p.first_at[i] = place(operand_words(step.terms, held, p.planes));
+        if (step.kind == TURBOFNO_ADD_MAP) p.first_at[i] = allocate(operand_words(step.terms, block_channels, p.planes));
         if (!is_mlp_or_projection(step)) continue;
-        const int out = step.kind == TURBOFNO_PROJECT ? kMaxProjected : held;
-        if (step.hidden > 0) p.first_at[i] = place(operand_words(step.terms, step.hidden, p.planes));
-        p.second_at[i] = place(operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
+        const int out = step.kind == TURBOFNO_PROJECT ? kMaxProjected : block_channels;
+        if (step.hidden > 0) p.first_at[i] = allocate(operand_words(step.terms, step.hidden, p.planes));
+        p.second_at[i] = allocate(operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
     }
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         const bool affine = step.kind == TURBOFNO_AFFINE || step.kind == TURBOFNO_ADD_GATE;
-        p.vector_width[i] = is_mlp_or_projection(step) ? step.hidden : affine && !step.per_sample ? held : 0;
+        p.vector_width[i] = is_mlp_or_projection(step) ? step.hidden : affine && !step.per_sample ? block_channels : 0;
         const bool any = is_mlp_or_projection(step) || p.vector_width[i] > 0;
-        p.vectors_at[i] = place(any ? ceil_div(2 * p.vector_width[i] + held, 4) : 0);
+        p.vectors_at[i] = allocate(any ? ceil_div(2 * p.vector_width[i] + block_channels, 4) : 0);
     }
     const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
     const int wgmma_table = round_up(tiles, kWarpgroupWarps) * p.planes * kWgmmaColumns * kLanes / 2;
     const int analysis = p.wgmma ? (t.next_modes > 0 ? wgmma_table : 0) : tiles * next_pairs * p.planes * kLanes;
-    p.synthesis_at = place(p.synthesis_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
-    p.analysis_at = place(p.analysis_on_chip ? analysis : 0);
+    p.synthesis_at = allocate(p.synthesis_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
+    p.analysis_at = allocate(p.analysis_on_chip ? analysis : 0);
     p.first_group = at;
     at = 0;
-    place(t.modes > 0 ? operand_words(2 * t.modes, held, p.planes) : 0);
+    allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
     p.sums_at = at;
     p.sums_words = p.wgmma ? 0 : p.fragments / 2 * next_fragments * kLanes;
     const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
