@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
 from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._graphs import GraphCache
 from turbofno_ops._native import NativeStatus, native_status
-from turbofno_ops._served import gpu_refusal
+from turbofno_ops._support import gpu_refusal
 from turbofno_ops.description import (
     MLP,
     PRECISIONS,

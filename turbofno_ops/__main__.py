@@ -1,4 +1,4 @@
-"""What the ops find on this machine: `python -m turbofno_ops`."""
+"""`python -m turbofno_ops`: print versions, GPUs and the state of the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turbofno_ops import BACKENDS, __version__, gpu_refusal, native_status
 
 
 def report() -> str:
-    """Versions, devices and the state of the CUDA kernels, a line each."""
+    """Return versions, GPUs and the state of the CUDA kernels, one per line."""
     status = native_status()
     lines = [
         f"turbofno {__version__}, Python {platform.python_version()}, PyTorch {torch.__version__}",

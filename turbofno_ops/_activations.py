@@ -1,8 +1,7 @@
-"""The activations by name: as new tensors, in place, and their gradients.
+"""Activations by name: out of place, in place, and their gradients.
 
-An activation is written as its name, or as `name(parameter)` where it takes one: `leaky_relu(0.2)` is the
-slope of negative values (0.01 unless given), `elu(0.5)` is alpha (1 unless given). Softplus has beta 1 and
-threshold 20, hardtanh the bounds -1 and 1.
+Two activations take a parameter: `leaky_relu(0.2)`, the slope of negative values (default 0.01), and `elu(0.5)`,
+alpha (default 1). Softplus has beta 1 and threshold 20, hardtanh the bounds -1 and 1.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804
 
 
 class Activation(NamedTuple):
-    """A function by its name, its parameter (0 if it takes none), and its number in csrc/api/turbofno.h."""
+    """An activation: name, parameter (0 if it takes none), number in csrc/api/turbofno.h."""
 
     name: str
     parameter: float
@@ -27,7 +26,7 @@ class Activation(NamedTuple):
 
 
 class _Forms(NamedTuple):
-    """of(x, parameter), the same in place where torch can, and gradient(grad of the result, x, parameter)."""
+    """of(x, parameter), the same in place where torch supports it, and gradient(grad of the result, x, parameter)."""
 
     of: Callable[[torch.Tensor, float], torch.Tensor]
     in_place: Callable[[torch.Tensor, float], torch.Tensor]
@@ -114,10 +113,10 @@ ACTIVATIONS = tuple(_FORMS)
 
 
 def parse_activation(written: str) -> Activation:
-    """The activation that a name, or `name(parameter)`, stands for.
+    """Parse `name` or `name(parameter)`.
 
     Raises:
-        ValueError: there is none of that name, or its parameter is no finite number.
+        ValueError: Unknown name, or a parameter that is not a finite number.
     """
     name, bracket, rest = written.partition("(")
     if name not in _FORMS or (bracket and (not rest.endswith(")") or name not in _DEFAULTS)):
@@ -135,18 +134,18 @@ def parse_activation(written: str) -> Activation:
 
 
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """activation(x); x itself for 'none'."""
+    """Return activation(x); for 'none' x itself."""
     name, parameter, _ = parse_activation(activation)
     return _FORMS[name].of(x, parameter)
 
 
 def activate_in_place(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """activation(x), in x's memory where torch can: x is used up."""
+    """Return activation(x), in the memory of x where torch supports it. x must not be used afterwards."""
     name, parameter, _ = parse_activation(activation)
     return _FORMS[name].in_place(x, parameter)
 
 
 def activation_gradient(grad: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
-    """The gradient for x of activation(x), given that of the result."""
+    """Return the gradient with respect to x of activation(x), given the gradient of the result."""
     name, parameter, _ = parse_activation(activation)
     return _FORMS[name].gradient(grad, x, parameter)

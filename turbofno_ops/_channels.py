@@ -1,4 +1,4 @@
-"""Products over channels: a matrix for every mode, and one matrix for all grid points."""
+"""Products over channels: one matrix per mode, or one matrix for all grid points."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import torch
 
 
 def mode_major(weight: torch.Tensor) -> torch.Tensor:
-    """[c_in, c_out, *modes] -> [*modes, c_in, c_out]: a view, contiguous if the weight is stored that way."""
+    """Return a view of [c_in, c_out, *modes] as [*modes, c_in, c_out]."""
     return weight.permute(*range(2, weight.ndim), 0, 1)
 
 
 def mix(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each mode's own channel mixing: [*modes, batch, c_in] by [*modes, c_in, c_out]."""
+    """Multiply each mode by its matrix: [*modes, batch, c_in] by [*modes, c_in, c_out]."""
     *modes, batch, c_in = z.shape
-    # contiguous first: a batched complex product of strided matrices is several times slower
+    # a batched complex product of strided matrices is several times slower
     flat = z.reshape(-1, batch, c_in).contiguous()
     mixed = torch.bmm(flat, weight.reshape(-1, *weight.shape[-2:]))
     return mixed.view(*modes, batch, weight.shape[-1])
 
 
 def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """weight . x + bias as a new contiguous tensor: [batch, c_in, *grid] -> [batch, c_out, *grid]."""
+    """Return weight . x + bias as a new contiguous tensor: [batch, c_in, *grid] -> [batch, c_out, *grid]."""
     matrices = weight.expand(x.shape[0], -1, -1)
     flat = x.flatten(2)
-    # one pass over the result for both
+    # baddbmm adds the bias in the same pass
     y = torch.bmm(matrices, flat) if bias is None else torch.baddbmm(bias[:, None], matrices, flat)
     return y.view(x.shape[0], -1, *x.shape[2:])
 
@@ -34,7 +34,7 @@ def skip_and_bias(
     bias: torch.Tensor | None,
     shape: tuple[int, ...],
 ) -> torch.Tensor | None:
-    """skip . x + bias as a new contiguous tensor of `shape`, or None if there is neither."""
+    """Return skip . x + bias as a new contiguous tensor of `shape`, or None if both are None."""
     if skip is not None and x is not None:
         return pointwise(x, skip, bias)
     if bias is None:

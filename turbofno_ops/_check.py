@@ -1,4 +1,4 @@
-"""Check that a description is one network: shapes that fit together, dtypes and names that exist."""
+"""Validation of an FNODescription: shapes, dtypes and activation names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turbofno_ops.description import (
 
 
 def check(description: FNODescription) -> None:
-    """Raise ChainRefused unless all parts of the description fit together."""
+    """Raise ChainRefused unless all parts of the description are consistent."""
     spectral = [s for block in description.blocks for s in block if isinstance(s, Spectral)]
     counts = [sum(isinstance(s, Spectral) for s in block) for block in description.blocks]
     if not counts or set(counts) != {1}:
@@ -57,14 +57,16 @@ def _check_spectral(description: FNODescription, spectral: list[Spectral]) -> No
         )
     scaled = any(step.out_size is not None for step in spectral)
     if scaled and description.resample is None:
-        raise ChainRefused("its layers change the grid, and `resample` is not given")
+        raise ChainRefused("its layers change the grid but `resample` is None")
     if scaled and description.padding is not None:
-        raise ChainRefused("its layers change the grid, and the domain is padded")
+        raise ChainRefused(
+            "its layers change the grid and its domain is padded; only one of these is supported"
+        )
 
 
 def _through(maps: tuple[PointwiseMap, ...], width: int | None) -> int:
     if not maps:
-        raise ChainRefused("its lifting and its projection need a map each")
+        raise ChainRefused("its lifting and its projection need at least one map each")
     for linear in maps:
         width = _after_map(linear, width)
     assert width is not None
@@ -74,19 +76,17 @@ def _through(maps: tuple[PointwiseMap, ...], width: int | None) -> int:
 def _after_map(linear: PointwiseMap, width: int | None) -> int:
     c_out, c_in = linear.weight.shape
     if width is not None and c_in != width:
-        raise ChainRefused(f"a map takes {c_in} channels where it is given {width}")
+        raise ChainRefused(f"a map takes {c_in} channels but gets {width}")
     _check_shape("a bias", linear.bias, (c_out,))
     return c_out
 
 
 def _after_step(step: BlockStep, width: int, x_width: int) -> int:
-    """The channels of y after a step."""
+    """Check a step and return the channels of y after it."""
     match step:
         case Spectral(weight):
             if weight.shape[0] != width:
-                raise ChainRefused(
-                    f"a map takes {weight.shape[0]} channels where it is given {width}"
-                )
+                raise ChainRefused(f"a map takes {weight.shape[0]} channels but gets {width}")
             return weight.shape[1]
         case MLP(first, activation, second):
             _check_activation(activation)
@@ -95,14 +95,14 @@ def _after_step(step: BlockStep, width: int, x_width: int) -> int:
             _check_shape("a skip", weight, (width, x_width))
         case AddGate(weight):
             if x_width != width:
-                raise ChainRefused(f"a gate joins {x_width} channels and {width}")
+                raise ChainRefused(f"a gate adds {x_width} channels to {width}")
             _check_shape("a gate", weight, (width,))
         case Affine(scale, shift):
             _check_shape("a scale", scale, (width,))
             _check_shape("a shift", shift, (width,))
         case Normalize(groups, _, scale, shift, offset):
             if groups < 1 or width % groups:
-                raise ChainRefused(f"a norm has {groups} groups of {width} channels")
+                raise ChainRefused(f"a norm cannot split {width} channels into {groups} groups")
             for tensor in (scale, shift, offset):
                 _check_shape("a parameter of a norm", tensor, (width,))
         case Activate(activation):
@@ -124,6 +124,6 @@ def _check_scaling(what: str, scaling: Scaling, channels: int) -> None:
 
 
 def _check_shape(what: str, tensor: torch.Tensor | None, shape: tuple[int, ...]) -> None:
-    # a broadcast shape would be folded into something else than the network
+    # folding a tensor of a broadcast shape would change the network
     if tensor is not None and tuple(tensor.shape) != shape:
         raise ChainRefused(f"{what} has shape {tuple(tensor.shape)}, expected {shape}")

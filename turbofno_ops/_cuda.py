@@ -1,4 +1,4 @@
-"""The stages through the CUDA kernels: prepared for a shape when it is first met, then launched."""
+"""The stages on the CUDA kernels. Plans are made at the first use of a shape and kept."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ import torch
 
 from turbofno_ops import _cuda_tables
 from turbofno_ops._native import Moments, Norm, Product, Tile, TilePlan, bytes_of, launch
-from turbofno_ops._served import device_limits
 from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
 from turbofno_ops._stages import (
     AddGate,
     AddMap,
     Analyze,
     Field,
-    Held,
-    Hold,
     Normalize,
     Operands,
     Project,
+    Restore,
     Results,
+    Save,
     Source,
     Step,
     Store,
     Synthesis,
 )
+from turbofno_ops._support import device_limits
 from turbofno_ops._tile_program import (
     ChannelsLast,
     Piece,
     Shape,
     Weighted,
-    kept_operands,
+    cached_operands,
     operands_of,
     pieces,
-    planned,
+    plan_kernel,
     readable,
 )
 from turbofno_ops.description import PRECISIONS, Size
 
-_MODES_AT_ONCE = 32  # of an analysis of its own
+_MODES_PER_KERNEL = 32  # of a kernel that only analyses
 
 
 def field_dtype(precision: str) -> torch.dtype:
-    """The dtype of fields between the stages under a precision policy; network input and output are float32."""
+    """Return the dtype of fields between stages. The network's input and output are float32."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 class _Kernel(NamedTuple):
-    """One launch of a tile program, prepared: its structure has no pointers yet."""
+    """One planned launch of a tile program. Its structure has no pointers yet."""
 
     steps: tuple[Step, ...]
     shape: Shape
@@ -61,19 +61,19 @@ class _Kernel(NamedTuple):
 
 
 class TileProgram(NamedTuple):
-    """A tile program prepared for one shape: kernels one after another; an analysis of its own is several, side by side."""
+    """A tile program planned for one shape: kernels in order. An analysis-only kernel is split by modes into several."""
 
     steps: tuple[Step, ...]
     kernels: tuple[tuple[_Kernel, ...], ...]
 
 
 class CudaStages:
-    """Stages on the grid `size` whose mix keeps `modes` and gives the grid `out_size`.
+    """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`. Thread-safe.
 
-    Fields are channels last, float32 or under bf16 bfloat16; spectra are complex64, the network's input and
-    result float32. The object keeps its tables, so that a CUDA graph which reads them may. Any thread may call it.
+    Fields are channels last, float32 (bfloat16 under bf16). Spectra are complex64, the network's input and result
+    float32. The object owns its tables, so that CUDA graphs can read them as long as it lives.
 
-    `settled` promises that no kernel which may still run writes the weights.
+    `settled`: no kernel still in flight writes the weights.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class CudaStages:
         self.size, self.modes, self.out_size = size, modes, out_size or size
         self._device, self._precision, self._settled = device, precision, settled
         self._limits = device_limits(device)
-        self._columns = [
+        self._axis_tables = [
             (
-                _cuda_tables.column_analysis(n, count, device),
-                _cuda_tables.column_synthesis(m, count, device),
+                _cuda_tables.axis_analysis(n, count, device),
+                _cuda_tables.axis_synthesis(m, count, device),
             )
             for n, m, count in zip(size[:-1], self.out_size[:-1], modes[:-1], strict=True)
         ]
-        # what is prepared for a shape; two threads that meet one at once prepare the same
+        # without a lock: two threads may plan the same shape, with equal results
         self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
         self._products: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
 
@@ -106,7 +106,7 @@ class CudaStages:
     def shape(
         self, *, batch: int, channels: int, x_channels: int, x_channel_first: bool, modes: int
     ) -> Shape:
-        """The shape of a tile program on these stages: what they do not tell of Shape is given."""
+        """Return the Shape of a tile program on these stages."""
         return Shape(
             batch=batch,
             grid=self.size,
@@ -120,10 +120,10 @@ class CudaStages:
         )
 
     def prepare(self, steps: tuple[Step, ...], shape: Shape) -> TileProgram:
-        """Plan a tile program and make its tables, once for a shape.
+        """Plan a tile program and make its tables, once per shape.
 
         Raises:
-            ValueError: the kernels do not run it.
+            ValueError: The kernels do not support it.
         """
         found = self._programs.get((steps, shape))
         if found is None:
@@ -141,18 +141,18 @@ class CudaStages:
     ) -> Results:
         """Launch a prepared program.
 
-        `channel_first` stores the field as float32 [batch, channels, *grid]. `weights` has, for steps that stand for
-        others of their shape, the ones whose weights are read in this call, and not kept.
+        `channel_first` stores the field as float32 [batch, channels, *grid]. `weights` replaces steps of the program by
+        steps of the same shape for this call only; their packed weights are not cached.
         """
         steps = program.steps
         stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None
         given, done = operands, Results()
         for parts in program.kernels:
-            done = self._launched(parts, given, weights or {}, channel_first=channel_first)
+            done = self._launch_all(parts, given, weights or {}, channel_first=channel_first)
             stored = done.x if done.x is not None else stored
-            held = done.x if done.held is None else done.held
-            given = Operands(x=operands.x, held=held, moments=done.moments)
-        return Results(stored, done.held, done.moments, done.spectra, done.out)
+            saved = done.x if done.saved is None else done.saved
+            given = Operands(x=operands.x, saved=saved, moments=done.moments)
+        return Results(stored, done.saved, done.moments, done.spectra, done.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         batch, c_in, *_, last = spectra.shape
@@ -166,7 +166,7 @@ class CudaStages:
                 arguments.weight = weight.data_ptr()
             else:
                 assert axis is not None
-                arguments.table = self._columns[axis][arguments.inverse].data_ptr()
+                arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
             launch(name, arguments)
             z = out
         return z.view(batch, c_out, *self.out_size[:-1], last)
@@ -184,8 +184,8 @@ class CudaStages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables of all that is prepared, on the device."""
-        found = [table for pair in self._columns for table in pair]
+        """Bytes of all tables on the device."""
+        found = [table for pair in self._axis_tables for table in pair]
         for program in self._programs.values():
             for parts in program.kernels:
                 found += [
@@ -198,7 +198,7 @@ class CudaStages:
         return ChannelsLast.empty(batch, grid, channels, dtype, self._device)
 
     def _shape(self, steps: tuple[Step, ...], given: Operands) -> Shape:
-        first = next(t for t in (given.mixed, given.held, given.x) if t is not None)
+        first = next(t for t in (given.mixed, given.saved, given.x) if t is not None)
         return self.shape(
             batch=first.data.shape[0],
             channels=_channels(steps[0], given),
@@ -209,19 +209,19 @@ class CudaStages:
 
     def _parts(self, piece: Piece, shape: Shape) -> tuple[_Kernel, ...]:
         if piece.refusal is not None:
-            raise ValueError(f"the CUDA kernels do not run this: {piece.refusal}")
+            raise ValueError(f"the CUDA kernels do not support this: {piece.refusal}")
         shape = shape._replace(channels=piece.channels)
         if not isinstance(piece.steps[-1], Analyze) or len(piece.steps) > 2:
             return (self._kernel(piece.steps, shape, 0),)
-        # few modes at a time, so that many warps have room for their sums
+        # few modes per kernel, so that the sums of many warps fit
         parts = []
-        for first in range(0, shape.next_modes, _MODES_AT_ONCE):
-            modes = min(_MODES_AT_ONCE, shape.next_modes - first)
+        for first in range(0, shape.next_modes, _MODES_PER_KERNEL):
+            modes = min(_MODES_PER_KERNEL, shape.next_modes - first)
             parts.append(self._kernel(piece.steps, shape._replace(next_modes=modes), first))
         return tuple(parts)
 
     def _kernel(self, steps: tuple[Step, ...], shape: Shape, first_mode: int) -> _Kernel:
-        tile, plan, refusal = planned(steps, shape)
+        tile, plan, refusal = plan_kernel(steps, shape)
         assert refusal is None
         tile.weights_settled = self._settled
         where = (self._precision, self._device)
@@ -241,7 +241,7 @@ class CudaStages:
             found = self._products[key] = launches(shape)
         return found
 
-    def _launched(
+    def _launch_all(
         self,
         parts: tuple[_Kernel, ...],
         given: Operands,
@@ -254,7 +254,7 @@ class CudaStages:
         ]
         if len(done) == 1:
             return done[0]
-        return Results(spectra=torch.cat([_given(one.spectra) for one in done], dim=-1))
+        return Results(spectra=torch.cat([_required(one.spectra) for one in done], dim=-1))
 
     def _launch(
         self,
@@ -264,24 +264,24 @@ class CudaStages:
         *,
         channel_first: bool,
     ) -> Results:
-        """One kernel, with the kernels that find the moments before and after it."""
+        """Launch one kernel, and the kernels that compute the moments before and after it."""
         steps, shape = kernel.steps, kernel.shape
-        # a copy: other threads may launch the same
+        # a copy, because other threads may launch the same kernel
         tile = Tile.from_buffer_copy(kernel.tile)
-        alive: list[torch.Tensor] = []  # until all is launched
+        alive: list[torch.Tensor] = []  # keeps operands alive until all kernels are launched
 
         def pointer(tensor: torch.Tensor) -> int:
             alive.append(tensor)
             return tensor.data_ptr()
 
         x: Field | None = None
-        held: ChannelsLast | None = None
+        saved: ChannelsLast | None = None
         out = spectra = moments = None
         for step, to in zip(steps, tile.step, strict=False):
             if isinstance(step, Weighted):
                 given_now = weights.get(step)
                 operands = (
-                    kept_operands(step, tile.width, self._precision)
+                    cached_operands(step, tile.width, self._precision)
                     if given_now is None
                     else operands_of(given_now, tile.width, self._precision)
                 )
@@ -290,19 +290,19 @@ class CudaStages:
                         setattr(to, name, pointer(operand))
             match step:
                 case Source():
-                    to.field = pointer(readable(_given(given.x)))
-                case Held():
-                    to.field = pointer(_given(given.held).data)
+                    to.field = pointer(readable(_required(given.x)))
+                case Restore():
+                    to.field = pointer(_required(given.saved).data)
                 case Synthesis():
-                    tile.mixed = pointer(_given(given.mixed))
-                    tile.synthesis = pointer(_given(kernel.synthesis))
+                    tile.mixed = pointer(_required(given.mixed))
+                    tile.synthesis = pointer(_required(kernel.synthesis))
                 case Normalize():
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
                     to.scale, to.shift = pointer(factor), pointer(offset)
                 case AddMap() | AddGate():
-                    of_x = given.x.data if isinstance(given.x, ChannelsLast) else _given(given.x)
+                    of_x = given.x.data if isinstance(given.x, ChannelsLast) else _required(given.x)
                     to.field = pointer(readable(of_x))
-                case Store() | Hold():
+                case Store() | Save():
                     if channel_first and isinstance(step, Store):
                         x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                         to.field, to.channel_first = pointer(x), 1
@@ -312,21 +312,21 @@ class CudaStages:
                     if isinstance(step, Store):
                         x = field
                     else:
-                        held = field
+                        saved = field
                 case Analyze():
                     of = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
                     spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
                     tile.spectra = pointer(spectra)
-                    tile.analysis = pointer(_given(kernel.analysis))
+                    tile.analysis = pointer(_required(kernel.analysis))
                 case Project():
                     out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                     to.field = pointer(out)
         if kernel.plan.workspace_bytes:
             tile.workspace = pointer(self._workspace(kernel.plan.workspace_bytes))
         launch("tile_program", tile, kernel.plan)
-        if held is not None and isinstance(steps[-1], Hold) and steps[-1].moments:
-            moments = self._field_moments(held, shape)
-        return Results(x, held, moments, spectra, out)
+        if saved is not None and isinstance(steps[-1], Save) and steps[-1].moments:
+            moments = self._field_moments(saved, shape)
+        return Results(x, saved, moments, spectra, out)
 
     def _workspace(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._device)
@@ -356,14 +356,14 @@ class CudaStages:
     def _norm(
         self, norm: Normalize, source: Step, shape: Shape, given: Operands, width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factor and offset [batch, width] of a norm right after the program's first step."""
+        """Return scale and shift [batch, width] of a norm right after the program's first step."""
         moments = given.moments
         if isinstance(source, Synthesis):
-            mixed = _given(given.mixed)
+            mixed = _required(given.mixed)
             arguments, moments = self._moments(shape, mixed.shape[1])
             arguments.spectra = mixed.data_ptr()
             launch("spectral_moments", arguments)
-        moments = _given(moments)
+        moments = _required(moments)
         scale = torch.empty(shape.batch, width, device=self._device)
         shift = torch.empty_like(scale)
         vectors = [
@@ -390,9 +390,9 @@ class CudaStages:
         return scale, shift
 
 
-def _given(operand: Field | None) -> Field:
+def _required(operand: Field | None) -> Field:
     if operand is None:
-        raise ValueError("a tile program reads an operand that it is not given")
+        raise ValueError("an operand of the tile program is missing")
     return operand
 
 
@@ -401,14 +401,14 @@ def _channels_of(field: Field) -> int:
 
 
 def _channels(first: Step, given: Operands) -> int:
-    """Of y after a program's first step."""
+    """Return the channels of y after the first step."""
     match first:
         case Source():
-            return _channels_of(_given(given.x))
-        case Held():
-            return _channels_of(_given(given.held))
+            return _channels_of(_required(given.x))
+        case Restore():
+            return _channels_of(_required(given.saved))
         case Synthesis():
-            return int(_given(given.mixed).shape[1])
+            return int(_required(given.mixed).shape[1])
         case AddMap(weight):
             return weight.shape[0]
-    raise ValueError(f"a tile program does not begin with {type(first).__name__}")
+    raise ValueError(f"a tile program cannot begin with {type(first).__name__}")

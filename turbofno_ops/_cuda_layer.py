@@ -1,8 +1,7 @@
-"""A Fourier layer on its own through the CUDA kernels: whether they take it, its plan, its launches.
+"""A single Fourier layer on the CUDA kernels: support check, plan, launches.
 
-A plan is prepared once for a shape and kept; it holds no weight. Weights are packed by a kernel at every call instead of
-being kept, because PyTorch does not tell of every change of a tensor (`weight.data.mul_(..)` leaves `_version` as it
-is), and because a CUDA graph of a layer has to read the weights as they are at each replay.
+Plans are cached by shape and hold no weights. Weights are packed at every call: PyTorch does not report every change of a
+tensor (`weight.data.mul_(..)` leaves `_version` unchanged), and a CUDA graph must read the current weights at each replay.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from turbofno_ops._channels import mode_major
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._gemm import _tables
-from turbofno_ops._served import gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._stages import (
     Activate,
     AddMap,
@@ -28,16 +26,17 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
+from turbofno_ops._support import gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import Weighted, readable
 from turbofno_ops.description import Size
 
-_MOST_VERDICTS = 4096
-_HOST_BYTES = 32 * 1024  # about, of a plan's structures and steps
+_MAX_CHECKED_SHAPES = 4096
+_HOST_BYTES = 32 * 1024  # estimate for a plan's structures and steps
 _BEFORE: tuple[Step, ...] = (Source(), Analyze())
 
 
 class _LayerShape(NamedTuple):
-    """The shape of a layer and the steps that it has: what its plan depends on."""
+    """Cache key of a plan: shapes and steps of a layer."""
 
     batch: int
     channels: tuple[int, int]
@@ -52,7 +51,7 @@ class _LayerShape(NamedTuple):
 
 
 class _Plan:
-    """A layer prepared for its shape: its stages and programs; `skip` and `bias` stand for those of a call."""
+    """Stages and programs of a layer shape. `skip` and `bias` are placeholders for the weights of a call."""
 
     def __init__(self, shape: _LayerShape) -> None:
         c_in, c_out = shape.channels
@@ -98,7 +97,7 @@ def _plan(shape: _LayerShape) -> _Plan:
 def refusal(
     x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], precision: str
 ) -> str | None:
-    """Why the CUDA kernels do not take this layer, in words, or None if they do."""
+    """Return the reason why the CUDA kernels do not support this layer, or None if they do."""
     if not x.is_cuda:
         return f"x is on {x.device}"
     refused = gpu_refusal(x.device)
@@ -117,7 +116,7 @@ def refusal(
     )
 
 
-@lru_cache(_MOST_VERDICTS)
+@lru_cache(_MAX_CHECKED_SHAPES)
 def _layer_refusal(
     batch: int,
     channels: tuple[int, int],
@@ -157,7 +156,7 @@ def layer(
     out_size: Sequence[int],
     precision: str,
 ) -> torch.Tensor:
-    """activation(spectral_conv(x, weight) + skip_weight x + bias) for a layer that `refusal` lets pass."""
+    """Return activation(spectral_conv(x, weight) + skip_weight x + bias), for a layer without `refusal`."""
     batch, _, *size = x.shape
     c_in, c_out, *modes = weight.shape
     plan = _plan(

@@ -1,4 +1,4 @@
-"""Tables of the CUDA kernels, in the order in which tensor cores take them."""
+"""DFT tables of the CUDA kernels, in the operand layouts of the tensor cores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from turbofno_ops._gemm import _angles, _last_axis_analysis, _last_axis_synthesis, _tables
 
 SYNTHESIS_EXPONENT = 13
-"""Power of two by which a synthesis table, of values up to 2, is multiplied."""
+"""A synthesis table, with values up to 2, is scaled by 2 to this power."""
 
 _TERMS, _COLUMNS, _POINTS = 32, 16, 16
 _TILE_ROWS, _STEP_TERMS = 16, 8
 
 
 def analysis_exponent(points: int) -> int:
-    """Power of two by which a row analysis table, of values up to 1 / points, is multiplied."""
+    """Return the exponent of the power of two that scales a row analysis table, with values up to 1 / points."""
     return 13 + (points - 1).bit_length()
 
 
@@ -23,7 +23,7 @@ def analysis_exponent(points: int) -> int:
 def row_analysis(
     points: int, modes: int, precision: str, device: torch.device, first: int = 0
 ) -> torch.Tensor:
-    """The table of `Analyze` for so many modes: for each 16 points and 16 columns (cos, -sin, ..) a B operand. Uint8."""
+    """Return the table of `Analyze` as uint8: one B operand for every 16 points and 16 columns (cos, -sin, ..)."""
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, first + modes, torch.float64, torch.device("cpu"))
         table = table[:, 2 * first :]
@@ -39,7 +39,7 @@ def row_analysis(
 
 @_tables.cached
 def row_synthesis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
-    """The table of `Synthesis`: for each 16 points and 16 terms (cos, -sin, ..) an A operand. Uint8."""
+    """Return the table of `Synthesis` as uint8: one A operand for every 16 points and 16 terms (cos, -sin, ..)."""
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
         table = F.pad(table, (0, -points % _POINTS, 0, -2 * modes % _TERMS))
@@ -55,7 +55,7 @@ def row_synthesis(points: int, modes: int, precision: str, device: torch.device)
 
 
 def _axes(device: torch.device, *sizes: int) -> list[torch.Tensor]:
-    """An index for each axis of an array of these sizes, ready to be broadcast."""
+    """Return one broadcastable index per axis of an array of these sizes."""
     return [
         torch.arange(size, device=device).view([-1 if i == axis else 1 for i in range(len(sizes))])
         for axis, size in enumerate(sizes)
@@ -63,7 +63,7 @@ def _axes(device: torch.device, *sizes: int) -> list[torch.Tensor]:
 
 
 def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Tensor:
-    """16-byte words of eight halves, a word a lane: fp32 the high parts of all lanes, then the low ones."""
+    """Return 16-byte words of eight halves, one per lane. For fp32: the high parts of all lanes, then the low parts."""
     if precision == "bf16":
         parts = [values.to(torch.bfloat16)]
     else:
@@ -74,23 +74,23 @@ def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Ten
     return torch.stack(parts, dim=lane_axis).contiguous().flatten().view(torch.uint8)
 
 
-def column_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """Of columns of `points` to `modes` coefficients in FFT order, divided by `points`."""
-    return _column_sums(points, modes, device, analysis=True)
+def axis_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Return the table from columns of `points` to `modes` coefficients in FFT order, divided by `points`."""
+    return _axis_table(points, modes, device, analysis=True)
 
 
-def column_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """Of `modes` coefficients in FFT order to columns of `points`."""
-    return _column_sums(points, modes, device, analysis=False)
+def axis_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Return the table from `modes` coefficients in FFT order to columns of `points`."""
+    return _axis_table(points, modes, device, analysis=False)
 
 
 @_tables.cached
-def _column_sums(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
-    """cos and -sin (analysis) or sin of frequencies 0 .. modes // 2 at points 0 .. points // 2.
+def _axis_table(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
+    """Return cos and -sin (analysis) or sin of frequencies 0 .. modes // 2 at points 0 .. points // 2.
 
-    Rows are what comes out, terms what is summed over. Float32 [tiles of 16 rows, steps of 8 terms,
-    cos and sin, high and low TF32 part, 8, 4, 2, 2]: where csrc/kernels/columns.cu wants them, the last
-    four axes being row, term, term // 4, row // 8. Zeros beyond the last row and term.
+    Rows are outputs, terms are summed over. Float32 [tiles of 16 rows, k-slabs of 8 terms, cos and sin,
+    high and low TF32 part, 8, 4, 2, 2] as csrc/kernels/transform_axis.cu reads it; the last four axes are row,
+    term, term // 4, row // 8. Zero padded.
     """
     with torch.inference_mode(False):
         at = _angles(modes // 2 + 1, points)[:, : points // 2 + 1]
@@ -107,6 +107,6 @@ def _column_sums(points: int, modes: int, device: torch.device, *, analysis: boo
 
 
 def _tf32(values: torch.Tensor) -> torch.Tensor:
-    """Rounded to the 11 significant bits of TF32, as float32."""
+    """Round to the 11 significant bits of TF32; returns float32."""
     bits = values.to(torch.float32).view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)

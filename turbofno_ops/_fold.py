@@ -1,21 +1,19 @@
-"""The algebra that takes kernels out of a network: linear maps beside a Fourier layer become part of it.
+"""Folding: linear maps next to a Fourier layer are merged into its weights.
 
-A Fourier layer is linear before its activation, and every map of the channels commutes with transforms:
+A Fourier layer is linear before its activation, and every channel map commutes with the transforms:
 
-    lifting     layer(M . u) is a layer with weight M^T . weight and skip . M, so a lifted field of many
-                channels never exists. u holds x less its mean, the positions and, for the bias of the
-                lifting, a channel of ones; where domain padding zeros the lifted field, it zeros u.
-    projection  P . layer(h) is a layer with weight . P^T, P . skip and P . bias, so neither the last
-                hidden field nor the one inside the projection is written; what is left of the projection
-                is applied to the layer's output while it is on chip.
+    lifting     layer(M . u) is a layer with weight M^T . weight and skip . M, so the wide lifted field is
+                never computed. u holds x - mean, the positions and, for the bias of the lifting, a channel
+                of ones. Where domain padding zeros the lifted field, it zeros u.
+    projection  P . layer(h) is a layer with weight . P^T, P . skip and P . bias, so the last hidden field
+                is never written. The rest of the projection is applied to the layer's output on chip.
 
-A lifting or projection with a hidden layer runs on chip in front of or behind the block beside it; a longer or
-wider one in plain torch.
+A lifting or projection with one hidden layer runs on chip, in the kernel of the adjacent block. A longer or wider
+one runs in plain torch.
 
-Standard deviations at both ends fold into the nearest matrix. All products are made in float64 and cast
-once. Only the mean of x is subtracted as it stands, because 300 K +- 1 K leaves no digits in a shorter format;
-and where a standard deviation is far from 1, a power of two brings it there, because the kernels give all
-channels of a tile one scale.
+Standard deviations at both ends are folded into the nearest matrix. All products are computed in float64 and cast
+once. The mean of x is subtracted from x itself, because 300 K +- 1 K would lose its digits in a shorter format. A
+standard deviation far from 1 is normalised by a power of two, because all channels of a tile share one scale.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from turbofno_ops._activations import activate
-from turbofno_ops._stages import Held, Project, Source, Step
+from turbofno_ops._stages import Project, Restore, Source, Step
 from turbofno_ops.description import (
     MLP,
     Activate,
@@ -42,25 +40,25 @@ from turbofno_ops.description import (
     Spectral,
 )
 
-_WIDEST_ON_CHIP = 256
-_MOST_PROJECTED = 16
-_NEAR_ONE = 6  # powers of two
+_MAX_ON_CHIP_WIDTH = 256
+_MAX_PROJECTED = 16
+_MAX_UNSCALED_EXPONENT = 6  # powers of two
 
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """A network whose ends are folded, all in float64.
+    """A network with folded ends, in float64.
 
     Attributes:
         shift: Subtracted from x, [in_channels] or [in_channels, *grid], or None.
-        scale: Multiplies what is left, likewise.
-        ones: Whether the buffer has a channel of ones after x and the positions.
-        lifting: Maps that run in plain torch before the first step; then `start` is (Held,).
-        start: How the first tile program begins.
+        scale: Multiplies x - shift, of the same shape, or None.
+        ones: True if the buffer has a channel of ones after x and the positions.
+        lifting: Maps that run in plain torch before the first step; then `start` is (Restore,).
+        start: First steps of the first tile program.
         blocks: The hidden layers.
         end: The last step, or None if `tail` follows.
         tail: Maps that run in plain torch after the last step.
-        rescaling: What is left of the output's scaling: a mean and deviation for each grid point, or None.
+        rescaling: Mean and standard deviation of the output per grid point, if not folded, or None.
     """
 
     shift: torch.Tensor | None
@@ -75,8 +73,8 @@ class Folded:
 
 
 def fold(description: FNODescription, device: torch.device) -> Folded:
-    """Fold a checked description, its tensors on `device`."""
-    inputs, outputs, lifting, blocks, projection = on(
+    """Fold a checked description; the result is on `device`."""
+    inputs, outputs, lifting, blocks, projection = to_device(
         (
             description.inputs,
             description.outputs,
@@ -90,12 +88,12 @@ def fold(description: FNODescription, device: torch.device) -> Folded:
     shift = scale = rescaling = None
     if inputs is not None:
         shift = inputs.mean
-        lifting, scale = _undivided(lifting, inputs.std)
+        lifting, scale = _fold_input_std(lifting, inputs.std)
     if outputs is not None and outputs.std.ndim == 1:
-        projection = (*projection[:-1], _in_physical_units(projection[-1], outputs))
+        projection = (*projection[:-1], _fold_output_scaling(projection[-1], outputs))
     else:
         rescaling = outputs
-    blocks = tuple(_without_first_branches(block) for block in blocks)
+    blocks = tuple(_strip_leading_branches(block) for block in blocks)
     padded = description.padding is not None and description.padding_mode == "zeros"
     lifted = _lift(lifting, description.lifting_activation, blocks[0], zeros_around=padded)
     *inner, last = lifted.first, *blocks[1:]
@@ -116,47 +114,47 @@ def fold(description: FNODescription, device: torch.device) -> Folded:
 Tensors = TypeVar("Tensors")
 
 
-def on(group: Tensors, device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The same tuples and dataclasses with their tensors contiguous on `device`, in `dtype` or its complex twin."""
+def to_device(group: Tensors, device: torch.device, dtype: torch.dtype) -> Tensors:
+    """Copy tuples and dataclasses with their tensors contiguous on `device`, in `dtype` or its complex counterpart."""
     moved: Any = group
     if isinstance(group, torch.Tensor):
         if group.is_complex():
-            # lowering brings these to the order of the modes, which is often theirs already
+            # not made contiguous: lowering permutes them, often to their own memory order
             moved = group.detach().to(device, dtype.to_complex())
         else:
             moved = group.detach().to(device, dtype).contiguous()
     elif isinstance(group, tuple):
-        moved = tuple(on(one, device, dtype) for one in group)
+        moved = tuple(to_device(one, device, dtype) for one in group)
     elif is_dataclass(group) and not isinstance(group, type):
-        parts = {f.name: on(getattr(group, f.name), device, dtype) for f in fields(group)}
+        parts = {f.name: to_device(getattr(group, f.name), device, dtype) for f in fields(group)}
         moved = replace(group, **parts)
     result: Tensors = moved
     return result
 
 
-def _undivided(
+def _fold_input_std(
     lifting: tuple[PointwiseMap, ...], std: torch.Tensor
 ) -> tuple[tuple[PointwiseMap, ...], torch.Tensor | None]:
-    """The lifting of x that was not divided by its standard deviation, and a factor for x, or None.
+    """Fold the division of x by `std` into the lifting. Returns the lifting and a factor for x, or None.
 
-    Positions come after x's channels. A deviation for each grid point is a factor as it stands.
+    A standard deviation per grid point cannot be folded and is returned as the factor.
     """
     if std.ndim > 1:
         return lifting, 1 / std
     exponents = std.log2().round()
-    scale = None if exponents.abs().max() <= _NEAR_ONE else (-exponents).exp2()
+    scale = None if exponents.abs().max() <= _MAX_UNSCALED_EXPONENT else (-exponents).exp2()
     weight = lifting[0].weight.clone()
     weight[:, : len(std)] /= std if scale is None else std * scale
     return (PointwiseMap(weight, lifting[0].bias), *lifting[1:]), scale
 
 
-def _in_physical_units(last: PointwiseMap, outputs: Scaling) -> PointwiseMap:
+def _fold_output_scaling(last: PointwiseMap, outputs: Scaling) -> PointwiseMap:
     bias = outputs.mean if last.bias is None else last.bias * outputs.std + outputs.mean
     return PointwiseMap(last.weight * outputs.std[:, None], bias)
 
 
-def _without_first_branches(block: Block) -> Block:
-    """The same block: at its beginning x is y."""
+def _strip_leading_branches(block: Block) -> Block:
+    """Remove leading `Branch` steps, which have no effect: x is y at the start of a block."""
     while isinstance(block[0], Branch):
         block = block[1:]
     return block
@@ -173,21 +171,21 @@ class _Lifted:
 def _lift(
     lifting: tuple[PointwiseMap, ...], activation: str, first: Block, *, zeros_around: bool
 ) -> _Lifted:
-    """The lifting as it runs, and the first block after it."""
+    """Return the start of the network and the first block with the lifting folded in."""
     if len(lifting) == 1:
         columns = _with_bias_column(lifting[0])
         ones = lifting[0].bias is not None
         if isinstance(first[0], Spectral):
-            return _Lifted((Source(),), _after(first, columns), ones)
+            return _Lifted((Source(),), _fold_lifting(first, columns), ones)
         return _Lifted((AddMap(columns),), first, ones)
-    if len(lifting) > 2 or lifting[0].weight.shape[0] > _WIDEST_ON_CHIP:
-        return _Lifted((Held(),), first, in_torch=lifting)
+    if len(lifting) > 2 or lifting[0].weight.shape[0] > _MAX_ON_CHIP_WIDTH:
+        return _Lifted((Restore(),), first, in_torch=lifting)
     inner, outer = lifting
     if not zeros_around:
         return _Lifted((Source(), MLP(inner, activation, outer)), first)
     if activate(torch.zeros(1), activation).item() != 0:
-        return _Lifted((Held(),), first, in_torch=lifting)
-    # biases come through the channel of ones, which is zero where the lifted field has to be
+        return _Lifted((Restore(),), first, in_torch=lifting)
+    # biases multiply the channel of ones, which is zero in the padding, where the lifted field must be zero
     columns = _with_bias_column(PointwiseMap(inner.weight, _bias(inner)))
     lift = MLP(PointwiseMap(columns), activation, PointwiseMap(outer.weight))
     column = torch.zeros(len(outer.weight), columns.shape[1]).to(columns)
@@ -200,14 +198,14 @@ def _bias(linear: PointwiseMap) -> torch.Tensor:
 
 
 def _with_bias_column(linear: PointwiseMap) -> torch.Tensor:
-    """The matrix for a field with a channel of ones after the others, if there is a bias."""
+    """Return the weight, with the bias as an additional column for a channel of ones."""
     if linear.bias is None:
         return linear.weight
     return torch.cat([linear.weight, linear.bias[:, None]], dim=1)
 
 
-def _after(block: Block, columns: torch.Tensor) -> Block:
-    """The block of a lifted field as one of the field itself: a `Spectral`, then what may read x."""
+def _fold_lifting(block: Block, columns: torch.Tensor) -> Block:
+    """Fold a lifting matrix into a block that begins with `Spectral`, so that it takes the unlifted field."""
     spectral, *rest = block
     assert isinstance(spectral, Spectral)
     steps: list[BlockStep] = [
@@ -228,24 +226,24 @@ def _after(block: Block, columns: torch.Tensor) -> Block:
 def _project(
     last: Block, projection: tuple[PointwiseMap, ...], activation: str
 ) -> tuple[Block, Project | None]:
-    """The last block with what the projection leaves in it, and the step that ends the network."""
+    """Return the last block with the projection folded in as far as possible, and the network's last step."""
     hidden, out = projection[0].weight.shape[0], projection[-1].weight.shape[0]
-    if len(projection) > 2 or hidden > _WIDEST_ON_CHIP or out > _MOST_PROJECTED:
+    if len(projection) > 2 or hidden > _MAX_ON_CHIP_WIDTH or out > _MAX_PROJECTED:
         return last, None
     at = next(i for i, step in reversed(list(enumerate(last))) if isinstance(step, Spectral))
     if not all(isinstance(step, AddMap | AddGate | Affine) for step in last[at + 1 :]):
         return last, Project(projection, activation)
     first, *others = projection
-    merged = (*last[:at], *_before(last[at:], first))
+    merged = (*last[:at], *_fold_projection(last[at:], first))
     if others:
         return (*merged, Activate(activation)), Project(tuple(others), "none")
-    # nothing is left, but results are float32 in whatever precision fields are stored
+    # an identity projection, because results are float32 even where fields are bfloat16
     rest = PointwiseMap(torch.eye(out).to(first.weight))
     return merged, Project((rest,), "none")
 
 
-def _before(block: Block, linear: PointwiseMap) -> Block:
-    """A `Spectral` and the affine steps after it, with a map of their result in all of them."""
+def _fold_projection(block: Block, linear: PointwiseMap) -> Block:
+    """Fold a map of the result into a `Spectral` and the affine steps after it."""
     spectral, *rest = block
     assert isinstance(spectral, Spectral)
     scale = linear.weight.new_ones(spectral.weight.shape[1])

@@ -1,16 +1,16 @@
-"""Truncated transforms as real matrix products in plain torch: fast on CPUs, right on any device.
+"""Truncated transforms as real matrix products in plain torch, on any device. Fast on CPUs.
 
-For K kept modes of N points, K << N, a truncated DFT is a product with a fixed table. Truncation and
-zero padding cost nothing, any N will do (primes too), and input and output grids may differ.
+For K kept modes of N points, K << N, a truncated DFT is a product with a fixed table. Truncation and zero
+padding are free, N is arbitrary (primes too), and input and output grids may differ.
 
-All products are real. The last axis gives cos and -sin sums, an interleaved complex number a mode. On
-every other axis a frequency and its negative share their cosine and sine sums, C and S over
-|k| = 0 .. half, so these are computed once, C - iS is the coefficient of k and C + iS that of -k:
+All products are real. The last axis gives cos and -sin sums, one interleaved complex number per mode. On every
+other axis k and -k share their cosine and sine sums C and S over |k| = 0 .. half: the coefficient of k is
+C - iS, that of -k is C + iS.
 
     analysis    field -> last axis -> other axes (26 real rows for 24 modes) -> butterflies -> coefficients
-    synthesis   the same backwards
+    synthesis   the reverse
 
-No large array is ever permuted; only spectra are.
+Only spectra are permuted, never fields.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from turbofno_ops._held import held
 from turbofno_ops._modes import column_weights
+from turbofno_ops._table_use import note_use
 
 
 class _Sized(Protocol):
@@ -40,7 +40,7 @@ MAX_TABLE_BYTES = 128 * 2**20
 
 
 class _Tables:
-    """The tables, and plans with tables, used last, bounded in bytes: whoever may choose the grid chooses how many."""
+    """LRU cache of tables and of plans with tables, bounded in bytes because clients choose the grids."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
@@ -55,7 +55,7 @@ class _Tables:
                 found: T | None = self._kept.get(key)
                 if found is not None:
                     self._kept.move_to_end(key)
-                    return held(found)
+                    return note_use(found)
             made = make(*args, **kwargs)
             with self._lock:
                 if key not in self._kept:
@@ -64,7 +64,7 @@ class _Tables:
                 while self.nbytes > MAX_TABLE_BYTES:
                     _, oldest = self._kept.popitem(last=False)
                     self.nbytes -= oldest.nbytes
-            return held(made)
+            return note_use(made)
 
         return table
 
@@ -73,7 +73,7 @@ _tables = _Tables()
 
 
 def _angles(count: int, size: int) -> torch.Tensor:
-    """2 pi k n / size for k = 0 .. count - 1, reduced exactly in integers first. Float64 [count, size]."""
+    """Return 2 pi k n / size for k = 0 .. count - 1, reduced modulo 2 pi exactly. Float64 [count, size]."""
     product = torch.outer(torch.arange(count), torch.arange(size))
     return product.remainder(size).to(torch.float64) * (2 * math.pi / size)
 
@@ -82,7 +82,7 @@ def _angles(count: int, size: int) -> torch.Tensor:
 def _last_axis_analysis(
     size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[size, 2 * count]: interleaved columns cos, -sin, divided by size."""
+    """Return [size, 2 * count]: interleaved columns cos, -sin, divided by size."""
     with torch.inference_mode(False):
         angles = _angles(count, size).T
         table = torch.stack([angles.cos(), -angles.sin()], dim=-1).reshape(size, 2 * count) / size
@@ -93,10 +93,10 @@ def _last_axis_analysis(
 def _last_axis_synthesis(
     size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[2 * count, size]: interleaved rows cos, -sin, times how often the column stands in the full spectrum.
+    """Return [2 * count, size]: interleaved rows cos, -sin, times the `column_weights`.
 
-    The sine rows of the DC and Nyquist columns are exactly zero, so that the imaginary parts of these
-    columns drop out, as irfftn has it.
+    The sine rows of the DC and Nyquist columns are exactly zero, so that their imaginary parts are ignored, as in
+    irfftn.
     """
     with torch.inference_mode(False):
         angles = _angles(count, size)
@@ -112,7 +112,7 @@ def _last_axis_synthesis(
 def _other_axis(
     size: int, count: int, dtype: torch.dtype, device: torch.device, *, analysis: bool
 ) -> torch.Tensor:
-    """Rows cos |k|, then sin |k|, |k| = 0 .. half: [2 * (half + 1), size] / size, or [size, 2 * (half + 1)]."""
+    """Return rows cos |k|, then sin |k|, |k| = 0 .. half: [2 * (half + 1), size] / size, or [size, 2 * (half + 1)]."""
     with torch.inference_mode(False):
         angles = _angles(count // 2 + 1, size)
         table = torch.cat([angles.cos(), angles.sin()])
@@ -120,7 +120,7 @@ def _other_axis(
 
 
 def _sums_to_frequencies(sums: torch.Tensor, axis: int, count: int) -> torch.Tensor:
-    """Cosine and sine sums along `axis` -> coefficients of the `count` kept frequencies in FFT order."""
+    """Convert cosine and sine sums along `axis` to coefficients of the `count` kept frequencies in FFT order."""
     cosine, sine = sums.chunk(2, dim=axis)
     sine = sine * 1j
     below = count // 2
@@ -132,7 +132,7 @@ def _sums_to_frequencies(sums: torch.Tensor, axis: int, count: int) -> torch.Ten
 
 
 def _frequencies_to_sums(z: torch.Tensor, axis: int) -> torch.Tensor:
-    """What cosine and sine of |k| are multiplied by: z[k] + z[-k] and i (z[k] - z[-k]), along `axis`."""
+    """Return the factors of cosine and sine of |k| along `axis`: z[k] + z[-k] and i (z[k] - z[-k])."""
     count = z.shape[axis]
     below = count // 2
     above = z.narrow(axis, 0, count - below)
@@ -149,14 +149,14 @@ def _frequencies_to_sums(z: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def analyze_last(x: torch.Tensor, count: int) -> torch.Tensor:
-    """The first `count` coefficients of the last axis: real [.., n] -> complex [.., count]."""
+    """Return the first `count` coefficients of the last axis: real [.., n] -> complex [.., count]."""
     table = _last_axis_analysis(x.shape[-1], count, x.dtype, x.device)
     sums = x.reshape(-1, x.shape[-1]) @ table
     return torch.view_as_complex(sums.view(*x.shape[:-1], count, 2))
 
 
 def analyze_others(spectra: torch.Tensor, others: Sequence[int]) -> torch.Tensor:
-    """Kept modes of the axes before the last: complex [batch, channels, *sizes, last] -> [*modes, batch, channels]."""
+    """Analyse the axes before the last: complex [batch, channels, *sizes, last] -> [*modes, batch, channels]."""
     batch, channels, *sizes, last = spectra.shape
     sums = torch.view_as_real(spectra).reshape(batch * channels, *sizes, 2 * last)
     for axis in reversed(range(len(others))):
@@ -171,16 +171,16 @@ def analyze_others(spectra: torch.Tensor, others: Sequence[int]) -> torch.Tensor
 
 
 def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
-    """Fourier coefficients of the kept modes: real [batch, channels, *size] -> complex [*modes, batch, channels].
+    """Return the Fourier coefficients of the kept modes: real [batch, channels, *size] -> complex [*modes, batch, channels].
 
-    Scaled by 1 / prod(size), so that a coefficient does not depend on the grid.
+    Scaled by 1 / prod(size), so that coefficients do not depend on the grid.
     """
     *others, last = modes
     return analyze_others(analyze_last(x, last), others)
 
 
 def synthesize_others(z: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The inverse on the axes before the last: complex [*modes, batch, channels] -> [batch, channels, *sizes, last]."""
+    """Synthesize the axes before the last: complex [*modes, batch, channels] -> [batch, channels, *sizes, last]."""
     *others, last, batch, channels = z.shape
     z = z.reshape(*others, last, batch * channels).movedim(-1, 0)
     for axis in range(1, len(others) + 1):
@@ -197,7 +197,7 @@ def synthesize_others(z: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 def synthesize_last(
     spectra: torch.Tensor, size: int, *, onto: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The real rows of the given coefficients: complex [.., count] -> real [.., size], added to `onto` if given."""
+    """Synthesize the last axis: complex [.., count] -> real [.., size], added to `onto` if given."""
     *shape, last = spectra.shape
     rows = torch.view_as_real(spectra).reshape(-1, 2 * last)
     table = _last_axis_synthesis(size, last, rows.dtype, rows.device)
@@ -210,10 +210,10 @@ def synthesize_last(
 def synthesize(
     z: torch.Tensor, size: Sequence[int], *, onto: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The real field on `size` points of the given coefficients, as irfftn defines it.
+    """Return the real field on `size` points, as irfftn defines it.
 
-    Complex [*modes, batch, channels] -> real [batch, channels, *size]. With `onto`, a contiguous
-    tensor of that shape, the field is added to it in place.
+    Complex [*modes, batch, channels] -> real [batch, channels, *size]. The field is added in place to `onto`, a
+    contiguous tensor of that shape, if given.
     """
     *sizes, last = size
     return synthesize_last(synthesize_others(z, sizes), last, onto=onto)

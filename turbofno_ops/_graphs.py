@@ -1,4 +1,4 @@
-"""Functions of a batch captured as CUDA graphs, and the cache that bounds how many of them are kept."""
+"""CUDA graphs of functions of a batch, and the bounded cache that keeps them."""
 
 from __future__ import annotations
 
@@ -10,98 +10,102 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
-from turbofno_ops._held import holding
+from turbofno_ops._table_use import used_tables
 from turbofno_ops.description import Size
 
-# one capture at a time in a process: it begins with waiting for the device, which another one forbids, as it
-# forbids giving memory back
-_capturing = threading.Lock()
-# PyTorch's allocators may go on asking a graph whose capture failed
-_broken: list[torch.cuda.CUDAGraph] = []
+# One capture at a time per process: a capture begins with a device synchronization, which is forbidden during another
+# capture, as is freeing device memory.
+_capture_lock = threading.Lock()
+# kept alive: PyTorch's allocators may still refer to a graph whose capture failed
+_failed_graphs: list[torch.cuda.CUDAGraph] = []
 
 Key = tuple[int, Size]
 """Batch bucket and grid."""
 
 
 class CaptureFailed(RuntimeError):
-    """Something that cannot stand in a CUDA graph; the message is CUDA's or PyTorch's."""
+    """An operation that a CUDA graph cannot contain; the message is CUDA's or PyTorch's."""
 
 
-class Captured(Protocol):
-    """A function of batches of one shape that a graph can hold."""
+class Capturable(Protocol):
+    """A function of batches of one shape that a graph can capture."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device besides the buffer and what a run takes."""
+        """Device bytes besides the buffer and the memory of a run."""
 
     def buffer(self, batch: int) -> torch.Tensor:
-        """The memory that `run` reads."""
+        """Allocate the memory that `run` reads."""
 
-    def slot(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The buffer's view that a batch goes to, [batch, ..]."""
+    def input_view(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the view of the buffer that holds the input batch, [batch, ..]."""
 
-    def load(self, x: torch.Tensor, slot: torch.Tensor) -> None:
-        """Write x to as many elements of a slot."""
+    def load(self, x: torch.Tensor, input_view: torch.Tensor) -> None:
+        """Write x to `input_view`, a view of the same batch size."""
 
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
-        """[batch, ..], on the current stream."""
+        """Compute the result [batch, ..] on the current stream."""
 
 
-class Lane(NamedTuple):
-    """The stream that graphs are captured on, and the end of the last run. Graphs of one lane run one after another.
+class CaptureStream(NamedTuple):
+    """The stream that graphs are captured on, and the event of the last run. Graphs of one stream run in sequence.
 
-    cuBLAS has a workspace for each stream, which a graph captured there goes on using.
+    They share the stream's cuBLAS workspace.
     """
 
     stream: torch.cuda.Stream
     done: torch.cuda.Event
 
     @classmethod
-    def on(cls, device: torch.device) -> Lane:
-        """A new one."""
+    def on(cls, device: torch.device) -> CaptureStream:
+        """Create a stream and its event."""
         return cls(torch.cuda.Stream(device), torch.cuda.Event())
 
 
 class Graph:
-    """One function captured for batches up to `batch`, with buffers of its own; not for two callers at once.
+    """One function captured for batches up to `batch`, with its own buffers. Not thread-safe.
 
     Replays on the caller's current stream. An event orders calls from different streams, because they
     share the buffers.
 
     Raises:
-        CaptureFailed: the function does something that cannot be captured.
-        torch.OutOfMemoryError: a run, or the graph's own memory, does not fit.
+        CaptureFailed: The function does something that cannot be captured.
+        torch.OutOfMemoryError: A run, or the graph's own memory, does not fit.
     """
 
     def __init__(
-        self, forward: Captured, batch: int, device: torch.device, lane: Lane | None = None
+        self,
+        forward: Capturable,
+        batch: int,
+        device: torch.device,
+        lane: CaptureStream | None = None,
     ) -> None:
         self._forward = forward
-        stream, self._done = lane or Lane.on(device)
+        stream, self._done = lane or CaptureStream.on(device)
         self._buffer = forward.buffer(batch)
-        self._slot = forward.slot(self._buffer)
+        self._input = forward.input_view(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(device))
         stream.wait_event(self._done)
-        with _capturing:
-            # the first run loads kernels and makes handles and tables
+        with _capture_lock:
+            # warm-up: the first run loads kernels and makes handles and tables
             with torch.cuda.stream(stream):
                 forward.run(self._buffer)
-            with holding() as self._tables:
+            with used_tables() as self._tables:
                 self._output = self._capture(stream)
             self._done.record(stream)
         self.nbytes = forward.nbytes + self._buffer.nbytes + _pool_bytes(self._graph)
 
     @property
     def output_shape(self) -> torch.Size:
-        """Of one element of the result."""
+        """Shape of one element of the result."""
         return self._output.shape[1:]
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.Tensor:
         pool = torch.cuda.graph_pool_handle()
         try:
-            # thread_local: other threads may allocate meanwhile. The outer one, because a capture that cannot be
-            # ended leaves its stream the current one.
+            # thread_local: other threads may allocate meanwhile. The outer context restores the current stream, which
+            # a capture that fails to end does not.
             with (
                 torch.cuda.stream(stream),
                 torch.cuda.graph(
@@ -111,7 +115,7 @@ class Graph:
                 return self._forward.run(self._buffer)
         except RuntimeError as error:
             _abandon(self._graph, pool, stream.device.index)
-            # ending a broken capture fails as well and would hide why
+            # ending a failed capture raises too; report the original error
             for cause in (error, error.__context__):
                 if isinstance(cause, torch.OutOfMemoryError):
                     raise cause from None
@@ -122,13 +126,13 @@ class Graph:
         stream = torch.cuda.current_stream(x.device)
         stream.wait_event(self._done)
         batch = x.shape[0]
-        self._forward.load(x, self._slot[:batch])
+        self._forward.load(x, self._input[:batch])
         self._graph.replay()
         out.copy_(self._output[:batch])
         self._done.record(stream)
 
     def close(self) -> None:
-        """Wait for the last run and let the memory go."""
+        """Wait for the last run and free the memory."""
         self._done.synchronize()
         self._graph.reset()
 
@@ -137,12 +141,12 @@ G = TypeVar("G", bound=Graph)
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) -> None:
-    """Undo what PyTorch leaves of a capture that could not be ended: its memory pool open, random numbers captured."""
+    """Clean up after a capture that could not be ended: close its memory pool, reset the random generator."""
     try:
         graph.pool()
     except RuntimeError:
-        _broken.append(graph)
-        # it is open only if the capture had begun and was not ended
+        _failed_graphs.append(graph)
+        # the pool is open only if the capture began and did not end
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
@@ -151,7 +155,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) ->
 
 
 def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
-    """Bytes of the device memory that belongs to a graph alone."""
+    """Return the device bytes that belong to one graph only."""
     pool = tuple(graph.pool())
     return sum(
         segment["total_size"]
@@ -161,15 +165,28 @@ def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
 
 
 class GraphCache:
-    """The CUDA graphs used last, bounded in number and in bytes; the newest is kept whatever its size.
+    """LRU cache of CUDA graphs, bounded in number and in bytes. The newest graph is kept whatever its size.
 
-    Several users may share one, so that one bound holds for all of their graphs: `compile_fno` and `ModuleGraphs` take
-    it. Each has an `owner`, any object, of its own, and holds `lock` while it gets and runs a graph. Call `clear()` of a user
-    that goes before its cache does: the cache keeps its graphs until others need the room.
+    Pass one cache to several `compile_fno` and `ModuleGraphs` calls to bound all of their graphs together. Call
+    `clear()` of a network that is deleted before its cache: otherwise its graphs stay until they are evicted.
+
+    Each user has its own `owner` (any object) and holds `lock` while it gets and runs a graph.
+
+    Args:
+        max_graphs: Most graphs to keep.
+        max_bytes: Most device bytes of all graphs with their buffers.
 
     Attributes:
-        most_bytes: How much device memory all graphs and their buffers may hold.
-        lock: Held by whoever gets, runs or drops graphs.
+        most_bytes: `max_bytes`.
+        lock: Acquire it to get, run or drop graphs.
+
+    Raises:
+        ValueError: A bound below 1.
+
+    Example:
+        >>> graphs = GraphCache(max_graphs=16, max_bytes=2**30)
+        >>> graphs.nbytes
+        0
     """
 
     def __init__(self, max_graphs: int = 64, max_bytes: int = 4 * 2**30) -> None:
@@ -178,7 +195,7 @@ class GraphCache:
                 raise ValueError(f"GraphCache: {name} must be at least 1, got {bound}")
         self.most_bytes = max_bytes
         self.lock = threading.Lock()
-        self._most = max_graphs
+        self._max_graphs = max_graphs
         self._kept: OrderedDict[tuple[object, Key], Graph] = OrderedDict()
 
     def __len__(self) -> int:
@@ -186,26 +203,26 @@ class GraphCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all graphs that are kept; may be asked for while another thread captures."""
+        """Bytes of all cached graphs. May be read while another thread captures."""
         return sum(graph.nbytes for graph in tuple(self._kept.values()))
 
     def bytes_of(self, owner: object) -> int:
-        """Bytes of one user's graphs; may be asked for while another thread captures."""
+        """Return the bytes of one owner's graphs. May be called while another thread captures."""
         return sum(graph.nbytes for (of, _), graph in tuple(self._kept.items()) if of is owner)
 
     def get(self, owner: object, key: Key, capture: Callable[[], G]) -> G:
-        """A user's graph of `key`, captured if it is not there; others make room."""
+        """Return an owner's graph of `key`; captures it if missing and evicts others if needed."""
         at = (owner, key)
         found = cast("G | None", self._kept.get(at))
         if found is None:
-            self._shrink(self._most - 1, keep=0)
-            found = self._captured(capture)
+            self._shrink(self._max_graphs - 1, keep=0)
+            found = self._capture_with_retry(capture)
             self._kept[at] = found
         self._kept.move_to_end(at)
-        self._shrink(self._most, keep=1)
+        self._shrink(self._max_graphs, keep=1)
         return found
 
-    def _captured(self, capture: Callable[[], G]) -> G:
+    def _capture_with_retry(self, capture: Callable[[], G]) -> G:
         try:
             return capture()
         except torch.OutOfMemoryError:
@@ -215,7 +232,7 @@ class GraphCache:
         return capture()
 
     def drop(self, owner: object) -> None:
-        """Let all graphs of one user go."""
+        """Free all graphs of one owner."""
         self._close([at for at in self._kept if at[0] is owner])
 
     def _shrink(self, most: int, *, keep: int) -> None:
@@ -231,6 +248,6 @@ class GraphCache:
         for at in going:
             self._kept.pop(at).close()
         if going:
-            # a graph's memory goes back to the device only when PyTorch's cache does
-            with _capturing:
+            # a graph's memory returns to the device only with PyTorch's cache
+            with _capture_lock:
                 torch.cuda.empty_cache()

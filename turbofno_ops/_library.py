@@ -1,7 +1,7 @@
-"""The ops' contract with PyTorch: schemas, implementations, fake tensors and gradients.
+"""Registration of the ops with PyTorch: schemas, implementations, fake tensors and gradients.
 
-Arguments arrive here checked (spectral_conv.py, fourier_layer.py). The backend is chosen inside the
-op, at run time, so that a compiled or exported graph holds one opaque node and no choice is frozen.
+Arguments are checked before (spectral_conv.py, fourier_layer.py). The backend is chosen inside the op, at run time, so
+that a compiled or exported graph does not freeze the choice.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _spectral_conv(
 def _spectral_conv_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, backend: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of spectral_conv for x and weight."""
+    """Return the gradients of spectral_conv with respect to x and weight."""
     if x.shape[0] == 0:
         return torch.zeros_like(x), weight.new_zeros(weight.shape)
     modes, size = weight.shape[2:], x.shape[2:]
@@ -86,7 +86,7 @@ def _spectral_conv_backward(
 def _spectral_conv_backward_input(
     grad: torch.Tensor, weight: torch.Tensor, size: Sequence[int], backend: str
 ) -> torch.Tensor:
-    """The first of them alone, for a network whose weights are fixed; x has the grid `size`."""
+    """Return the gradient with respect to x only; x has the grid `size`."""
     if grad.shape[0] == 0:
         return _fake_spectral_conv_backward_input(grad, weight, size, backend)
     return _input_gradient(*_spectral_gradient(grad, weight, size, backend), weight, size)
@@ -95,10 +95,10 @@ def _spectral_conv_backward_input(
 def _spectral_gradient(
     grad: torch.Tensor, weight: torch.Tensor, size: Sequence[int], backend: str
 ) -> tuple[ModuleType, torch.Tensor]:
-    """What runs, and the gradient for the output's spectrum, [*modes, batch, c_out].
+    """Return the backend that runs, and the gradient of the output's spectrum, [*modes, batch, c_out].
 
-    The adjoint of a synthesis is an analysis, and the other way round, up to the weights of the last
-    axis' columns and the 1/N that analyses carry.
+    The adjoint of a synthesis is an analysis and vice versa, up to the column weights of the last axis and the factor
+    1/N of an analysis.
     """
     modes, out_size = weight.shape[2:], grad.shape[2:]
     # the CUDA kernels compute no gradients
@@ -205,7 +205,7 @@ for _name, _run, _fake in (
 
 
 def implementation_of(op: OpOverload | OpOverloadPacket) -> Callable[..., Any] | None:
-    """What one of our ops runs, in PyTorch's own; None for an op of others."""
+    """Return the Python implementation of one of our ops, or None for any other op."""
     packet = op.overloadpacket if isinstance(op, OpOverload) else op
     return _runs.get(packet._qualified_op_name)
 
@@ -224,7 +224,7 @@ def _differentiate_spectral_conv(ctx, grad):  # type: ignore[no-untyped-def]
 def _spectral_gradients(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """For x and weight; that of a weight which is fixed, as in a served network, costs nothing."""
+    """Return the gradients of x and weight; None for a weight that needs no gradient."""
     g_weight: torch.Tensor | None = None
     if ctx.needs_input_grad[1]:
         g_x, g_weight = torch.ops.turbofno.spectral_conv_backward(grad, x, weight, ctx.backend)

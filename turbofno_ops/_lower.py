@@ -1,9 +1,9 @@
-"""From the blocks of a network to tile programs and spectral products.
+"""Lowering of a network's blocks to tile programs and spectral products.
 
-The steps of all blocks stand in one row. A spectral convolution cuts it: the program before ends with the
-analysis, the one after begins with the synthesis. A program also ends, with `Hold`, before a norm whose
-moments no spectra tell and before a step that reads an x stored by the program itself. x is stored where a
-later step reads it.
+The steps of all blocks are concatenated and cut at each spectral convolution: the program before it ends with the
+analysis, the one after it begins with the synthesis. A program also ends, with `Save`, before a norm whose moments do
+not follow from spectra, and before a step that reads an x stored by the same program. x is stored if a later step
+reads it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 
 from turbofno_ops._channels import mode_major
-from turbofno_ops._fold import Folded, fold, on
+from turbofno_ops._fold import Folded, fold, to_device
 from turbofno_ops._stages import (
     Analyze,
-    Held,
-    Hold,
     Project,
+    Restore,
+    Save,
     Source,
     Step,
     Store,
@@ -46,7 +46,7 @@ from turbofno_ops.description import (
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A tile program, with the channels of y before and after it and those of x, 0 if it reads none."""
+    """A tile program, the channels of y before and after it, and those of x (0 if it does not read x)."""
 
     steps: tuple[Step, ...]
     channels: int
@@ -56,7 +56,10 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """A spectral product: weight [*modes, c_in, c_out], the rest as in `Spectral`; x is resampled beside it, or not."""
+    """A spectral product with weight [*modes, c_in, c_out]; `terms` and `out_size` as in `Spectral`.
+
+    `resamples_x`: x is resampled to the new grid too.
+    """
 
     weight: torch.Tensor
     terms: Callable[[torch.Tensor, Size, Size], Sequence[SpectralTerm]] | None
@@ -66,13 +69,13 @@ class Mix:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A network as it runs.
+    """A lowered network.
 
     Attributes:
         n_dim: Grid axes.
-        in_channels: Of x.
-        out_channels: Of the result.
-        dtype: Of all real weights.
+        in_channels: Channels of x.
+        out_channels: Channels of the result.
+        dtype: Dtype of all real weights.
         positions: As in FNODescription.
         padding: As in FNODescription.
         padding_mode: As in FNODescription.
@@ -81,7 +84,7 @@ class Chain:
         scale: As in Folded.
         ones: As in Folded.
         lifting: As in Folded, with `lifting_activation` between its maps.
-        items: What runs, in order, from a tile program to a tile program.
+        items: Tile programs and products in order; the first and the last are tile programs.
         tail: As in Folded, with `tail_activation` between its maps.
         rescaling: As in Folded.
     """
@@ -106,7 +109,7 @@ class Chain:
 
     @property
     def grid(self) -> Size | None:
-        """The only grid that it runs on, if its normalisation fixes one."""
+        """The only supported grid, if its normalisation fixes one, else None."""
         fields = [self.shift, None if self.rescaling is None else self.rescaling.mean]
         for field in fields:
             if field is not None and field.ndim > 1:
@@ -115,17 +118,17 @@ class Chain:
 
     @property
     def nbytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         parts = (self.shift, self.scale, self.lifting, self.items, self.tail, self.rescaling)
         return sum(tensor.nbytes for tensor in _tensors(parts))
 
 
 def lower(description: FNODescription, device: torch.device) -> Chain:
-    """The chain of a checked description, its tensors on `device`."""
+    """Lower a checked description to a chain on `device`."""
     real = next(_weights(description.blocks)).dtype.to_real()
     folded = fold(description, device)
     buffer = description.lifting[0].weight.shape[1] + folded.ones
-    items = on(_items(folded, buffer), device, real)
+    items = to_device(_items(folded, buffer), device, real)
     return Chain(
         n_dim=next(_weights(description.blocks)).ndim - 2,
         in_channels=description.in_channels,
@@ -135,15 +138,15 @@ def lower(description: FNODescription, device: torch.device) -> Chain:
         padding=description.padding,
         padding_mode=description.padding_mode,
         resample=description.resample,
-        shift=on(folded.shift, device, real),
-        scale=on(folded.scale, device, real),
+        shift=to_device(folded.shift, device, real),
+        scale=to_device(folded.scale, device, real),
         ones=folded.ones,
-        lifting=on(folded.lifting, device, real),
+        lifting=to_device(folded.lifting, device, real),
         lifting_activation=description.lifting_activation,
         items=items,
-        tail=on(folded.tail, device, real),
+        tail=to_device(folded.tail, device, real),
         tail_activation=description.projection_activation,
-        rescaling=on(folded.rescaling, device, real),
+        rescaling=to_device(folded.rescaling, device, real),
     )
 
 
@@ -163,14 +166,14 @@ def _tensors(part: object) -> Iterator[torch.Tensor]:
 
 
 def _items(folded: Folded, buffer: int) -> tuple[Tile | Mix, ...]:
-    writer = _Writer(folded, buffer)
+    writer = _Lowering(folded, buffer)
     for block in folded.blocks:
         writer.block(block)
-    return writer.ended(folded.end)
+    return writer.close(folded.end)
 
 
 def _reads_x(steps: Sequence[BlockStep]) -> bool:
-    """True if some of the steps read x before it becomes another."""
+    """True if a step reads x before a `Branch` replaces it."""
     for step in steps:
         if isinstance(step, Branch):
             return False
@@ -179,18 +182,18 @@ def _reads_x(steps: Sequence[BlockStep]) -> bool:
     return False
 
 
-class _Writer:
-    """Tile programs and products, in order; the program being written comes last."""
+class _Lowering:
+    """Builds the items of a chain. `_steps` are those of the current tile program."""
 
     def __init__(self, folded: Folded, buffer: int) -> None:
         self._items: list[Tile | Mix] = []
         self._steps = list(folded.start)
         in_torch = len(folded.lifting[-1].weight) if folded.lifting else 0
-        # what plain torch has lifted is y and x
+        # a field lifted by plain torch is both y and x
         self._x_is_y, self._x_width = bool(in_torch), in_torch or buffer
         self._stores = False
         first = folded.start[0]
-        self._begun_with = self._width = in_torch or (0 if isinstance(first, AddMap) else buffer)
+        self._start_width = self._width = in_torch or (0 if isinstance(first, AddMap) else buffer)
         for step in folded.start:
             self._width = _width_after(step, self._width)
 
@@ -214,8 +217,8 @@ class _Writer:
                 case _:
                     self._append(step)
 
-    def ended(self, end: Step | None) -> tuple[Tile | Mix, ...]:
-        self._finish(Hold(moments=False) if end is None else end)
+    def close(self, end: Step | None) -> tuple[Tile | Mix, ...]:
+        self._finish(Save(moments=False) if end is None else end)
         return tuple(self._items)
 
     def _append(self, step: Step) -> None:
@@ -224,7 +227,7 @@ class _Writer:
         self._x_is_y = False
 
     def _branch(self, rest: Sequence[BlockStep]) -> None:
-        """x = y, if it is read."""
+        """Store y as x if a later step reads it."""
         if not _reads_x(rest) or self._x_is_y:
             return
         self._steps.append(Store())
@@ -232,8 +235,8 @@ class _Writer:
         self._x_width = self._width
 
     def _hold(self, *, moments: bool) -> None:
-        self._finish(Hold(moments))
-        self._begin(Held())
+        self._finish(Save(moments))
+        self._begin(Restore())
 
     def _product(self, step: Spectral, *, reads_x: bool) -> None:
         self._finish(Analyze())
@@ -248,7 +251,7 @@ class _Writer:
         match self._steps:
             case [Synthesis(), Affine(None, torch.Tensor() as shift)]:
                 self._steps.pop()
-                # one constant a channel is gone again when each channel loses its mean
+                # an instance norm subtracts each channel's mean, and with it the constant
                 offset = None if step.groups == self._width else _sum(shift, step.offset)
                 step = replace(step, offset=offset)
         if not isinstance(self._steps[-1], Synthesis):
@@ -268,7 +271,7 @@ class _Writer:
 
     def _begin(self, step: Step) -> None:
         self._steps = [step]
-        self._begun_with = self._width
+        self._start_width = self._width
         self._stores = False
 
     def _finish(self, step: Step) -> None:
@@ -276,9 +279,9 @@ class _Writer:
         reads_x = any(isinstance(one, AddMap | AddGate) for one in self._steps)
         x_width = self._x_width if reads_x else 0
         if reads_x and isinstance(self._steps[0], Source):
-            x_width = self._begun_with
+            x_width = self._start_width
         width = _width_after(step, self._width)
-        self._items.append(Tile(tuple(self._steps), self._begun_with, width, x_width))
+        self._items.append(Tile(tuple(self._steps), self._start_width, width, x_width))
 
 
 def _width_after(step: Step, width: int) -> int:

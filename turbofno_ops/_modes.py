@@ -1,4 +1,4 @@
-"""Which frequencies a layer keeps, and how the last axis of a real transform is weighted."""
+"""Kept frequencies of a layer, and column weights of the last axis of a real transform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def frequencies(count: int, *, both_signs: bool) -> range | list[int]:
-    """The kept integer frequencies of one axis, in FFT order.
+    """Return the kept integer frequencies of one axis, in FFT order.
 
     With both signs: 0, 1, .., (count+1)//2 - 1, then -(count//2), .., -1. Otherwise 0 .. count-1.
     """
@@ -20,10 +20,9 @@ def frequencies(count: int, *, both_signs: bool) -> range | list[int]:
 def column_weights(
     count: int, size: int, *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """How often each kept column of the last axis stands in the full spectrum of `size` real points.
+    """Return the multiplicity [count] of each kept column of the last axis in the full spectrum of `size` real points.
 
-    Every column stands for itself and its mirror image, but the DC column and, for even sizes, the
-    Nyquist column are their own mirror images. Shape [count].
+    It is 2, for a column and its mirror image, but 1 for the DC column and, for even sizes, the Nyquist column.
     """
     weights = torch.full((count,), 2.0, dtype=dtype, device=device)
     weights[0] = 1.0
@@ -33,6 +32,6 @@ def column_weights(
 
 
 def axis_limits(size: Sequence[int]) -> tuple[int, ...]:
-    """Most frequencies a grid can hold, an entry an axis: all of them, but size//2 + 1 on the last."""
+    """Return the most frequencies per axis that a grid holds: its size, but size//2 + 1 on the last axis."""
     *others, last = size
     return (*others, last // 2 + 1)

@@ -1,4 +1,4 @@
-"""The library of CUDA kernels: find it, load it, say why not; its structures (csrc/api/turbofno.h) and its calls."""
+"""The library of CUDA kernels: loading, structures (csrc/api/turbofno.h) and calls."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from typing import ClassVar
 import torch
 
 LIBRARY = "libturbofno_cuda.so"
-MOST_STEPS = 16
+MAX_STEPS = 16
 PLAN_WORDS = 128
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
-"""Names another build of the library, for a comparison or a proof."""
+"""Environment variable with the path of another build of the library."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeStatus:
-    """Whether the CUDA kernels are loaded, from where or why not, in words."""
+    """Load status of the CUDA kernels.
+
+    Attributes:
+        loaded: True if the kernels are loaded.
+        detail: Path of the library, or the reason why it is not loaded.
+    """
 
     loaded: bool
     detail: str
@@ -49,7 +54,7 @@ class Tile(ctypes.Structure):
         *[(name, c_int32) for name in ("precision", "multiprocessors", "shared_bytes")],
         *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps")],
         *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis", "workspace")],
-        ("step", Step * MOST_STEPS),
+        ("step", Step * MAX_STEPS),
     ]
 
 
@@ -132,7 +137,7 @@ SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
 
 
 def _candidates() -> list[Path]:
-    """The library that TURBOFNO_LIBRARY names; else beside this file, and where an editable install put what it built."""
+    """Return the path in TURBOFNO_LIBRARY, else paths in the package's folders (an editable install has two)."""
     import turbofno_ops
 
     if named := os.environ.get(LIBRARY_VARIABLE):
@@ -142,16 +147,23 @@ def _candidates() -> list[Path]:
 
 @cache
 def native_status() -> NativeStatus:
-    """Load the CUDA kernels on the first call; afterwards the same answer. Starts nothing on a GPU."""
+    """Load the CUDA kernels at the first call and return their status. Starts nothing on a GPU.
+
+    Example:
+        >>> native_status().loaded  # doctest: +SKIP
+        True
+    """
     if torch.version.cuda is None:
         return NativeStatus(False, f"PyTorch {torch.__version__} is built without CUDA")
     found = [path for path in _candidates() if path.is_file()]
     if not found and LIBRARY_VARIABLE in os.environ:
-        return NativeStatus(False, f"{LIBRARY_VARIABLE} names {_candidates()[0]}, no file")
+        return NativeStatus(
+            False, f"{LIBRARY_VARIABLE} names {_candidates()[0]}, which is not a file"
+        )
     if not found:
         return NativeStatus(
             False,
-            f"{LIBRARY} was not built; install the package from its sources where nvcc is",
+            f"{LIBRARY} is not installed; install the package from source on a machine with nvcc",
         )
     try:
         declare(ctypes.CDLL(str(found[0])))
@@ -163,7 +175,7 @@ def native_status() -> NativeStatus:
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give the library's functions their types."""
+    """Declare the types of the library's functions."""
     for name, structures in LAUNCHES.items():
         function = getattr(library, f"turbofno_{name}")
         function.argtypes = [*map(ctypes.POINTER, structures), c_void_p]
@@ -177,7 +189,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
 def declare_host(
     library: ctypes.CDLL, functions: dict[str, tuple[type[ctypes.Structure], ...]], result: type
 ) -> None:
-    """Give functions that start nothing on a GPU their types."""
+    """Declare the types of host functions."""
     for name, structures in functions.items():
         function = getattr(library, f"turbofno_{name}")
         function.argtypes, function.restype = list(map(ctypes.POINTER, structures)), result
@@ -189,27 +201,27 @@ def _library() -> ctypes.CDLL:
 
 
 def refusal(function: str, *arguments: ctypes.Structure) -> str | None:
-    """The reason why the loaded kernels do not serve a shape, in words, or None if they do; `function` is one of REFUSALS."""
+    """Return the reason why the kernels do not support a shape, or None if they do; `function` is one of REFUSALS."""
     reason: bytes | None = getattr(_library(), f"turbofno_{function}")(*arguments)
     return reason.decode() if reason is not None else None
 
 
 def bytes_of(function: str, *arguments: ctypes.Structure) -> int:
-    """Bytes of a result or workspace; `function` is one of SIZES."""
+    """Return the bytes of a result or workspace; `function` is one of SIZES."""
     count: int = getattr(_library(), f"turbofno_{function}")(*arguments)
     return count
 
 
 def launch(name: str, *arguments: ctypes.Structure) -> None:
-    """Launch kernels on the current stream of the current CUDA device; their tensors must live until it has passed.
+    """Launch kernels on the current stream of the current CUDA device. Their tensors must live until they have run.
 
     Raises:
-        RuntimeError: CUDA refused; the message has its words.
+        RuntimeError: The launch failed; the message has CUDA's error.
     """
     library = _library()
-    # the public way builds a Stream for the number that it holds
+    # the public API would construct a Stream object at every launch
     stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
     status = getattr(library, f"turbofno_{name}")(*arguments, stream)
     if status:
         words = library.turbofno_last_cuda_error().decode()
-        raise RuntimeError(f"turbofno: {name} failed (status {status}); CUDA says: {words}")
+        raise RuntimeError(f"turbofno: {name} failed (status {status}); CUDA error: {words}")

@@ -1,4 +1,4 @@
-"""The truth: truncated transforms through torch.fft, in float32 or float64, on any device."""
+"""Reference backend: truncated transforms by torch.fft, in float32 or float64, on any device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turbofno_ops._modes import frequencies
 
 
 def _rows(modes: Sequence[int], size: Sequence[int], device: torch.device) -> list[torch.Tensor]:
-    """Index of each kept frequency in an FFT of `size`, an entry for every axis but the last."""
+    """Return the indices of the kept frequencies in an FFT of `size`, for each axis but the last."""
     return [
         torch.tensor(frequencies(count, both_signs=True), device=device) % n
         for count, n in zip(modes[:-1], size[:-1], strict=True)
@@ -18,15 +18,15 @@ def _rows(modes: Sequence[int], size: Sequence[int], device: torch.device) -> li
 
 
 def _corner(rows: list[torch.Tensor], columns: int) -> tuple[torch.Tensor | slice, ...]:
-    """Index of the kept modes in a half spectrum [.., *size[:-1], size[-1]//2 + 1]."""
+    """Return the index of the kept modes in a half spectrum [.., *size[:-1], size[-1]//2 + 1]."""
     grids = torch.meshgrid(*rows, indexing="ij") if rows else ()
     return (slice(None), slice(None), *grids, slice(columns))
 
 
 def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
-    """Fourier coefficients of the kept modes: real [batch, channels, *size] -> complex [*modes, batch, channels].
+    """Return the Fourier coefficients of the kept modes: real [batch, channels, *size] -> complex [*modes, batch, channels].
 
-    Scaled by 1 / prod(size), so that a coefficient does not depend on the grid.
+    Scaled by 1 / prod(size), so that coefficients do not depend on the grid.
     """
     size = x.shape[2:]
     axes = tuple(range(2, x.ndim))
@@ -38,13 +38,12 @@ def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
 def synthesize(
     z: torch.Tensor, size: Sequence[int], *, onto: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The real field on `size` points of the given coefficients, as irfftn defines it.
+    """Return the real field on `size` points, as irfftn defines it.
 
-    Complex [*modes, batch, channels] -> real [batch, channels, *size]. With `onto`, a tensor of that
-    shape, the field is added to it in place. The imaginary part that is left
-    in the DC and Nyquist columns after the transform over the other axes is ignored. That is what
-    irfftn does on a CPU; cuFFT does not at some sizes (1D 8192 and 16384, 2D 1024x256), so it is
-    taken out here by hand on every device.
+    Complex [*modes, batch, channels] -> real [batch, channels, *size]. The field is added in place to `onto`, a
+    tensor of that shape, if given. The imaginary part of the DC and Nyquist columns after the transform of the
+    other axes is ignored, as irfftn does on a CPU. It is removed explicitly, because cuFFT does not ignore it at
+    some sizes (1D 8192 and 16384, 2D 1024x256).
     """
     n_dim = len(size)
     modes = z.shape[:n_dim]

@@ -1,4 +1,4 @@
-"""The product of modes as launches of the CUDA kernels: transforms of the other axes, the product, transforms back."""
+"""The product of modes as kernel launches: transforms of the axes before the last, product, inverse transforms."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LINE = 16  # complex numbers of a line of 128 bytes
 
 
 class SpectralLaunch(NamedTuple):
-    """One launch: its name, its structure without pointers, the complex numbers that it writes.
+    """One launch: its name, its structure without pointers, the number of complex values that it writes.
 
-    `axis` is that of a transform; None for the product.
+    `axis` is the transformed axis; None for the product.
     """
 
     name: str
@@ -24,7 +24,7 @@ class SpectralLaunch(NamedTuple):
 
 
 class ProductShape(NamedTuple):
-    """The shape of a spectral product, and what its plans depend on besides."""
+    """Shape, precision and multiprocessors of a spectral product."""
 
     batch: int
     c_in: int
@@ -37,9 +37,10 @@ class ProductShape(NamedTuple):
 
 
 def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
-    """Spectra [batch, c_in, *other axes of size, modes] to mixed ones [batch, c_out, *other axes of out_size, modes].
+    """Return the launches from spectra [batch, c_in, *others, modes] to mixed spectra [batch, c_out, *others, modes].
 
-    Between them the mode is in front: [(modes so far), batch, channels, (axes before), this one, modes of the last].
+    Intermediate results have the transformed modes in front:
+    [*transformed modes, batch, channels, *remaining axes, modes of the last axis].
     """
     *kept, last = shape.modes
     analyses = [
@@ -88,12 +89,12 @@ def _transform(
 
 
 def _pitch(shape: ProductShape, columns: int) -> int:
-    """From one mode to the next: whole lines, where no other transform reads or writes them as columns."""
+    """Return the pitch between modes: whole lines of 128 bytes in 2D; dense where another transform needs columns."""
     return -(-columns // _LINE) * _LINE if len(shape.modes) == 2 else columns
 
 
 def refusal(shape: ProductShape) -> str | None:
-    """The reason why the kernels do not run a spectral product, in words, or None if they do."""
+    """Return the reason why the kernels do not support a spectral product, or None if they do."""
     asked = {"transform_axis": "transform_unsupported", "multiply_modes": "product_unsupported"}
     reasons = (_native.refusal(asked[one.name], one.arguments) for one in launches(shape))
     return next((reason for reason in reasons if reason is not None), None)

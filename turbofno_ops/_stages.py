@@ -1,17 +1,19 @@
-"""The stages that a network runs as: what they take and give, whatever runs them.
+"""The interface of the stages that execute a network, independent of the backend.
 
     tile      field, mixed spectra -> field, spectra    the steps between two spectral products, in one pass
-    mix       spectra -> mixed spectra                  DFTs along the other axes, a matrix of channels a mode, back
+    mix       spectra -> mixed spectra                  DFTs along the other axes, one channel matrix per mode, inverse
 
-A tile is all channels of some neighbouring grid points; a program of steps runs on it while it is on chip. It has one
-value y, changed by each step, and reads two fields at the same points: x, which skips add, and `held`, a value that an
-earlier tile program put by. The steps of description.py mean here what they mean there, with these rules: `AddMap` and
-`AddGate` read the x that the program was given, not one that it stores; `AddMap` may stand first, and y is 0 before it;
-`Normalize` stands right after `Synthesis`, where the moments come from the mixed spectra by Parseval, or right after
-`Held`, where they come from `Hold`.
+A tile is all channels of some neighbouring grid points. A tile program is a list of steps that run on it on chip. It has
+one value y, which each step changes, and reads two fields at the same points: x, which skips add, and `saved`, the value
+that an earlier tile program saved. The steps of description.py keep their meaning, with these rules:
 
-Spectra are complex [batch, channels, *other axes, modes of the last axis]: analysed along the last axis alone. How a
-field is laid out in memory is the stages' own affair: only `Source` and `Project` have [batch, channels, *grid].
+- `AddMap` and `AddGate` read the x that the program gets, not one that it stores.
+- `AddMap` may be the first step; y is 0 before it.
+- `Normalize` follows directly after `Synthesis`, with moments of the mixed spectra by Parseval, or after `Restore`, with
+  moments from `Save`.
+
+Spectra are complex [batch, channels, *other axes, modes of the last axis], transformed along the last axis only. The
+memory layout of fields is private to the stages; only `Source` and `Project` have [batch, channels, *grid].
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ __all__ = [
     "Affine",
     "Analyze",
     "Field",
-    "Held",
-    "Hold",
     "Normalize",
     "Operands",
     "Project",
+    "Restore",
     "Results",
+    "Save",
     "Source",
     "Stages",
     "Step",
@@ -53,44 +55,44 @@ __all__ = [
 ]
 
 Field = Any
-"""A real field in the order that the stages like best; nobody else looks inside."""
+"""A real field in the stages' private layout."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """y = the network's input buffer, real [batch, channels, *grid]. Only first; x is the buffer too."""
+    """y = x = the network's input buffer, real [batch, channels, *grid]. First step only."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """y = `held`. Only first."""
+class Restore:
+    """y = `saved`. First step only."""
 
 
 @dataclass(frozen=True, eq=False)
 class Synthesis:
-    """y = inverse DFT of the mixed spectra along the last axis. Only first."""
+    """y = inverse DFT of the mixed spectra along the last axis. First step only."""
 
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """y becomes the field that later tile programs read as x. Right after `Source` it may be the buffer itself."""
+    """Store y as the x of later tile programs. Directly after `Source` it may be the buffer itself."""
 
 
 @dataclass(frozen=True, eq=False)
-class Hold:
-    """y becomes the next tile program's `held`, with its moments if a `Normalize` follows there. Only last."""
+class Save:
+    """Save y for the next tile program, with its moments if a `Normalize` follows there. Last step only."""
 
     moments: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Analyze:
-    """The spectra of y along the last axis. Only last."""
+    """Compute the spectra of y along the last axis. Last step only."""
 
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """The network's result, maps [out, channels] of y (one or two, `activation` between), real [batch, out, *grid]. Only last."""
+    """Compute the network's result, real [batch, out, *grid], by one or two maps of y. Last step only."""
 
     maps: tuple[PointwiseMap, ...]
     activation: str
@@ -98,7 +100,7 @@ class Project:
 
 Step = (
     Source
-    | Held
+    | Restore
     | Synthesis
     | Affine
     | Normalize
@@ -107,7 +109,7 @@ Step = (
     | Activate
     | MLP
     | Store
-    | Hold
+    | Save
     | Analyze
     | Project
 )
@@ -115,40 +117,40 @@ Step = (
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """The inputs of a tile program: the parts that its steps name."""
+    """Inputs of a tile program; those that its steps do not read are None."""
 
-    x: Field | None = None  # with Source the buffer
-    held: Field | None = None
-    moments: torch.Tensor | None = None  # of `held`, in the stages' own form
+    x: Field | None = None  # the buffer, for Source
+    saved: Field | None = None
+    moments: torch.Tensor | None = None  # of `saved`, in the stages' private layout
     mixed: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The outputs of a tile program: the parts that its steps name."""
+    """Outputs of a tile program; those that its steps do not write are None."""
 
-    x: Field | None = None  # of Store
-    held: Field | None = None  # of Hold
+    x: Field | None = None  # by Store
+    saved: Field | None = None  # by Save
     moments: torch.Tensor | None = None
-    spectra: torch.Tensor | None = None  # of Analyze
-    out: torch.Tensor | None = None  # of Project
+    spectra: torch.Tensor | None = None  # by Analyze
+    out: torch.Tensor | None = None  # by Project
 
 
 class Stages(Protocol):
-    """The stages on the grid `size`, with their tables: tiles on it, the mix from it to `out_size`.
+    """The stages on a grid: tile programs on it, and the mix from it to the next grid.
 
-    `Analyze` keeps as many modes of the last axis as the mix that follows; `Synthesis` takes those that the
-    mixed spectra have, which are others where the layer before keeps others.
+    `Analyze` keeps the modes of the mix that follows. `Synthesis` takes the modes of its mixed spectra, which differ if
+    the previous layer keeps another number of modes.
     """
 
     def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         """Run a tile program at every grid point."""
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """complex [batch, c_in, *others, modes] by weight [*modes, c_in, c_out] -> [batch, c_out, *others, modes]."""
+        """Multiply complex [batch, c_in, *others, modes] by weight [*modes, c_in, c_out] -> [batch, c_out, *others, modes]."""
 
     def convert(self, x: torch.Tensor) -> Field:
-        """A real [batch, channels, *grid] as a field (for what plain torch has computed: padding, resampling)."""
+        """Convert a real [batch, channels, *grid] from plain torch (padding, resampling) to a field."""
 
     def plain(self, field: Field) -> torch.Tensor:
-        """A field as a real [batch, channels, *grid], any strides."""
+        """Convert a field to a real [batch, channels, *grid] with any strides."""

@@ -1,4 +1,4 @@
-"""Tile programs as the CUDA kernels take them: their shape, their plan, their operands, where a long one is cut in two."""
+"""Tile programs for the CUDA kernels: encoding, plans, packed operands, and splitting of long programs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from turbofno_ops._stages import (
     AddMap,
     Affine,
     Analyze,
-    Held,
-    Hold,
     Normalize,
     Project,
+    Restore,
+    Save,
     Source,
     Step,
     Store,
@@ -31,16 +31,16 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
 
-_WORD = 16  # bytes that points are made up of, and that tensors are aligned to
-_PAIR = 16  # channels of two fragments
-_HIDDEN = 32  # channels of an MLP at once
+_WORD = 16  # bytes: size granularity of points, alignment of tensors
+_FRAGMENT_PAIR = 16  # channels of two fragments
+_HIDDEN = 32  # hidden channels of an MLP are a multiple of this
 _PROJECTED = 16
-# Channels times modes up to which a program also analyses its result: beyond, the sums leave room for few warps, and
-# an analysis of its own is faster (H200).
-_MOST_SUMS = 1024
+# Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
+# warps, and a separate analysis kernel is faster (H200).
+_MAX_FUSED_SUMS = 1024
 _KINDS = {
     Source: 0,
-    Held: 0,
+    Restore: 0,
     Synthesis: 1,
     Affine: 2,
     Normalize: 2,
@@ -49,7 +49,7 @@ _KINDS = {
     Activate: 5,
     MLP: 6,
     Store: 7,
-    Hold: 7,
+    Save: 7,
     Analyze: 8,
     Project: 9,
 }
@@ -72,7 +72,7 @@ class ChannelsLast:
 
 
 class Shape(NamedTuple):
-    """The shape that a program runs on: sizes that its steps do not tell."""
+    """Sizes that a program runs on and that its steps do not determine."""
 
     batch: int
     grid: Size
@@ -88,10 +88,10 @@ class Shape(NamedTuple):
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Those that a kernel takes, in its favourite order.
+    """Return the steps in the canonical order of the kernels.
 
-    A `Store` right after `Source` leaves the buffer where it is. An offset goes before the maps and gates that stand
-    right before it: they commute, and one program serves both orders (csrc/kernels/tile.h).
+    A `Store` directly after `Source` is removed: the buffer itself is x. An offset is moved before the maps and gates
+    that precede it, with which it commutes, so that one compiled program serves both orders (csrc/kernels/tile.h).
     """
     taken: list[Step] = []
     for step in steps:
@@ -106,7 +106,7 @@ def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def widths(steps: tuple[Step, ...], channels: int) -> list[int]:
-    """Channels of y after each step; `channels` after the first, if that is no map."""
+    """Return the channels of y after each step; `channels` applies until the first map."""
     found = []
     for step in steps:
         if isinstance(step, AddMap):
@@ -118,9 +118,9 @@ def widths(steps: tuple[Step, ...], channels: int) -> list[int]:
 
 
 def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
-    """The program as the kernels' structure, without pointers. The steps are `kernel_steps`."""
+    """Encode `kernel_steps` as the kernels' structure, without pointers."""
     after = widths(steps, shape.channels)
-    width = round_up(max(after), _PAIR)
+    width = round_up(max(after), _FRAGMENT_PAIR)
     *outer, points = shape.grid
     tile = _native.Tile(
         batch=shape.batch,
@@ -134,9 +134,9 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
         multiprocessors=shape.multiprocessors,
         shared_bytes=shape.shared_bytes,
         warpgroups=shape.warpgroups,
-        steps=min(len(steps), _native.MOST_STEPS + 1),
+        steps=min(len(steps), _native.MAX_STEPS + 1),
     )
-    for i, (step, channels) in enumerate(zip(steps[: _native.MOST_STEPS], after, strict=False)):
+    for i, (step, channels) in enumerate(zip(steps[: _native.MAX_STEPS], after, strict=False)):
         to = tile.step[i]
         to.kind = _KINDS[type(step)]
         to.channels = channels
@@ -168,22 +168,22 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
 
 
 def round_up(count: int, to: int) -> int:
-    """The next multiple."""
+    """Round up to a multiple of `to`."""
     return -(-count // to) * to
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values as kernels read them: contiguous, aligned, nothing left to negate or conjugate."""
+    """Return the tensor contiguous, aligned and with resolved conjugation, as kernels read it."""
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % _WORD else tensor
 
 
 Weighted = AddMap | AddGate | Affine | MLP | Project
-"""Steps that have operands of their own."""
+"""Steps with weights."""
 
 
 class StepOperands(NamedTuple):
-    """A step's operands and vectors on the device, by the names that the kernels give them."""
+    """Packed operands and vectors of a step on the device, named as in turbofno_step."""
 
     first: torch.Tensor | None = None
     second: torch.Tensor | None = None
@@ -195,8 +195,8 @@ class StepOperands(NamedTuple):
 _kept: WeakKeyDictionary[Weighted, dict[tuple[str, int], StepOperands]] = WeakKeyDictionary()
 
 
-def kept_operands(step: Weighted, width: int, precision: str) -> StepOperands:
-    """The operands that a step of a tile of `width` channels needs; made once for as long as the step lives."""
+def cached_operands(step: Weighted, width: int, precision: str) -> StepOperands:
+    """Return the operands of a step for a tile of `width` channels, cached for the lifetime of the step."""
     made = _kept.setdefault(step, {})
     key = (precision, width)
     if key not in made:
@@ -205,8 +205,8 @@ def kept_operands(step: Weighted, width: int, precision: str) -> StepOperands:
     return made[key]
 
 
-def kept_bytes(steps: Iterable[Step]) -> int:
-    """Bytes of all operands that are kept for these steps."""
+def cached_operand_bytes(steps: Iterable[Step]) -> int:
+    """Return the bytes of all cached operands of these steps."""
     return sum(
         tensor.nbytes
         for step in steps
@@ -218,7 +218,7 @@ def kept_bytes(steps: Iterable[Step]) -> int:
 
 
 def operands_of(step: Weighted, width: int, precision: str) -> StepOperands:
-    """The operands of a step, made of its weights as they are now, on the current stream."""
+    """Pack the current weights of a step, on the current stream."""
     match step:
         case AddMap(weight):
             return StepOperands(first=_packed(weight, width, precision))
@@ -246,7 +246,7 @@ def _operands_of_maps(maps: tuple[PointwiseMap, ...], out: int, precision: str) 
 
 
 def _packed(weight: torch.Tensor, multiple: int, precision: str) -> torch.Tensor:
-    """The B operand of a matrix [channels out, channels in], columns padded to a multiple. Uint8 on its device."""
+    """Pack a matrix [channels out, channels in] as a B operand, columns padded to a multiple. Returns uint8."""
     columns, terms = weight.shape
     matrix = readable(weight.detach().float())
     shape = _native.Operand(
@@ -273,9 +273,9 @@ def _vector(values: torch.Tensor | None, width: int) -> torch.Tensor | None:
 
 
 class Planned(NamedTuple):
-    """A program for one shape: the kernels' structure, without pointers, and how they cut it into blocks.
+    """A program planned as one kernel: its structure without pointers, its block layout.
 
-    `refusal` says in words why they do not run it as one kernel; None if they do.
+    `refusal` is the reason why the kernels do not support it, or None if they do.
     """
 
     tile: _native.Tile
@@ -283,14 +283,14 @@ class Planned(NamedTuple):
     refusal: str | None
 
 
-def planned(steps: tuple[Step, ...], shape: Shape) -> Planned:
-    """Plan a program as one kernel. The steps are `kernel_steps`."""
+def plan_kernel(steps: tuple[Step, ...], shape: Shape) -> Planned:
+    """Plan `kernel_steps` as one kernel."""
     tile, plan = encode(steps, shape), _native.TilePlan()
     return Planned(tile, plan, _native.refusal("tile_prepare", tile, plan))
 
 
 class Piece(NamedTuple):
-    """A part of a program that is one kernel, and the channels of y after its first step; None as refusal if it runs."""
+    """A part of a program that is one kernel, the channels of y after its first step, and its refusal or None."""
 
     steps: tuple[Step, ...]
     channels: int
@@ -298,35 +298,35 @@ class Piece(NamedTuple):
 
 
 def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
-    """The program as few kernels: cut, where it has to be, before its last map or analysis, y passing through memory."""
+    """Split a program into as few kernels as possible, before a map or analysis. y is saved in memory in between."""
     rest, channels = kernel_steps(steps), shape.channels
     while rest:
         of = shape._replace(channels=channels)
-        cut = _longest(rest, of)
+        cut = _first_piece_length(rest, of)
         piece = rest[:cut]
         if cut < len(rest) and not isinstance(piece[-1], Store):
-            # what it ends with is the next one's beginning too
-            piece = (*piece, Hold(moments=False))
-        yield Piece(piece, channels, planned(piece, of).refusal)
+            # the next piece restores what this one saves
+            piece = (*piece, Save(moments=False))
+        yield Piece(piece, channels, plan_kernel(piece, of).refusal)
         channels = widths(piece, channels)[-1]
-        rest = (Held(), *rest[cut:]) if cut < len(rest) else ()
+        rest = (Restore(), *rest[cut:]) if cut < len(rest) else ()
 
 
-def _longest(steps: tuple[Step, ...], shape: Shape) -> int:
-    """The number of steps that the first kernel takes: all, or as many as fit and put the value by in front of a costly one."""
+def _first_piece_length(steps: tuple[Step, ...], shape: Shape) -> int:
+    """Return the number of steps of the first kernel: all, or as many as fit before a costly step."""
     after = widths(steps, shape.channels)
-    many = after[-1] * shape.next_modes > _MOST_SUMS
-    # mixed spectra and those of a result have the same channels within a kernel
+    many = after[-1] * shape.next_modes > _MAX_FUSED_SUMS
+    # within a kernel, mixed spectra and the result's spectra have the same channels
     other = isinstance(steps[0], Synthesis) and after[-1] != after[0]
     if (many or other) and isinstance(steps[-1], Analyze) and len(steps) > 2:
-        return min(len(steps) - 1, _longest(steps[:-1], shape))
-    if planned(steps, shape).refusal is None:
+        return min(len(steps) - 1, _first_piece_length(steps[:-1], shape))
+    if plan_kernel(steps, shape).refusal is None:
         return len(steps)
     for cut in reversed(range(1, len(steps))):
         costly = isinstance(steps[cut], MLP | Project | Analyze | AddMap)
-        started = not isinstance(steps[cut - 1], Source | Held)
+        started = not isinstance(steps[cut - 1], Source | Restore)
         if not (costly and started):
             continue
-        if planned((*steps[:cut], Hold(moments=False)), shape).refusal is None:
+        if plan_kernel((*steps[:cut], Save(moments=False)), shape).refusal is None:
             return cut
     return len(steps)

@@ -1,4 +1,4 @@
-"""The stages in plain PyTorch, from the matrix products of _gemm: float32 or float64, any device, any number of axes."""
+"""The stages in plain PyTorch, on the matrix products of _gemm: float32 or float64, any device, any number of axes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from turbofno_ops._stages import (
     AddMap,
     Affine,
     Analyze,
-    Held,
-    Hold,
     Normalize,
     Operands,
     Project,
+    Restore,
     Results,
+    Save,
     Source,
     Step,
     Store,
@@ -33,7 +33,7 @@ from turbofno_ops.description import PointwiseMap, Size
 
 @dataclass(frozen=True)
 class TorchStages:
-    """Stages on a grid of `size` whose mix keeps `modes` and gives the grid `out_size`."""
+    """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`."""
 
     size: Size
     modes: Size
@@ -43,7 +43,7 @@ class TorchStages:
         run = _TileRun(self, operands)
         for step in steps:
             run.step(step)
-        return Results(run.stored, run.held, run.moments, run.spectra, run.out)
+        return Results(run.stored, run.saved, run.moments, run.spectra, run.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         z = mix(_gemm.analyze_others(spectra, self.modes[:-1]), weight)
@@ -57,28 +57,28 @@ class TorchStages:
 
 
 class _TileRun:
-    """A tile program on its way: y, and what has been written so far."""
+    """State of a running tile program: y and the results so far."""
 
     def __init__(self, stages: TorchStages, operands: Operands) -> None:
         self._stages, self._operands = stages, operands
         self._y = torch.empty(0)
         self._shared = False
         self.stored: torch.Tensor | None = None
-        self.held: torch.Tensor | None = None
+        self.saved: torch.Tensor | None = None
         self.moments: torch.Tensor | None = None
         self.spectra: torch.Tensor | None = None
         self.out: torch.Tensor | None = None
 
     def step(self, step: Step) -> None:
-        """Take one step, in place where nobody else has y."""
+        """Run one step, in place if y is not shared."""
         size, given, y = self._stages.size, self._operands, self._y
         match step:
             case Source():
-                self._y, self._shared = _given(given.x), True
-            case Held():
-                self._y, self._shared = _given(given.held), True
+                self._y, self._shared = _required(given.x), True
+            case Restore():
+                self._y, self._shared = _required(given.saved), True
             case Synthesis():
-                self._y = _gemm.synthesize_last(_given(given.mixed), size[-1])
+                self._y = _gemm.synthesize_last(_required(given.mixed), size[-1])
             case Affine(scale, shift):
                 if scale is not None:
                     self._own().mul_(_channelwise(scale, y))
@@ -87,41 +87,41 @@ class _TileRun:
             case Normalize():
                 moments = given.moments
                 if moments is None:
-                    moments = _moments_of_mixed(_given(given.mixed), size[-1])
+                    moments = _moments_of_mixed(_required(given.mixed), size[-1])
                 _normalize(self._own(), moments, step)
             case AddMap(weight):
-                x = _given(given.x)
+                x = _required(given.x)
                 if y.numel() == 0:
                     self._y = pointwise(x, weight, None)
                 else:
                     matrices = weight.expand(x.shape[0], -1, -1)
                     self._own().flatten(2).baddbmm_(matrices, x.flatten(2))
             case AddGate(weight):
-                self._own().addcmul_(_given(given.x), _channelwise(weight, y))
+                self._own().addcmul_(_required(given.x), _channelwise(weight, y))
             case Activate(activation):
                 self._y = activate_in_place(self._own(), activation)
             case MLP(first, activation, second):
-                self._y, self._shared = _mapped(y, (first, second), activation), False
+                self._y, self._shared = _apply_maps(y, (first, second), activation), False
             case Store():
                 self.stored, self._shared = y, True
-            case Hold(moments):
-                self.held = y
+            case Save(moments):
+                self.saved = y
                 self.moments = _moments(y) if moments else None
             case Analyze():
                 self.spectra = _gemm.analyze_last(y, self._stages.modes[-1])
             case Project(maps, activation):
-                self.out = _mapped(y, maps, activation)
+                self.out = _apply_maps(y, maps, activation)
 
     def _own(self) -> torch.Tensor:
-        """y, contiguous and in memory that nothing else refers to."""
+        """Return y, contiguous and in memory of its own."""
         if self._shared:
             self._y, self._shared = self._y.clone(memory_format=torch.contiguous_format), False
         return self._y
 
 
-def _given(operand: torch.Tensor | None) -> torch.Tensor:
+def _required(operand: torch.Tensor | None) -> torch.Tensor:
     if operand is None:
-        raise ValueError("a tile program reads an operand that it is not given")
+        raise ValueError("an operand of the tile program is missing")
     return operand
 
 
@@ -129,22 +129,22 @@ def _channelwise(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.view(-1, *[1] * (like.ndim - 2))
 
 
-def _mapped(y: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
+def _apply_maps(y: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
     for i, linear in enumerate(maps):
         y = pointwise(activate_in_place(y, activation) if i else y, linear.weight, linear.bias)
     return y
 
 
 def _moments(y: torch.Tensor) -> torch.Tensor:
-    """Mean and variance over the grid: [2, batch, channels]."""
+    """Return mean and variance over the grid, [2, batch, channels]."""
     variance, mean = torch.var_mean(y.flatten(2), dim=2, correction=0)
     return torch.stack([mean, variance])
 
 
 def _moments_of_mixed(mixed: torch.Tensor, points: int) -> torch.Tensor:
-    """Those of the field that mixed spectra [batch, channels, *others, modes] are of, by Parseval along the last axis.
+    """Return the moments of the field with the mixed spectra [batch, channels, *others, modes], by Parseval.
 
-    Of the columns that are their own mirror images only the real part is in the field.
+    Only the real part of the DC and Nyquist columns is in the field.
     """
     count = mixed.shape[-1]
     lines = mixed.reshape(*mixed.shape[:2], -1, count)
@@ -159,7 +159,7 @@ def _moments_of_mixed(mixed: torch.Tensor, points: int) -> torch.Tensor:
 
 
 def _normalize(y: torch.Tensor, moments: torch.Tensor, norm: Normalize) -> None:
-    """The norm of y in place."""
+    """Normalize y in place."""
     mean, variance = moments
     if norm.offset is not None:
         mean = mean + norm.offset

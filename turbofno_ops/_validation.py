@@ -1,4 +1,4 @@
-"""Checks shared by the public functions, in the caller's words: what was wrong, expected, and the remedy."""
+"""Argument checks of the public functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_backend(op: str, backend: str) -> None:
 
 
 def check_precision(op: str, precision: str) -> None:
-    """Raise ValueError unless `precision` is a known policy."""
+    """Raise ValueError unless `precision` is one of `PRECISIONS`."""
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be one of {PRECISIONS}, got {precision!r}")
 
@@ -29,8 +29,8 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
     """Check dtypes, devices, ranks and channels of a field and its spectral weight.
 
     Raises:
-        TypeError: a dtype is not supported or the two do not fit.
-        ValueError: rank, channels or device are wrong.
+        TypeError: Unsupported or mismatched dtypes.
+        ValueError: Wrong rank, channels or device.
     """
     if x.dtype not in _COMPLEX:
         raise TypeError(
@@ -46,8 +46,8 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
         )
     if weight.ndim != x.ndim:
         raise ValueError(
-            f"{op}: weight must be [c_in, c_out, *modes] with {x.ndim - 2} mode axes as x has grid "
-            f"axes, got shape {list(weight.shape)}"
+            f"{op}: weight must be [c_in, c_out, *modes] with {x.ndim - 2} mode axes, one per grid axis of x, "
+            f"got shape {list(weight.shape)}"
         )
     if weight.shape[0] != x.shape[1]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A Fourier neural operator as numbers, whoever trained it: what `compile_fno` takes."""
+"""Description of a trained Fourier neural operator, independent of its framework: the input of `compile_fno`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,31 @@ PaddingMode = Literal["zeros", "replicate", "reflect", "circular"]
 
 
 class ChainRefused(ValueError):
-    """A network, grid or setting that does not run as one chain of stages; the message says why.
+    """Raised for a network, grid or setting that `compile_fno` does not support; the message gives the reason.
 
-    Whoever catches it runs the module itself.
+    Run the PyTorch module instead.
     """
 
 
 @dataclass(frozen=True, eq=False)
 class PointwiseMap:
-    """A linear map of the channels, the same at every grid point: weight [c_out, c_in], bias [c_out]."""
+    """A linear map of the channels, the same at every grid point (a 1x1 convolution).
+
+    Attributes:
+        weight: [c_out, c_in].
+        bias: [c_out], or None.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
 
 class SpectralTerm(NamedTuple):
-    """One term of a spectral step on some grid: Re(exp(i phase) G), where Re(G) is spectral_conv(y, weight).
+    """One term of a spectral step on a grid: Re(exp(i phase) G), where Re(G) = spectral_conv(y, weight).
 
-    weight complex [c_in, c_out, *modes], phase float64 [*grid of the result without its last axis] in
-    radians, or None for 0.
+    Attributes:
+        weight: Complex [c_in, c_out, *modes].
+        phase: Float64 [*output grid without its last axis] in radians, or None for 0.
     """
 
     weight: torch.Tensor
@@ -43,14 +49,14 @@ class SpectralTerm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spectral:
-    """y = spectral_conv(y, weight), weight complex [c_in, c_out, *modes].
+    """y = spectral_conv(y, weight).
 
     Attributes:
-        weight: As `spectral_conv` takes it.
-        terms: For a weight, the grid of y and that of the result, the terms whose sum the step is there,
-            all with the same modes. It may select, repeat and drop modes, and treats all channels alike.
-            None is the weight as it stands.
-        out_size: For the grid of y, that of the result; None is the same grid.
+        weight: Complex [c_in, c_out, *modes], as in `spectral_conv`.
+        terms: Function of (weight, grid of y, output grid) that returns the terms of the step on these grids; their sum is
+            the result. All terms have the same modes. It may select, repeat and drop modes, but must treat all
+            channels alike. None: the weight is the only term.
+        out_size: Function from the grid of y to the output grid; None: the same grid.
     """
 
     weight: torch.Tensor
@@ -60,21 +66,34 @@ class Spectral:
 
 @dataclass(frozen=True, eq=False)
 class AddMap:
-    """y = y + weight . x, weight [channels of y, channels of x]."""
+    """y = y + weight . x.
+
+    Attributes:
+        weight: [channels of y, channels of x].
+    """
 
     weight: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class AddGate:
-    """y = y + weight * x, weight [channels]."""
+    """y = y + weight * x.
+
+    Attributes:
+        weight: [channels].
+    """
 
     weight: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """y = scale * y + shift, both [channels], either may be None (1 and 0)."""
+    """y = scale * y + shift.
+
+    Attributes:
+        scale: [channels], or None for 1.
+        shift: [channels], or None for 0.
+    """
 
     scale: torch.Tensor | None
     shift: torch.Tensor | None
@@ -82,10 +101,16 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Normalize:
-    """y = scale * (z - mean) / sqrt(variance + eps) + shift, z = y + offset, scale, shift and offset [channels].
+    """y = scale * (z - mean) / sqrt(variance + eps) + shift, with z = y + offset.
 
-    Mean and variance (biased) are over the grid and a group of channels; `groups` = channels is an instance
-    norm. None is a scale of 1, a shift and an offset of 0.
+    Mean and (biased) variance are over the grid and a group of channels.
+
+    Attributes:
+        groups: Groups of channels; as many as channels for an instance norm.
+        eps: Added to the variance.
+        scale: [channels], or None for 1.
+        shift: [channels], or None for 0.
+        offset: [channels], or None for 0.
     """
 
     groups: int
@@ -97,14 +122,24 @@ class Normalize:
 
 @dataclass(frozen=True, eq=False)
 class Activate:
-    """y = activation(y), as `ACTIVATIONS` names it: 'gelu', 'leaky_relu(0.2)'."""
+    """y = activation(y).
+
+    Attributes:
+        activation: A name of `ACTIVATIONS`, with its parameter if it has one: 'gelu', 'leaky_relu(0.2)'.
+    """
 
     activation: str
 
 
 @dataclass(frozen=True, eq=False)
 class MLP:
-    """y = second(activation(first(y))), pointwise: first [hidden, channels], second [channels out, hidden]."""
+    """y = second(activation(first(y))), at each grid point.
+
+    Attributes:
+        first: Map with weight [hidden, channels].
+        activation: A name of `ACTIVATIONS`.
+        second: Map with weight [channels out, hidden].
+    """
 
     first: PointwiseMap
     activation: str
@@ -113,17 +148,22 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """x = y."""
+    """x = y: later steps of the block read this value as x."""
 
 
 BlockStep = Spectral | AddMap | AddGate | Affine | Normalize | Activate | MLP | Branch
 Block = tuple[BlockStep, ...]
-"""The steps of a hidden layer on its field y, in order; x is the field it was given, or y as it stood at `Branch`."""
+"""The steps of a hidden layer in order. y is its field; x is the layer's input, or the value of y at the last `Branch`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Physical = normalised * std + mean, both [channels], or both [channels, *grid] for one grid alone."""
+    """Normalisation: physical value = normalised value * std + mean.
+
+    Attributes:
+        mean: [channels], or [channels, *grid] for a network on one grid only.
+        std: Of the same shape.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -131,25 +171,26 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class FNODescription:
-    """project(blocks(pad(lift([normalised x, positions])))) of Li et al. 2020, Figure 2, in physical units.
+    """A Fourier neural operator: project(blocks(pad(lift([normalised x, positions])))).
 
-    All tensors are of one dtype and its complex twin, on any number of grid axes.
+    The architecture of Li et al. 2020 (arXiv 2010.08895), Figure 2, from and to physical units. All tensors have one
+    dtype and its complex counterpart (float32 and complex64, or float64 and complex128). Any number of grid axes.
 
     Attributes:
-        in_channels: Of x, without positions.
-        lifting: At least one map; the first takes x's channels, then those of `positions`.
-        blocks: At least one, with one `Spectral` each.
+        in_channels: Channels of x, without positions.
+        lifting: At least one map; the first takes the channels of x, then those of `positions`.
+        blocks: At least one, each with exactly one `Spectral`.
         projection: At least one map.
-        lifting_activation: Between the maps of the lifting.
-        projection_activation: Between the maps of the projection.
-        inputs: How x is normalised, or None.
-        outputs: How the result is brought back to physical units, or None.
-        positions: For a grid, the channels that depend on it alone: float64 [channels, *grid] on the CPU.
-        padding: For a grid, points (before, after) each axis around the lifted field, cut off again before
-            the projection.
-        padding_mode: Their values, as torch.nn.functional.pad has them.
-        resample: x on the grid of the result of a `Spectral` that has an `out_size`: linear, all channels
-            alike, constants unchanged (on axes of two points or more).
+        lifting_activation: Activation between the maps of the lifting.
+        projection_activation: Activation between the maps of the projection.
+        inputs: Normalisation of x, or None.
+        outputs: Normalisation of the result, or None.
+        positions: Function from a grid to the channels that depend on it only: float64 [channels, *grid] on the CPU.
+        padding: Function from a grid to padding points (before, after) each axis, added to the lifted field and
+            cropped before the projection.
+        padding_mode: Values of the padding: 'zeros', or a mode of torch.nn.functional.pad.
+        resample: Function of (x, output grid) for a `Spectral` with an `out_size`. It must be linear, treat all channels
+            alike, and keep constants on axes of two points or more.
     """
 
     in_channels: int

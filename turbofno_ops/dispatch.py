@@ -1,4 +1,4 @@
-"""The one place where a backend is chosen, and the record of which one ran and why."""
+"""Choice of the backend of a layer, and the record of the last choice."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ BACKENDS = ("reference", "gemm", "cuda")
 
 _log = logging.getLogger("turbofno_ops")
 
-# How many operations in matrix products cost as much as one in an FFT, which pays for strided passes
-# over memory (several axes), for the modes that are thrown away and for zero filling. Read off
-# benchmarks/results/crossover.jsonl (`python -m benchmarks.ops --crossover`), where the two take the
-# same time; being off by a third there changes the time by a tenth.
-_WORTH_ONE_FFT_FLOP = {1: 3.0, 2: 5.0, 3: 4.0}
-# FFTs are made of passes for small prime factors; others take several times longer.
+# Operations of matrix products that cost as much as one of an FFT, by number of grid axes. An FFT also pays for strided
+# passes over memory, discarded modes and zero filling. Measured crossover: benchmarks/results/crossover.jsonl
+# (`python -m benchmarks.ops --crossover`). An error of a third changes the time near the crossover by a tenth.
+_GEMM_FLOPS_PER_FFT_FLOP = {1: 3.0, 2: 5.0, 3: 4.0}
+# FFTs are fast for small prime factors; larger ones take several times longer.
 _LARGEST_FAST_FACTOR = 13
-_WORTH_OF_SLOW_FACTORS = 4.0
+_SLOW_FACTOR_PENALTY = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which backend, and the reason in words."""
+    """A chosen backend.
+
+    Attributes:
+        backend: A name of `BACKENDS`.
+        reason: Why it was chosen.
+    """
 
     backend: str
     reason: str
 
 
 _ran = threading.local()
-_PASSED_OVER = "the CUDA kernels do not run this layer: "
+_CUDA_REFUSED = "the CUDA kernels do not run this layer: "
 _logged: set[str] = set()
 
 
 def gemm_flops(modes: Sequence[int], size: Sequence[int]) -> float:
-    """Operations of one truncated transform of one channel as matrix products, last axis first."""
+    """Return the operations of one truncated transform of one channel by matrix products, last axis first."""
     *others, last = size
     rows = math.prod(others)
     total = 2.0 * rows * last * 2 * modes[-1]
@@ -55,7 +59,7 @@ def gemm_flops(modes: Sequence[int], size: Sequence[int]) -> float:
 
 
 def fft_flops(size: Sequence[int]) -> float:
-    """Operations of one real FFT of one channel: 2.5 N log2 N."""
+    """Return the operations of one real FFT of one channel: 2.5 N log2 N."""
     points = math.prod(size)
     return 2.5 * points * math.log2(max(points, 2))
 
@@ -78,21 +82,26 @@ def choose(
     requested: str = "auto",
     cuda_refusal: str | None = "x is not on a GPU",
 ) -> Choice:
-    """Pick the backend for one layer: kept modes, input grid, output grid, an entry an axis.
+    """Choose the backend of one layer.
 
-    `cuda_refusal` is why the CUDA kernels do not take the layer, None if they do.
+    Args:
+        modes: Kept modes per axis.
+        size: Input grid.
+        out_size: Output grid.
+        requested: 'auto' or a name of `BACKENDS`.
+        cuda_refusal: The reason why the CUDA kernels do not support the layer, or None if they do.
 
     Raises:
-        ValueError: `requested` is neither 'auto' nor the name of a backend, or is 'cuda' and refused.
+        ValueError: Unknown `requested`, or 'cuda' for a layer that the kernels do not support.
     """
     if requested != "auto":
         if requested not in BACKENDS:
             raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {requested!r}")
         if requested == "cuda" and cuda_refusal is not None:
             raise ValueError(f"backend 'cuda' cannot run this layer: {cuda_refusal}")
-        return Choice(requested, "asked for by the caller")
+        return Choice(requested, "requested by the caller")
     if cuda_refusal is None:
-        return Choice("cuda", "x is on a GPU and the CUDA kernels serve this shape")
+        return Choice("cuda", "x is on a GPU and the CUDA kernels support this shape")
     return _cheapest(tuple(modes), tuple(size), tuple(out_size))
 
 
@@ -101,9 +110,9 @@ def _cheapest(modes: tuple[int, ...], size: tuple[int, ...], out_size: tuple[int
     gemm = gemm_flops(modes, size) + gemm_flops(modes, out_size)
     fft = fft_flops(size) + fft_flops(out_size)
     ratio = gemm / fft
-    worth = _WORTH_ONE_FFT_FLOP[len(size)]
+    worth = _GEMM_FLOPS_PER_FFT_FLOP[len(size)]
     if any(_largest_prime_factor(n) > _LARGEST_FAST_FACTOR for n in (*size, *out_size)):
-        worth *= _WORTH_OF_SLOW_FACTORS
+        worth *= _SLOW_FACTOR_PENALTY
     compared = (
         f"matrix products need {ratio:.1f} times the operations of the FFTs, "
         f"worth it up to {worth:g} for grid {'x'.join(map(str, size))}"
@@ -119,7 +128,23 @@ def explain(
     backend: str = "auto",
     precision: str = "fp32",
 ) -> Choice:
-    """What `spectral_conv` would run with these arguments, and why. Runs nothing."""
+    """Return the backend that `spectral_conv` would choose for these arguments, and the reason. Runs nothing.
+
+    Args:
+        x: As in `spectral_conv`.
+        weight: As in `spectral_conv`.
+        out_size: As in `spectral_conv`.
+        backend: As in `spectral_conv`.
+        precision: As in `spectral_conv`.
+
+    Raises:
+        ValueError: Unknown backend, or 'cuda' for a layer that the kernels do not support.
+
+    Example:
+        >>> x, weight = torch.randn(4, 8, 64, 64), torch.randn(8, 8, 12, 12, dtype=torch.complex64)
+        >>> explain(x, weight).backend
+        'gemm'
+    """
     return choose_for(
         x, weight, tuple(out_size or x.shape[2:]), requested=backend, precision=precision
     )
@@ -133,7 +158,7 @@ def choose_for(
     requested: str,
     precision: str,
 ) -> Choice:
-    """`choose` for these tensors; on a GPU the reason says why the CUDA kernels were passed over."""
+    """Call `choose` for these tensors. On a GPU the reason of another backend says why the CUDA kernels do not run."""
     refused = _cuda_layer.refusal(x, weight, out_size, precision)
     choice = choose(
         weight.shape[2:], x.shape[2:], out_size, requested=requested, cuda_refusal=refused
@@ -142,7 +167,7 @@ def choose_for(
         choice = Choice(choice.backend, f"{choice.reason}; {_computed_in(choice, precision)}")
     if requested != "auto" or refused is None or not x.is_cuda:
         return choice
-    return Choice(choice.backend, f"{_PASSED_OVER}{refused}; {choice.reason}")
+    return Choice(choice.backend, f"{_CUDA_REFUSED}{refused}; {choice.reason}")
 
 
 def _computed_in(choice: Choice, precision: str) -> str:
@@ -152,24 +177,31 @@ def _computed_in(choice: Choice, precision: str) -> str:
 
 
 def log_fallback(choice: Choice) -> None:
-    """Log, once for each reason, that a layer on a GPU does not run on the CUDA kernels."""
+    """Log a layer on a GPU that does not run on the CUDA kernels, once per reason."""
     why = choice.reason.split(";", 1)[0]
-    if why.startswith(_PASSED_OVER) and why not in _logged:
+    if why.startswith(_CUDA_REFUSED) and why not in _logged:
         _logged.add(why)
         _log.warning("%s; backend %r runs instead", why, choice.backend)
 
 
 def record(choice: Choice) -> None:
-    """Remember what ran in this thread."""
+    """Record the choice of the current thread, for `last_choice`."""
     _ran.choice = choice
 
 
 def last_choice() -> Choice | None:
-    """The choice of the last spectral op that ran in this thread, or None if none has."""
+    """Return the choice of the last spectral op that ran in this thread, or None.
+
+    Example:
+        >>> from turbofno_ops import spectral_conv
+        >>> y = spectral_conv(torch.randn(1, 2, 32), torch.randn(2, 2, 8, dtype=torch.complex64), backend="gemm")
+        >>> last_choice()
+        Choice(backend='gemm', reason='requested by the caller')
+    """
     return getattr(_ran, "choice", None)
 
 
 def last_backend() -> str:
-    """Name of the backend of the last spectral op that ran in this thread, or 'none'."""
+    """Return the backend of the last spectral op that ran in this thread, or 'none'."""
     choice = last_choice()
     return choice.backend if choice is not None else "none"

@@ -24,28 +24,27 @@ def fourier_layer(
     backend: str = "auto",
     precision: str = "fp32",
 ) -> torch.Tensor:
-    """activation(spectral_conv(x, weight) + skip_weight x + bias), on x's own grid.
+    """Compute activation(spectral_conv(x, weight) + skip_weight . x + bias) on the grid of x.
 
-    Equation 2 of Li et al. 2020 (arXiv 2010.08895).
+    One layer of a Fourier neural operator: Li et al. 2020 (arXiv 2010.08895), equation 2. Differentiable in all tensors.
 
     Args:
-        x: Real field, float32 or float64 [batch, c_in, *grid], 1 to 3 grid axes of any size.
-        weight: complex64 or complex128 [c_in, c_out, *modes], as `spectral_conv` takes it.
-        skip_weight: The 1x1 convolution beside it, x's dtype [c_out, c_in], or None.
-        bias: x's dtype [c_out], or None.
-        activation: One of `ACTIVATIONS`, or one with its parameter: 'leaky_relu(0.2)', 'elu(0.5)'. 'gelu' is the
-            exact one (erf).
-        backend: 'auto', 'reference', 'gemm' or 'cuda', as `spectral_conv` takes it.
-        precision: 'fp32' (the error of float32 arithmetic), 'tf32' (products of operands rounded to 11
-            significant bits) or 'bf16' (x and the result also rounded to bfloat16, 8 bits). Only the cuda
-            backend rounds; the others compute in x's dtype, so never coarser than asked for.
+        x: Real field [batch, c_in, *grid], float32 or float64, 1 to 3 grid axes of any size.
+        weight: [c_in, c_out, *modes], complex64 or complex128, as in `spectral_conv`.
+        skip_weight: Weight of a parallel 1x1 convolution [c_out, c_in], dtype of x, or None.
+        bias: [c_out], dtype of x, or None.
+        activation: A name of `ACTIVATIONS`, with its parameter if it has one: 'leaky_relu(0.2)', 'elu(0.5)'. 'gelu' is
+            the exact one (erf).
+        backend: 'auto', 'reference', 'gemm' or 'cuda', as in `spectral_conv`.
+        precision: 'fp32', 'tf32' or 'bf16', as in `spectral_conv`.
 
     Returns:
         Real field [batch, c_out, *grid], dtype and device of x.
 
     Raises:
-        TypeError: unsupported or mismatched dtypes.
-        ValueError: shapes that do not fit, a grid too small for the kept modes, an unknown name.
+        TypeError: Unsupported or mismatched dtypes.
+        ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown name, or 'cuda' for
+            a layer that the kernels do not support.
 
     Example:
         >>> x = torch.randn(2, 32, 64, 64)
@@ -73,7 +72,7 @@ def fourier_layer(
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{op}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
         if tensor.dtype != x.dtype:
-            raise TypeError(f"{op}: {name} must be {x.dtype} as x is, got {tensor.dtype}")
+            raise TypeError(f"{op}: {name} must be {x.dtype} like x, got {tensor.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
     result: torch.Tensor = torch.ops.turbofno.fourier_layer(

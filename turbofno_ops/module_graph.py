@@ -1,4 +1,4 @@
-"""A network that is no chain of kernels, as CUDA graphs: one for each (batch bucket, grid), like a chain's."""
+"""CUDA graphs of an arbitrary module, one per (batch bucket, grid)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,41 @@ from functools import cache
 
 import torch
 
-from turbofno_ops._graphs import CaptureFailed, Graph, GraphCache, Lane
+from turbofno_ops._graphs import CaptureFailed, CaptureStream, Graph, GraphCache
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import last_choice, record
 
-_MOST_FAILURES = 16
-"""Grids on which a capture failed before no other is tried: each costs two runs, and callers choose their grids."""
+_MAX_FAILURES = 16
+"""After captures failed on this many grids, no other is tried: each costs two runs, and clients choose the grids."""
 
 
 class GraphRefused(RuntimeError):
-    """A module or grid that does not run as a CUDA graph, or not now; the message says why.
+    """Raised if a module or grid does not run as a CUDA graph, or not now; the message gives the reason.
 
-    Whoever catches it calls the module.
+    Call the module instead.
     """
 
 
 class ModuleGraphs:
-    """A module's calls, captured as CUDA graphs when a (batch bucket, grid) is first met. Gives no gradients.
+    """Runs a module as CUDA graphs, captured at the first call of each (batch bucket, grid). No gradients.
 
-    A batch is padded up to the next of the buckets, the powers of two below `max_batch` and itself. Larger ones run in
-    pieces, as do those on grids so large that their graph would not fit the bound in bytes: estimated by what the
-    largest graph so far took for a point of a field.
+    A batch is padded to the next bucket: a power of two below `max_batch`, or `max_batch`. A larger batch is split. So is
+    a batch on a grid whose graph would exceed the cache's byte bound, estimated from the largest graph so far.
 
-    Any thread and any CUDA stream may call it; the calls of all module graphs of a device run one after another.
-    The result is a tensor of the caller's own.
+    Thread-safe, on any CUDA stream. The calls of all module graphs of a device run in sequence. The result is a new
+    tensor.
+
+    Args:
+        module: Takes float32 [batch, channels, *grid] on `device`. Must not change during the lifetime of this object.
+        device: A CUDA device.
+        max_batch: The largest bucket.
+        graphs: The cache of the graphs; by default a new one.
+
+    Example:
+        >>> module = torch.nn.Conv2d(3, 8, 1).cuda()  # doctest: +SKIP
+        >>> graphs = ModuleGraphs(module, torch.device("cuda"), max_batch=16)  # doctest: +SKIP
+        >>> graphs(torch.randn(5, 3, 64, 64, device="cuda")).shape  # doctest: +SKIP
+        torch.Size([5, 8, 64, 64])
     """
 
     def __init__(
@@ -43,23 +54,19 @@ class ModuleGraphs:
         max_batch: int,
         graphs: GraphCache | None = None,
     ) -> None:
-        """`module` takes float32 [batch, channels, *grid] on `device`, and is not changed as long as this lives.
-
-        `graphs` keeps and bounds the graphs; by default one of its own.
-        """
         self._module, self._device = module, device
         self._buckets = (*(2**i for i in range((max_batch - 1).bit_length())), max_batch)
         self._graphs = GraphCache() if graphs is None else graphs
         self._owner = object()
         self._failed: dict[Size, str] = {}
         self._too_large: set[tuple[int, Size]] = set()
-        self._most_points, self._bytes_of_a_point = 0, 0.0
+        self._max_points, self._bytes_per_point = 0, 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The module's result for float32 [batch, channels, *grid] with a field or more.
+        """Return the module's result for float32 [batch, channels, *grid] with batch >= 1.
 
         Raises:
-            GraphRefused: it does not run as a graph.
+            GraphRefused: The module does not run as a graph on this grid.
         """
         with torch.no_grad(), torch.cuda.device(self._device), self._graphs.lock:
             self._refuse_lost_plans()
@@ -76,11 +83,11 @@ class ModuleGraphs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its graphs and their buffers hold on the device."""
+        """Device bytes of its graphs and their buffers."""
         return self._graphs.bytes_of(self._owner)
 
     def clear(self) -> None:
-        """Let all of its graphs and their memory go; later calls capture them anew."""
+        """Free all of its graphs. Later calls capture them again."""
         with self._graphs.lock:
             self._graphs.drop(self._owner)
             self._too_large.clear()
@@ -93,36 +100,36 @@ class ModuleGraphs:
             raise GraphRefused(_no_memory(bucket, size))
         try:
             return self._graphs.get(
-                self._owner, (bucket, size), lambda: self._captured(bucket, (channels, *size))
+                self._owner, (bucket, size), lambda: self._capture(bucket, (channels, *size))
             )
         except CaptureFailed as error:
             reason = str(error).split("\n", 1)[0]
         except torch.OutOfMemoryError:
             self._too_large.add((bucket, size))
             reason = ""
-        # out of the handlers: the errors hold what the failed run had made
+        # outside the handlers, because the exceptions keep the tensors of the failed run alive
         if not reason:
             raise GraphRefused(_no_memory(bucket, size))
         self._failed[size] = f"a CUDA graph cannot hold it: {reason}"
         raise GraphRefused(self._failed[size])
 
-    def _captured(self, bucket: int, field: tuple[int, ...]) -> Graph:
-        # its buffers are written to in later calls, whatever mode the caller of this one is in
+    def _capture(self, bucket: int, field: tuple[int, ...]) -> Graph:
+        # later calls write the buffers outside inference mode, so they must not be inference tensors
         with torch.inference_mode(mode=False), torch.no_grad():
             forward = _Calls(self._module, field, self._device)
-            graph = _ModuleGraph(forward, bucket, self._device, _lane(self._device))
+            graph = _ModuleGraph(forward, bucket, self._device, _capture_stream(self._device))
         points = bucket * math.prod(field[1:])
-        if points >= self._most_points:
-            self._most_points, self._bytes_of_a_point = points, graph.nbytes / points
+        if points >= self._max_points:
+            self._max_points, self._bytes_per_point = points, graph.nbytes / points
         return graph
 
     def _largest_bucket(self, size: Size) -> int:
         if size in self._failed:
             raise GraphRefused(self._failed[size])
-        if len(self._failed) >= _MOST_FAILURES:
+        if len(self._failed) >= _MAX_FAILURES:
             raise GraphRefused(next(iter(self._failed.values())))
-        one = self._bytes_of_a_point * math.prod(size)
-        # half, so that those of all smaller buckets fit beside the largest
+        one = self._bytes_per_point * math.prod(size)
+        # half of the bound, so that the graphs of all smaller buckets fit too
         most = self._graphs.most_bytes / 2
         fitting = [bucket for bucket in self._buckets if bucket * one <= most]
         if not fitting:
@@ -133,7 +140,7 @@ class ModuleGraphs:
         return fitting[-1]
 
     def _refuse_lost_plans(self) -> None:
-        """Let all graphs go once PyTorch may destroy plans of FFTs that they go on reading."""
+        """Free all graphs once PyTorch may evict FFT plans that they use."""
         plans = torch.backends.cuda.cufft_plan_cache[self._device]
         if plans.size >= plans.max_size:
             self._graphs.drop(self._owner)
@@ -141,9 +148,11 @@ class ModuleGraphs:
 
 
 class _ModuleGraph(Graph):
-    """Also says what ran to whoever asks for the last choice of a backend (`last_choice`)."""
+    """A graph that restores `last_choice` of its capture at every run."""
 
-    def __init__(self, forward: _Calls, batch: int, device: torch.device, lane: Lane) -> None:
+    def __init__(
+        self, forward: _Calls, batch: int, device: torch.device, lane: CaptureStream
+    ) -> None:
         super().__init__(forward, batch, device, lane)
         self._choice = last_choice()
 
@@ -154,7 +163,7 @@ class _ModuleGraph(Graph):
 
 
 class _Calls:
-    """A module's call on fields of one shape, [channels, *grid]; see Captured."""
+    """A module's call on fields of one shape, [channels, *grid] (a `Capturable`)."""
 
     nbytes = 0
 
@@ -167,23 +176,23 @@ class _Calls:
         self._module, self._field, self._device = module, field, device
 
     def buffer(self, batch: int) -> torch.Tensor:
-        # zeros, because a batch may fill a part only, and the rest is computed all the same
+        # zeros, because the elements beyond a smaller batch are computed too
         return torch.zeros(batch, *self._field, device=self._device)
 
-    def slot(self, buffer: torch.Tensor) -> torch.Tensor:
+    def input_view(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer
 
-    def load(self, x: torch.Tensor, slot: torch.Tensor) -> None:
-        slot.copy_(x)
+    def load(self, x: torch.Tensor, input_view: torch.Tensor) -> None:
+        input_view.copy_(x)
 
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
         return self._module(buffer)
 
 
 @cache
-def _lane(device: torch.device) -> Lane:
-    """One for all modules of a device: they call cuBLAS, whose workspaces would otherwise add up."""
-    return Lane.on(device)
+def _capture_stream(device: torch.device) -> CaptureStream:
+    """Return the capture stream of a device. All modules share it, so that they share one cuBLAS workspace."""
+    return CaptureStream.on(device)
 
 
 def _no_memory(bucket: int, size: Size) -> str:

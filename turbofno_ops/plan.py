@@ -1,4 +1,4 @@
-"""`compile_fno`: a whole Fourier neural operator as one chain of stages, replayed as CUDA graphs."""
+"""`compile_fno`: a complete Fourier neural operator as one chain of stages, replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from turbofno_ops._graphs import Graph, GraphCache
 from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
-from turbofno_ops._pass import Frame, Leg, Pass, bytes_of_one, legs, size_after
-from turbofno_ops._served import gpu_refusal, product_refusal, program_refusal
+from turbofno_ops._pass import (
+    MixOnGrid,
+    PaddedGrid,
+    Pass,
+    bytes_per_element,
+    mixes_on_grid,
+    size_after,
+)
 from turbofno_ops._stages import Stages
-from turbofno_ops._tile_program import kept_bytes
+from turbofno_ops._support import gpu_refusal, product_refusal, program_refusal
+from turbofno_ops._tile_program import cached_operand_bytes
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size, Spectral
 
-_MOST_VERDICTS = 4096
+_MAX_CHECKED_SHAPES = 4096
 
 
-class _Verdict(NamedTuple):
-    """Of a grid: why it does not run, or None; the result's grid; the largest bucket that fits the graphs' memory."""
+class _GridCheck(NamedTuple):
+    """Support of a grid: refusal or None, output grid, largest bucket that fits the cache's byte bound."""
 
     refusal: str | None
     out_size: Size = ()
@@ -32,20 +39,20 @@ class _Verdict(NamedTuple):
 
 
 class CompiledFNO:
-    """A Fourier neural operator ready to run on one device; made by `compile_fno`. Gives no gradients.
+    """A Fourier neural operator compiled for one device, made by `compile_fno`. No gradients.
 
-    On a GPU a batch is padded up to the next of `buckets()`, and every (bucket, grid) is a CUDA graph,
-    captured when it is first met. Larger batches run in pieces of the largest bucket, or of a smaller one
-    on grids so large that it would not fit into the graphs' memory. On a CPU the stages run as they are.
+    On a GPU a batch is padded to the next of `buckets()`, and every (bucket, grid) is a CUDA graph, captured at its first
+    use. A larger batch is split into the largest bucket, or a smaller one on grids where it would exceed the graph
+    cache's byte bound. On a CPU the stages run without graphs.
 
-    Any thread and any CUDA stream may call it: work is queued on the caller's current stream, calls that
-    share a graph run one after the other. The result is a tensor of the caller's own.
+    Thread-safe, on any CUDA stream: work is queued on the caller's current stream, and calls that share a graph run in
+    sequence. The result is a new tensor.
 
     Attributes:
-        device: Where it runs.
-        dtype: Of input and output: float32; float64 on a CPU if the description's weights are.
-        backend: 'cuda' (our kernels) or 'gemm' (plain torch).
-        precision: What products are computed in; on a CPU always 'fp32', which is never coarser.
+        device: The device.
+        dtype: Dtype of input and output: float32, or float64 on a CPU if the description's weights are float64.
+        backend: 'cuda' (the CUDA kernels) or 'gemm' (plain torch).
+        precision: 'fp32', 'tf32' or 'bf16'; always 'fp32' on a CPU.
     """
 
     def __init__(
@@ -63,43 +70,47 @@ class CompiledFNO:
         self._chain = chain
         self._buckets, self._graphs = buckets, graphs
         self._owner = object()
-        self._verdicts: dict[Size, _Verdict] = {}
+        self._grid_checks: dict[Size, _GridCheck] = {}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, in_channels, *grid] -> [batch, out_channels, *grid], physical units, on `device`.
+        """Apply the network.
 
-        The grids differ only where layers change the resolution.
+        Args:
+            x: [batch, in_channels, *grid] of `dtype` on `device`, in physical units.
+
+        Returns:
+            [batch, out_channels, *grid] in physical units; on another grid if layers change the resolution.
 
         Raises:
             TypeError: x is not of `dtype`.
-            ValueError: its shape or device does not fit the network.
-            ChainRefused: its grid does not run as a chain (`refusal` tells in advance).
-            torch.OutOfMemoryError: a graph or its buffers do not fit; a smaller batch may.
+            ValueError: The shape or device of x does not fit the network.
+            ChainRefused: The grid is not supported (`refusal` tells in advance).
+            torch.OutOfMemoryError: A graph or its buffers do not fit; try a smaller batch.
         """
         self._check(x)
         if x.shape[0] == 0:
-            return self._empty(x)
+            return self._empty_output(x)
         with torch.no_grad():
             if self.backend == "cuda":
                 with torch.cuda.device(self.device):
-                    return self._replayed(x)
-            return self._directly(x)
+                    return self._run_graphs(x)
+            return self._run_eager(x)
 
     def refusal(self, size: Size) -> str | None:
-        """Why a grid does not run as a chain, in words, or None if it does."""
-        return self._verdict(size).refusal
+        """Return the reason why a grid is not supported, or None if it is."""
+        return self._grid_check(size).refusal
 
     def buckets(self) -> tuple[int, ...]:
-        """Batch sizes that graphs are made for."""
+        """Return the batch sizes that graphs are captured for."""
         return self._buckets
 
     def device_bytes(self) -> int:
-        """Bytes held on the device: weights, operands made of them, and its own graphs with their buffers."""
+        """Return its device bytes: weights, packed operands, graphs and buffers."""
         steps = [s for item in self._chain.items if isinstance(item, Tile) for s in item.steps]
-        return self._chain.nbytes + kept_bytes(steps) + self._graphs.bytes_of(self._owner)
+        return self._chain.nbytes + cached_operand_bytes(steps) + self._graphs.bytes_of(self._owner)
 
     def clear(self) -> None:
-        """Let all of its graphs and their memory go; later calls capture them anew."""
+        """Free all of its graphs. Later calls capture them again."""
         with self._graphs.lock:
             self._graphs.drop(self._owner)
 
@@ -118,42 +129,46 @@ class CompiledFNO:
         if refused is not None:
             raise ChainRefused(refused)
 
-    def _verdict(self, size: Size) -> _Verdict:
-        found = self._verdicts.get(size)
+    def _grid_check(self, size: Size) -> _GridCheck:
+        found = self._grid_checks.get(size)
         if found is None:
-            if len(self._verdicts) >= _MOST_VERDICTS:
-                self._verdicts.clear()
-            found = self._verdicts[size] = self._judge(size)
+            if len(self._grid_checks) >= _MAX_CHECKED_SHAPES:
+                self._grid_checks.clear()
+            found = self._grid_checks[size] = self._check_grid(size)
         return found
 
-    def _judge(self, size: Size) -> _Verdict:
+    def _check_grid(self, size: Size) -> _GridCheck:
         chain = self._chain
         grid = "x".join(map(str, size))
         if len(size) != chain.n_dim:
-            return _Verdict(f"the network has {chain.n_dim} grid axes, the grid {grid} has not")
+            return _GridCheck(
+                f"the network has {chain.n_dim} grid axes, the grid {grid} has {len(size)}"
+            )
         if chain.grid not in (None, size):
-            return _Verdict(f"its normalisation is a field of another grid than {grid}")
-        frame = Frame.of(chain, size)
-        on_grid = legs(chain, frame.padded, shapes_only=True)
-        if not all(_holds_modes(leg) for leg in on_grid):
-            return _Verdict(f"the grid {grid} does not hold the network's modes")
+            return _GridCheck(f"its normalisation is a field on another grid than {grid}")
+        padded_grid = PaddedGrid.of(chain, size)
+        on_grid = mixes_on_grid(chain, padded_grid.padded, shapes_only=True)
+        if not all(_holds_modes(product) for product in on_grid):
+            return _GridCheck(f"the grid {grid} does not hold the network's modes")
         mixes = [item for item in chain.items if isinstance(item, Mix)]
-        between = zip(mixes, ({*leg.size, *leg.out_size} for leg in on_grid), strict=True)
-        # such a resampling need not keep constants, and maps and biases are taken past it
+        between = zip(
+            mixes, ({*product.size, *product.out_size} for product in on_grid), strict=True
+        )
+        # there a resampling may change constants, and folded maps and biases assume that it keeps them
         if any(mix.resamples_x and 1 in points for mix, points in between):
-            return _Verdict(f"on the grid {grid} a layer resamples an axis of one point")
-        one = bytes_of_one(chain, on_grid, field_dtype(self.precision))
+            return _GridCheck(f"on the grid {grid} a layer resamples an axis of one point")
+        one = bytes_per_element(chain, on_grid, field_dtype(self.precision))
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1
         on_gpu = self.backend == "cuda"
         refused = self._kernels_refusal(on_grid, largest) if on_gpu else None
-        return _Verdict(refused, size_after(frame, on_grid), largest)
+        return _GridCheck(refused, size_after(padded_grid, on_grid), largest)
 
-    def _kernels_refusal(self, on_grid: list[Leg], batch: int) -> str | None:
-        """Why the kernels do not run the chain on some grid, in words, or None if they do."""
+    def _kernels_refusal(self, on_grid: list[MixOnGrid], batch: int) -> str | None:
+        """Return the reason why the kernels do not support the chain on a grid, or None if they do."""
         layers, done, size, mixed_modes = len(on_grid), 0, on_grid[0].size, 0
         for item in self._chain.items:
-            leg = on_grid[min(done, layers - 1)]
+            product = on_grid[min(done, layers - 1)]
             if isinstance(item, Tile):
                 where = "after" if done == layers else "before"
                 refused = program_refusal(
@@ -163,20 +178,26 @@ class CompiledFNO:
                     channels_of_x=item.channels_of_x,
                     size=size,
                     modes=mixed_modes,
-                    next_modes=leg.modes[-1],
+                    next_modes=product.modes[-1],
                     precision=self.precision,
                     device=self.device,
                 )
             else:
                 where = "in"
-                c_in, c_out = leg.weights[0].shape[-2:]
+                c_in, c_out = product.weights[0].shape[-2:]
                 refused = product_refusal(
-                    batch, c_in, c_out, leg.size, leg.out_size, leg.modes, self.precision
+                    batch,
+                    c_in,
+                    c_out,
+                    product.size,
+                    product.out_size,
+                    product.modes,
+                    self.precision,
                 )
             if refused is not None:
                 return f"{where} layer {min(done + 1, layers)} of {layers}: {refused}"
             if isinstance(item, Mix):
-                size, done, mixed_modes = leg.out_size, done + 1, leg.modes[-1]
+                size, done, mixed_modes = product.out_size, done + 1, product.modes[-1]
         return None
 
     def _pass(self, size: Size) -> Pass:
@@ -189,16 +210,16 @@ class CompiledFNO:
             size, modes, device=self.device, precision=self.precision, out_size=out_size
         )
 
-    def _directly(self, x: torch.Tensor) -> torch.Tensor:
+    def _run_eager(self, x: torch.Tensor) -> torch.Tensor:
         forward = self._pass(tuple(x.shape[2:]))
         buffer = forward.buffer(x.shape[0])
-        forward.load(x, forward.slot(buffer))
+        forward.load(x, forward.input_view(buffer))
         return forward.run(buffer).contiguous()
 
-    def _replayed(self, x: torch.Tensor) -> torch.Tensor:
+    def _run_graphs(self, x: torch.Tensor) -> torch.Tensor:
         batch, _, *grid = x.shape
-        size, out = tuple(grid), self._empty(x)
-        largest = self._verdict(size).largest_bucket
+        size, out = tuple(grid), self._empty_output(x)
+        largest = self._grid_check(size).largest_bucket
         if batch <= largest:
             self._run(x, out, size)
         else:
@@ -206,35 +227,35 @@ class CompiledFNO:
                 self._run(piece, part, size)
         return out
 
-    def _empty(self, x: torch.Tensor) -> torch.Tensor:
-        """Room for the result."""
-        out_size = self._verdict(tuple(x.shape[2:])).out_size
+    def _empty_output(self, x: torch.Tensor) -> torch.Tensor:
+        """Allocate the result."""
+        out_size = self._grid_check(tuple(x.shape[2:])).out_size
         return x.new_empty(x.shape[0], self._chain.out_channels, *out_size)
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, size: Size) -> None:
         bucket = self._buckets[bisect_left(self._buckets, x.shape[0])]
         with self._graphs.lock:
             graph = self._graphs.get(
-                self._owner, (bucket, size), lambda: self._captured(bucket, size)
+                self._owner, (bucket, size), lambda: self._capture(bucket, size)
             )
             graph.run(x, out)
 
-    def _captured(self, bucket: int, size: Size) -> Graph:
-        # its buffers are written to in later calls, whatever mode the caller of this one is in
+    def _capture(self, bucket: int, size: Size) -> Graph:
+        # later calls write the buffers outside inference mode, so they must not be inference tensors
         with torch.inference_mode(False), torch.no_grad():
             return Graph(self._pass(size), bucket, self.device)
 
 
-def _holds_modes(leg: Leg) -> bool:
-    """True if the grids of a product hold its modes; those of the other axes may fold over in the result."""
-    limits = axis_limits((*leg.size[:-1], min(leg.size[-1], leg.out_size[-1])))
-    return min(leg.out_size) > 0 and all(
-        k <= limit for k, limit in zip(leg.modes, limits, strict=True)
+def _holds_modes(product: MixOnGrid) -> bool:
+    """True if the grids of a product hold its modes. Modes of the other axes may alias in the result."""
+    limits = axis_limits((*product.size[:-1], min(product.size[-1], product.out_size[-1])))
+    return min(product.out_size) > 0 and all(
+        k <= limit for k, limit in zip(product.modes, limits, strict=True)
     )
 
 
 def _buckets(most: int) -> tuple[int, ...]:
-    """Powers of two below `most`, and `most`."""
+    """Return the powers of two below `most`, and `most`."""
     return (*(2**i for i in range((most - 1).bit_length())), most)
 
 
@@ -246,19 +267,23 @@ def compile_fno(
     max_batch: int = 64,
     graphs: GraphCache | None = None,
 ) -> CompiledFNO:
-    """Fold, cast and move a network's weights, for one chain of stages on `device`. Captures nothing yet.
+    """Compile a Fourier neural operator for one device: fold, cast and move its weights.
+
+    Captures no CUDA graph yet; that happens at the first call with each (batch bucket, grid).
 
     Args:
-        description: The network (`turbofno.models.core.fno.FNO.description()` gives one).
-        device: A CUDA device, or a CPU.
-        precision: 'fp32', 'tf32' or 'bf16', as `fourier_layer` takes it. Weights of the spectral mix and
-            spectra are float32 under all of them.
-        max_batch: The largest bucket.
-        graphs: Keeps and bounds the graphs; one that others share, or with other bounds. By default one of its own.
+        description: The network, for example from `turbofno.models.core.fno.FNO.description()`.
+        device: A CUDA device or the CPU.
+        precision: 'fp32', 'tf32' or 'bf16', as in `fourier_layer`. Spectra and their weights are float32 in all three.
+        max_batch: The largest batch bucket.
+        graphs: The cache of the CUDA graphs, to share or bound it; by default a new one.
+
+    Returns:
+        The network as a function of [batch, in_channels, *grid].
 
     Raises:
-        ChainRefused: the description contradicts itself, or the device cannot run it; run the module itself.
-        ValueError: unknown precision, or `max_batch` under 1.
+        ChainRefused: The description is inconsistent, or the device cannot run it. Run the module itself instead.
+        ValueError: Unknown precision, or `max_batch` below 1.
 
     Example:
         >>> from turbofno_ops import Activate, AddMap, FNODescription, PointwiseMap, Spectral
@@ -280,26 +305,26 @@ def compile_fno(
     check(description)
     target = torch.device(device)
     if target.type == "cuda":
-        target = _usable_gpu(target, description)
+        target = _supported_gpu(target, description)
     elif target.type == "cpu":
         precision = "fp32"
     else:
-        raise ChainRefused(f"chains run on CUDA devices and CPUs, not on {target}")
+        raise ChainRefused(f"only CUDA devices and CPUs are supported, got {target}")
     with torch.inference_mode(False), torch.no_grad():
         chain = lower(description, target)
     graphs = GraphCache() if graphs is None else graphs
     return CompiledFNO(chain, target, precision, _buckets(max_batch), graphs)
 
 
-def _usable_gpu(device: torch.device, description: FNODescription) -> torch.device:
-    """The GPU by its index, if the kernels run the network there."""
+def _supported_gpu(device: torch.device, description: FNODescription) -> torch.device:
+    """Return the GPU with its index; raise ChainRefused if the kernels do not run the network there."""
     if not torch.cuda.is_available():
         raise ChainRefused(f"there is no GPU; {native_status().detail}")
     index = torch.cuda.current_device() if device.index is None else device.index
     device = torch.device("cuda", index)
     refused = gpu_refusal(device)
     if refused is not None:
-        raise ChainRefused(f"the CUDA kernels do not run: {refused}")
+        raise ChainRefused(f"the CUDA kernels are not available: {refused}")
     weights = [s.weight for block in description.blocks for s in block if isinstance(s, Spectral)]
     if weights[0].dtype == torch.complex128:
         raise ChainRefused("the CUDA kernels compute in float32, the network's weights are float64")

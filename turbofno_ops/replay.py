@@ -1,11 +1,11 @@
-"""What a function does to tensors of one shape, recorded once and then run without the interpreter.
+"""Recording of a function's PyTorch calls for one shape, replayed without the Python interpreter.
 
-A small network on a CPU spends a quarter of its time, or more, in Python, on which operation comes next. The calls that
-it makes into PyTorch, with all sizes in them, are the same each time: they are kept, made into a TorchScript graph, and
-run by PyTorch's own executor. The results are equal to the bit, which is checked before the first use.
+A small network on a CPU spends a quarter of its time or more in Python. Its PyTorch calls for one shape are the same every
+time: they are recorded, made into a TorchScript graph and run by PyTorch's executor. Results are bitwise equal, which is
+checked before the first use.
 
-The graph lives in a compilation unit of its own, because what `torch.jit.trace` makes stays in memory for ever; and
-weights and tables are arguments of it, not constants, so that nothing is copied.
+The graph has its own compilation unit, because the result of `torch.jit.trace` is never freed. Weights and tables are its
+arguments, not constants, so that they are not copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Tensors]
 
 _WARM_RUNS = 3
-"""TorchScript looks on for a run and optimises in the next."""
+"""TorchScript profiles the first run and optimises in the next."""
 _QUERIES = frozenset(
     {
         "__get__",
@@ -39,49 +39,61 @@ _QUERIES = frozenset(
         "is_floating_point",
     }
 )
-"""What gives no tensor and writes into none: its results have become constants of later calls."""
+"""Calls that neither return nor write a tensor. Their results are constants in later calls."""
 
 
 class Unrecordable(RuntimeError):
-    """The function does what cannot be replayed; the message says what."""
+    """Raised if a function does something that cannot be replayed; the message says what."""
 
 
 class Replay:
-    """Made from `function` and examples of its tensor arguments; called with tensors of the same shapes and dtypes.
+    """A function recorded for one shape, callable with tensors of the shapes and dtypes of the examples.
 
-    `function` must do the same whatever the values are. It is run a few times, in inference mode.
+    The function is run a few times in inference mode. Its PyTorch calls must not depend on the values of tensors.
+
+    Args:
+        function: Takes tensors and returns a tuple of tensors.
+        examples: Its arguments.
 
     Raises:
-        Unrecordable: its calls cannot be recorded, or did not give the same to the bit when replayed.
+        Unrecordable: Its calls cannot be recorded, or the replay is not bitwise equal.
+
+    Example:
+        >>> replay = Replay(lambda x: (torch.relu(x) + 1,), [torch.randn(3)])
+        >>> with torch.inference_mode():
+        ...     replay(torch.tensor([-1.0, 0.0, 2.0]))
+        (tensor([1., 1., 3.]),)
     """
 
     def __init__(self, function: Function, examples: Sequence[torch.Tensor]) -> None:
         with torch.inference_mode():
-            # tables that are made on the first call are not a part of it
+            # warm-up, so that tables made at the first call are not recorded
             function(*examples)
             recorder = _Recorder(examples)
             with recorder:
                 results = function(*examples)
             self._choice = last_choice()
             self._constants = recorder.constants()
-            self._function, self._unit = _compiled(recorder, results, examples, self._constants)
+            self._function, self._unit = _compile(recorder, results, examples, self._constants)
             for _ in range(_WARM_RUNS):
                 self(*examples)
             others = [torch.randn_like(example) for example in examples]
             pairs = zip(self(*others), function(*others), strict=True)
-            if not all(_identical(ours, theirs) for ours, theirs in pairs):
-                raise Unrecordable("other inputs gave other results than without a recording")
+            if not all(_bitwise_equal(ours, theirs) for ours, theirs in pairs):
+                raise Unrecordable(
+                    "the replay of other inputs is not bitwise equal to the function"
+                )
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """What the function would return; in inference mode only."""
+        """Return the function's result. Call it in inference mode only."""
         results: Tensors = self._function(*inputs, *self._constants)
         if self._choice is not None:
             record(self._choice)
         return results
 
 
-class _Place(NamedTuple):
-    """Stands for a tensor among recorded arguments: its number."""
+class _TensorRef(NamedTuple):
+    """A tensor among recorded arguments, by its number."""
 
     number: int
 
@@ -94,30 +106,30 @@ class _Call(NamedTuple):
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes every call into PyTorch that gives tensors, or writes into one."""
+    """Records every PyTorch call that returns or writes a tensor."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        self.outside: list[int] = []
-        """Tensors that came from elsewhere: weights, tables."""
+        self.external: list[int] = []
+        """Numbers of tensors that the function neither got nor computed: weights, tables."""
         self.count = 0
-        self._places: dict[int, _Place] = {}
+        self._refs: dict[int, _TensorRef] = {}
         self._alive: list[torch.Tensor] = []
-        """All that were met: the number of one that is gone could be given to another."""
+        """All recorded tensors, kept alive because the id of a freed tensor may be reused."""
         for tensor in inputs:
             self._new(tensor)
 
     def constants(self) -> Tensors:
-        return tuple(self._alive[number] for number in self.outside)
+        return tuple(self._alive[number] for number in self.external)
 
-    def place(self, tensor: torch.Tensor) -> _Place:
-        """Where a tensor stands that was made on the way, or came from elsewhere."""
-        place = self._places.get(id(tensor))
-        if place is None:
-            place = self._new(tensor)
-            self.outside.append(place.number)
-        return place
+    def ref(self, tensor: torch.Tensor) -> _TensorRef:
+        """Return the reference of a tensor; an unknown one becomes external."""
+        ref = self._refs.get(id(tensor))
+        if ref is None:
+            ref = self._new(tensor)
+            self.external.append(ref.number)
+        return ref
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -131,33 +143,33 @@ class _Recorder(TorchFunctionMode):
                     return implementation(*args, **kwargs)
         result = func(*args, **kwargs)
         made: list[torch.Tensor] = []
-        _tensors(result, made.append)
+        _map_tensors(result, made.append)
         name = getattr(func, "__name__", str(func))
         if made or name == "__setitem__":
-            given = _tensors(args, self.place), _tensors(kwargs, self.place)
-            numbers = [(self._places.get(id(one)) or self._new(one)).number for one in made]
+            given = _map_tensors(args, self.ref), _map_tensors(kwargs, self.ref)
+            numbers = [(self._refs.get(id(one)) or self._new(one)).number for one in made]
             self.calls.append(_Call(func, *given, numbers))
         elif name not in _QUERIES:
-            raise Unrecordable(f"{name} gives no tensor")
+            raise Unrecordable(f"{name} returns no tensor")
         return result
 
-    def _new(self, tensor: torch.Tensor) -> _Place:
-        place = self._places[id(tensor)] = _Place(self.count)
+    def _new(self, tensor: torch.Tensor) -> _TensorRef:
+        ref = self._refs[id(tensor)] = _TensorRef(self.count)
         self._alive.append(tensor)
         self.count += 1
-        return place
+        return ref
 
 
-def _compiled(
+def _compile(
     recorder: _Recorder,
     results: Sequence[torch.Tensor],
     examples: Sequence[torch.Tensor],
     constants: Tensors,
 ) -> tuple[Callable[..., Tensors], object]:
-    """The recorded calls as a TorchScript function of inputs and constants, and what keeps it alive."""
-    first = [*range(len(examples)), *recorder.outside]
-    last = [recorder.place(result).number for result in results]
-    if len(recorder.outside) > len(constants):
+    """Return the recorded calls as a TorchScript function of inputs and constants, and the object that owns it."""
+    first = [*range(len(examples)), *recorder.external]
+    last = [recorder.ref(result).number for result in results]
+    if len(recorder.external) > len(constants):
         raise Unrecordable("a result was not computed")
 
     def run(*given: torch.Tensor) -> Tensors:
@@ -166,8 +178,8 @@ def _compiled(
             values[number] = value
         for call in recorder.calls:
             made: list[torch.Tensor] = []
-            _tensors(
-                call.function(*_filled(call.args, values), **_filled(call.kwargs, values)),
+            _map_tensors(
+                call.function(*_resolve(call.args, values), **_resolve(call.kwargs, values)),
                 made.append,
             )
             for number, value in zip(call.results, made, strict=True):
@@ -175,7 +187,7 @@ def _compiled(
         return tuple(values[number] for number in last)
 
     with warnings.catch_warnings():
-        # of what a trace cannot follow; here nothing but the calls is left, and the result is checked
+        # tracer warnings do not apply: only recorded calls are traced, and the result is checked
         warnings.simplefilter("ignore")
         graph, _ = torch._C._create_graph_by_tracing(
             run, (*examples, *constants), lambda _: "", True, False
@@ -184,31 +196,31 @@ def _compiled(
     return unit.create_function("replay", graph), unit
 
 
-def _tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nest of sequences and dictionaries, its tensors changed."""
-    return _mapped(value, torch.Tensor, change)
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Replace the tensors in nested sequences and dictionaries."""
+    return _map_nested(value, torch.Tensor, change)
 
 
-def _filled(value: Any, values: Sequence[Any]) -> Any:
-    """The same nest, a tensor in each place."""
-    return _mapped(value, _Place, lambda place: values[place.number])
+def _resolve(value: Any, values: Sequence[Any]) -> Any:
+    """Replace the references in nested sequences and dictionaries by tensors."""
+    return _map_nested(value, _TensorRef, lambda ref: values[ref.number])
 
 
-def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    # before tuples: a place is one
+def _map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    # before tuples, because a reference is a tuple
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, list):
-        return [_mapped(one, kind, change) for one in value]
+        return [_map_nested(one, kind, change) for one in value]
     if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return tuple(_mapped(one, kind, change) for one in value)
+        return tuple(_map_nested(one, kind, change) for one in value)
     if isinstance(value, dict):
-        return {name: _mapped(one, kind, change) for name, one in value.items()}
+        return {name: _map_nested(one, kind, change) for name, one in value.items()}
     return value
 
 
-def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal in every bit that says something: NaN is NaN."""
+def _bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if both are bitwise equal; all NaNs count as equal."""
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(
         one.nan_to_num(), other.nan_to_num()
     )

@@ -119,7 +119,7 @@ class Chain:
             raise RuntimeError(f"{layer.label} {precision} is no chain: {refused}")
         self._forward = compiled._pass(layer.size)
         self.buffer = self._forward.buffer(layer.batch)
-        self._forward.load(x, self._forward.slot(self.buffer))
+        self._forward.load(x, self._forward.input_view(self.buffer))
 
     def __call__(self, buffer: torch.Tensor) -> torch.Tensor:
         """The network's output [batch, 1, *grid] for the input in the buffer."""

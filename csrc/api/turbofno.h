@@ -1,26 +1,26 @@
-/* C interface of the CUDA kernels of Fourier neural operators on grids of any number of axes.
+/* C interface of the CUDA kernels for Fourier neural operators on grids of any number of axes.
  *
- * A Fourier layer is, on one stream:
+ * One Fourier layer launches, on one stream:
  *
- *   turbofno_tile_program   field -> spectra          analysis of the last axis (in a chain, while y is on chip)
+ *   turbofno_tile_program   field -> spectra          truncated DFT of the last axis (in a chain, while y is on chip)
  *   turbofno_transform_axis spectra -> spectra        truncated DFT of another axis, for each of them
- *   turbofno_multiply_modes spectra -> spectra        a complex product of the channels a mode
+ *   turbofno_multiply_modes spectra -> spectra        one complex channel matrix per mode
  *   turbofno_transform_axis spectra -> spectra        inverse DFTs of the other axes
  *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
- * and, where a norm stands in it, turbofno_spectral_moments or turbofno_field_moments and turbofno_norm_affine.
- * turbofno_pack_operand brings weights into the order in which a tile program reads them.
+ * A layer with a norm also launches turbofno_spectral_moments or turbofno_field_moments, then turbofno_norm_affine.
+ * turbofno_pack_operand packs weights in the order in which a tile program reads them.
  *
- * A tile program is prepared once for a shape and device (turbofno_tile_prepare, which searches for the best way to cut
- * it into blocks) and launched any number of times. All other plans are a few divisions, made at every launch.
+ * A tile program is planned once per shape and device (turbofno_tile_prepare searches for the best block layout) and
+ * launched any number of times. All other plans take a few divisions and are made at every launch.
  *
- * A function that takes a stream only launches kernels on `stream` of the current device and returns: it allocates nothing, waits for
- * nothing and may be captured in a CUDA graph. Calls are independent: any number of threads and streams, each with its
- * own workspace. All pointers are device pointers, aligned to 16 bytes and contiguous in the order given; complex
- * numbers are interleaved (real, imaginary) float32. Outputs must not overlap inputs; every element of an output is
- * written.
+ * A function that takes a stream launches kernels on `stream` of the current device and returns. It allocates nothing,
+ * does not synchronize and may be captured in a CUDA graph. Calls are independent: any number of threads and streams may
+ * call, each with its own workspace. All pointers are device pointers, aligned to 16 bytes and contiguous in the given
+ * order; complex numbers are interleaved (real, imaginary) float32. Outputs must not overlap inputs. Every element of an
+ * output is written.
  *
- * A value that is not finite makes NaN of what depends on it, within its batch element.
+ * A non-finite input value makes every result that depends on it NaN, within its batch element only.
  */
 #ifndef TURBOFNO_H
 #define TURBOFNO_H
@@ -36,7 +36,7 @@ struct CUstream_st; /* cudaStream_t without CUDA's headers */
 
 typedef enum {
     TURBOFNO_OK = 0,
-    TURBOFNO_UNSUPPORTED = 1, /* the _unsupported function says why */
+    TURBOFNO_UNSUPPORTED = 1, /* the _unsupported function gives the reason */
     TURBOFNO_NULL_POINTER = 2, /* a required pointer is null */
     TURBOFNO_LAUNCH_FAILED = 3 /* CUDA refused a launch, or an earlier asynchronous error surfaced; see
                                   turbofno_last_cuda_error */
@@ -66,12 +66,12 @@ typedef enum {
     TURBOFNO_BF16 = 2 /* fields stored and multiplied in bfloat16, sums in float32 */
 } turbofno_precision;
 
-/* A tile program: the steps between two spectral products, on 16 neighbouring points of the last axis at a time, all
- * channels of them. It has one value y, starting from zero, that the steps change in their order.
+/* A tile program: the steps between two spectral products, on tiles of 16 neighbouring points of the last axis by all
+ * channels. It has one value y, initially zero, that the steps change in order.
  *
- * Fields are [batch][outer][points][channels rounded up to whole 16 bytes], float32 or, with TURBOFNO_BF16, bfloat16;
- * or where a step says so channel first, float32 [batch][channels][outer][points]. `outer` counts the grid's rows: the
- * points of all axes but the last. */
+ * Fields are [batch][outer][points][channels rounded up to whole 16 bytes], float32 or, with TURBOFNO_BF16, bfloat16.
+ * A step may set channel_first: float32 [batch][channels][outer][points]. `outer` is the number of grid rows: the product
+ * of all axes but the last. */
 typedef enum {
     TURBOFNO_LOAD = 0, /* y = field */
     TURBOFNO_SYNTHESIS = 1, /* y = inverse DFT of `mixed` along the last axis; the first step */
@@ -82,7 +82,7 @@ typedef enum {
     TURBOFNO_MLP = 6, /* y = second . activation(first . y + shift) + second_shift */
     TURBOFNO_STORE = 7, /* field = y */
     TURBOFNO_ANALYZE = 8, /* spectra = truncated DFT of y along the last axis */
-    TURBOFNO_PROJECT = 9 /* field, channel first, = the same as MLP; with hidden = 0 second . y + second_shift */
+    TURBOFNO_PROJECT = 9 /* field, channel first, = the result of MLP; with hidden = 0: second . y + second_shift */
 } turbofno_step_kind;
 
 typedef struct {
@@ -91,16 +91,16 @@ typedef struct {
     float parameter; /* of the activation */
     int32_t channels; /* of field */
     int32_t channel_first; /* of field: 1 or 0 */
-    int32_t terms; /* channels that first takes (second, with hidden = 0) */
+    int32_t terms; /* input channels of first (of second, with hidden = 0) */
     int32_t hidden; /* channels between first and second */
     int32_t per_sample; /* scale and shift are [batch][width] */
     const void *field;
     const void *first, *second; /* B operands, turbofno_pack_operand */
     const float *scale, *shift, *second_shift; /* [width] or null; shift of MLP and PROJECT [hidden], PROJECT's
-                                                  second_shift [16]; zeros behind the last channel */
+                                                  second_shift [16]; zero padded */
 } turbofno_step;
 
-#define TURBOFNO_MOST_STEPS 16
+#define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_PLAN_WORDS 128
 
 typedef struct {
@@ -109,48 +109,48 @@ typedef struct {
     int32_t points; /* of a row */
     int32_t width; /* the most channels of y at any step, a multiple of 16 */
     int32_t channels; /* of mixed and spectra */
-    int32_t modes; /* of mixed; 0 without */
-    int32_t next_modes; /* of spectra; 0 without */
+    int32_t modes; /* of mixed; 0 if absent */
+    int32_t next_modes; /* of spectra; 0 if absent */
     int32_t precision; /* turbofno_precision */
     int32_t multiprocessors; /* of the device */
-    int32_t shared_bytes; /* that the device gives a block that asks */
+    int32_t shared_bytes; /* opt-in shared memory per block of the device */
     int32_t warpgroups; /* turbofno_device_warpgroups() of the device */
-    int32_t weights_settled; /* 1: no kernel that may still run writes operands, vectors or tables */
+    int32_t weights_settled; /* 1: no kernel still in flight writes operands, vectors or tables */
     int32_t steps;
     const float *mixed; /* complex [batch][channels][outer][modes] */
     float *spectra; /* complex [batch][channels][outer][next_modes] */
     const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes) */
     const void *analysis; /* row_analysis(points, next_modes) */
     void *workspace; /* turbofno_tile_plan.workspace_bytes */
-    turbofno_step step[TURBOFNO_MOST_STEPS];
+    turbofno_step step[TURBOFNO_MAX_STEPS];
 } turbofno_tile;
 
-/* How a tile program is cut into blocks on a device; plain data, copied as one likes. */
+/* Block layout of a tile program on a device. Plain data; may be copied. */
 typedef struct {
     int64_t workspace_bytes; /* of turbofno_tile.workspace */
     int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */
 } turbofno_tile_plan;
 
-/* A real matrix as a B operand of a tile program's step, in the order of csrc/kernels/products.cuh. */
+/* A real matrix packed as the B operand of a tile program's step, in the order of csrc/kernels/warp_mma.cuh. */
 typedef struct {
-    int32_t columns, terms; /* of the matrix: channels that come out, channels summed over */
-    int32_t padded_columns; /* of the operand, a multiple of 16; its terms are the next multiple of 32; zeros beyond */
+    int32_t columns, terms; /* of the matrix: output channels, input channels */
+    int32_t padded_columns; /* of the operand, a multiple of 16; terms are padded to a multiple of 32; zero padded */
     int32_t precision;
     const float *matrix; /* [columns][terms] */
     void *operand; /* turbofno_operand_bytes() */
 } turbofno_operand;
 
-/* The truncated DFT of one axis, or its inverse. `inner` is what lies behind the axis, `outer` what lies before it. */
+/* The truncated DFT of one axis, or its inverse. `inner` is the product of the sizes after the axis, `outer` before it. */
 typedef struct {
     int64_t outer, inner;
     int64_t pitch; /* complex numbers from one mode to the next, at least outer * inner */
     int32_t points, modes; /* modes in FFT order, 0, 1, .., -1 */
-    int32_t inverse; /* 0: input [outer][points][inner] -> out [modes][pitch]; 1: the other way */
+    int32_t inverse; /* 0: input [outer][points][inner] -> out [modes][pitch]; 1: the reverse */
     int32_t precision;
     int32_t multiprocessors;
     const float *input; /* complex */
     float *out; /* complex */
-    const void *table; /* _cuda_tables.py, column_analysis(points, modes) or column_synthesis(points, modes) */
+    const void *table; /* _cuda_tables.py, axis_analysis(points, modes) or axis_synthesis(points, modes) */
 } turbofno_transform;
 
 /* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). */
@@ -175,17 +175,17 @@ typedef struct {
     int32_t channels;
     int32_t modes; /* of spectra */
     int32_t precision;
-    const float *spectra; /* complex [batch][channels][outer][modes]: by Parseval, of the field they are the spectra of */
+    const float *spectra; /* of turbofno_spectral_moments: complex [batch][channels][outer][modes] */
     const void *field; /* of turbofno_field_moments: [batch][outer][points][channels rounded up to whole 16 bytes] */
     float *moments; /* [batch][channels][2]: mean, variance */
     void *workspace; /* of turbofno_field_moments: turbofno_moments_workspace_bytes() */
 } turbofno_moments;
 
-/* The norm of groups of neighbouring channels as one factor and one offset a batch element and channel. */
+/* The norm of groups of neighbouring channels, as one scale and one shift per batch element and channel. */
 typedef struct {
     int64_t batch;
     int32_t channels, groups;
-    int32_t width; /* of the results, channels or more; zeros behind them */
+    int32_t width; /* of the results, at least `channels`; zero padded */
     float eps;
     const float *moments; /* [batch][channels][2] */
     const float *offset; /* [channels] added to the means, or null */
@@ -193,19 +193,19 @@ typedef struct {
     float *scale, *shift; /* [batch][width] */
 } turbofno_norm;
 
-/* Fill in the plan of a tile program. Why its shape is not served, in words, or null if it is. Reads none of the tile's
- * pointers; needs no GPU. */
+/* Fills in the plan of a tile program. Returns null, or the reason why the shape is not supported. Reads none of the
+ * tile's pointers; needs no GPU. */
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
 
-/* Why a shape is not served, in words, or null if it is. Reads no pointer; needs no GPU. */
+/* Return null, or the reason why the shape is not supported. Read no pointer; need no GPU. */
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
 
-/* Bytes of a result or workspace for this shape. Reads no pointer; needs no GPU. */
+/* Return the bytes of a result or workspace for this shape. Read no pointer; need no GPU. */
 size_t turbofno_operand_bytes(const turbofno_operand *operand);
 size_t turbofno_moments_workspace_bytes(const turbofno_moments *moments);
 
-/* `plan` is what turbofno_tile_prepare made of a tile that differs in its pointers at most. */
+/* `plan` comes from turbofno_tile_prepare, for a tile that differs from this one in its pointers at most. */
 turbofno_status turbofno_tile_program(const turbofno_tile *tile, const turbofno_tile_plan *plan, struct CUstream_st *stream);
 turbofno_status turbofno_pack_operand(const turbofno_operand *operand, struct CUstream_st *stream);
 turbofno_status turbofno_transform_axis(const turbofno_transform *transform, struct CUstream_st *stream);
@@ -214,13 +214,13 @@ turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struc
 turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
 
-/* Why no kernel can run on the current device, in words, or null: the library has no code for it. */
+/* Returns null, or the reason why the library holds no code for the current device. */
 const char *turbofno_device_unsupported(void);
 
-/* 1 if the code that runs on the current device multiplies by warpgroups (wgmma), else 0. */
+/* Returns 1 if the code that runs on the current device uses wgmma, else 0. */
 int turbofno_device_warpgroups(void);
 
-/* CUDA's words for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
+/* CUDA's message for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);
 
 #ifdef __cplusplus

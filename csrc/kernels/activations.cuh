@@ -1,8 +1,8 @@
-// Activations of many values at once. NaN stays NaN.
+// Activations of a tile's values. NaN stays NaN.
 #pragma once
 
 #include "../api/turbofno.h"
-#include "split.cuh"
+#include "precision.cuh"
 
 namespace turbofno {
 
@@ -20,8 +20,8 @@ __device__ __forceinline__ float relu(float v) {
 
 __device__ __forceinline__ float clamped(float v, float from, float to) { return v < from ? from : v > to ? to : v; }
 
-// gelu(v) = relu(v) - a Phi(-a), a = |v|, and Phi(-a) = 2^p(a) with a polynomial of p(0) = -1 fitted so that the error
-// is at most 1e-8 |v| (float32 fields) or 1.1e-4 |v| (bfloat16 fields), before rounding; far out p goes to -infinity.
+// gelu(v) = relu(v) - a Phi(-a), a = |v|, and Phi(-a) = 2^p(a). The polynomial p, with p(0) = -1, is fitted to an error of
+// at most 1e-8 |v| (float32 fields) or 1.1e-4 |v| (bfloat16 fields) before rounding. p falls to -infinity for large a.
 template <typename P> __device__ __forceinline__ float gelu(float v) {
     const float a = fabsf(v);
     float p;
@@ -59,8 +59,7 @@ template <int FRAGMENTS, typename F> __device__ __forceinline__ void apply(float
     }
 }
 
-// The choice of activation stands outside the loop, or every value would carry the code of every activation. Those that
-// few networks use share one function that is called.
+// Rare activations share one function that is not inlined, to keep the kernels small.
 static __device__ __noinline__ float rare_activation(float v, int activation, float parameter) {
     switch (activation) {
     case TURBOFNO_LEAKY_RELU: return v > 0.0f ? v : parameter * v;
@@ -75,6 +74,7 @@ static __device__ __noinline__ float rare_activation(float v, int activation, fl
     }
 }
 
+// The switch is outside the loop: inside, the unrolled loop would repeat the code of every activation.
 template <typename P, int FRAGMENTS>
 __device__ __forceinline__ void activate(float (&values)[FRAGMENTS][4], int activation, float parameter) {
     switch (activation) {

@@ -1,10 +1,10 @@
-// What the library was compiled for, as against what the card is: features of a card may be used only by code for it.
+// The architecture that the running code was compiled for. It may be older than the device's.
 #pragma once
 
 namespace turbofno {
 
-// The virtual architecture, 80 or 90 say, that the code which runs on the current device was compiled for; less than the
-// card's where that code is PTX of an older one. 0: there is none that runs there.
-int code_architecture();
+// Virtual architecture (80, 90, ..) of the code that runs on the current device, or 0 if the library has none for it. It is
+// lower than the device's if the driver compiled older PTX.
+int compiled_architecture();
 
 } // namespace turbofno

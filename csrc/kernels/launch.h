@@ -1,4 +1,4 @@
-// What the kernels' host sides share: checking every launch.
+// Error check of every kernel launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace turbofno {
 
-// Status of the launch just made; remembers CUDA's words for turbofno_last_cuda_error.
+// Returns the status of the launch just made and keeps CUDA's error for turbofno_last_cuda_error.
 turbofno_status launched();
 
 } // namespace turbofno

@@ -1,13 +1,12 @@
-// Norms over the grid: moments of each batch element and channel, and what they make of a group of channels.
+// Norms over the grid: moments per batch element and channel, and the scale and shift that they give.
 //
-// Of a field that is known by its spectra along the last axis the moments follow by Parseval, with no pass over the
-// field: a row of W points with coefficients c[0 .. K - 1] has the mean Re c[0] and the mean square
-// (Re c[0])^2 + sum over k >= 1 of 2 |c[k]|^2, at the frequency W / 2 of even rows (Re c[k])^2 alone.
-// Variances are sums of squares about a mean that is known first, or are merged from such sums (Chan et al.), never
-// differences of large numbers.
+// Spectra along the last axis give the moments by Parseval, without reading the field: a row of W points with coefficients
+// c[0 .. K - 1] has the mean Re c[0] and the mean square (Re c[0])^2 + sum over k >= 1 of 2 |c[k]|^2, where the Nyquist
+// frequency W / 2 of an even row counts (Re c[k])^2 only.
+// Variances are sums of squares about a known mean, or merged from such sums (Chan et al. 1983), so that no digits cancel.
 #include <algorithm>
 
-#include "dependent_launch.cuh"
+#include "pdl.cuh"
 #include "tile_fields.cuh"
 
 #include "../plan/ceil_div.h"
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The sum of a value over the block, for all of its threads.
+// The sum of a value over the block, returned to all threads.
 __device__ float block_sum(float value, float *shared) {
 #pragma unroll
     for (int bit = 16; bit > 0; bit /= 2) value += __shfl_xor_sync(0xffffffffu, value, bit);
@@ -30,16 +29,16 @@ __device__ float block_sum(float value, float *shared) {
     return sum;
 }
 
-struct OfSpectra {
+struct SpectralMoments {
     const float2 *spectra; // [series][outer][modes]
     float2 *moments;
     int64_t outer;
     int points, modes;
 };
 
-__global__ void __launch_bounds__(kThreads) moments_of_spectra(const OfSpectra a) {
+__global__ void __launch_bounds__(kThreads) moments_of_spectra(const SpectralMoments a) {
     __shared__ float shared[kThreads / 32];
-    wait_for_previous();
+    pdl_wait();
     const float2 *from = a.spectra + int64_t(blockIdx.x) * a.outer * a.modes;
     float sum = 0.0f;
     for (int64_t o = threadIdx.x; o < a.outer; o += kThreads) sum += from[o * a.modes].x;
@@ -59,10 +58,10 @@ __global__ void __launch_bounds__(kThreads) moments_of_spectra(const OfSpectra a
     }
     const float variance = block_sum(squares, shared) / float(a.outer);
     if (threadIdx.x == 0) a.moments[blockIdx.x] = {mean, variance};
-    let_next_start();
+    pdl_trigger();
 }
 
-struct OfField {
+struct FieldMoments {
     const void *field; // [batch][points][channels, rounded up to 16 bytes]
     float2 *parts; // [batch][pieces][channels]: mean, sum of squares about it
     float2 *moments;
@@ -70,17 +69,17 @@ struct OfField {
     int channels, pieces;
 };
 
-// A block takes a piece of a batch element's points; a thread four channels of every kThreads / quads-th point.
-template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of_piece(const OfField a) {
+// A block takes one piece of a batch element's points; a thread four channels of every (kThreads / vectors)-th point.
+template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of_piece(const FieldMoments a) {
     __shared__ float4 shared[kThreads];
-    wait_for_previous();
-    const int pitch = pitch_of<Field>(a.channels), quads = pitch / 4, rows = kThreads / quads;
-    const int quad = threadIdx.x % quads, row = threadIdx.x / quads;
-    const int64_t b = blockIdx.x / a.pieces; // blocks are those of all batch elements: gridDim.y ends at 65535
+    pdl_wait();
+    const int pitch = pitch_of<Field>(a.channels), vectors = pitch / 4, rows = kThreads / vectors;
+    const int vector = threadIdx.x % vectors, row = threadIdx.x / vectors;
+    const int64_t b = blockIdx.x / a.pieces; // one grid dimension: gridDim.y is limited to 65535
     const int64_t begin = blockIdx.x % a.pieces * a.piece, end = min(a.points, begin + a.piece);
-    const Field *from = static_cast<const Field *>(a.field) + b * a.points * pitch + 4 * quad;
+    const Field *from = static_cast<const Field *>(a.field) + b * a.points * pitch + 4 * vector;
     float4 mean{};
-    for (int pass = 0; pass < 2; ++pass) { // the piece is still in a cache at the second
+    for (int pass = 0; pass < 2; ++pass) { // the second pass reads from cache
         float4 sum{};
         for (int64_t p = begin + row; p < end && row < rows; p += rows) {
             float4 v = load_four(from + p * pitch);
@@ -95,23 +94,23 @@ template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of
         __syncthreads();
         float4 all{};
         for (int r = 0; r < rows; ++r) {
-            const float4 v = shared[r * quads + quad];
+            const float4 v = shared[r * vectors + vector];
             all = {all.x + v.x, all.y + v.y, all.z + v.z, all.w + v.w};
         }
         if (pass == 0) {
             const float part = 1.0f / float(end - begin);
             mean = {all.x * part, all.y * part, all.z * part, all.w * part};
         } else if (row == 0) {
-            float2 *to = a.parts + int64_t(blockIdx.x) * a.channels + 4 * quad;
+            float2 *to = a.parts + int64_t(blockIdx.x) * a.channels + 4 * vector;
             const float means[4] = {mean.x, mean.y, mean.z, mean.w}, squares[4] = {all.x, all.y, all.z, all.w};
-            for (int i = 0; i < 4 && 4 * quad + i < a.channels; ++i) to[i] = {means[i], squares[i]};
+            for (int i = 0; i < 4 && 4 * vector + i < a.channels; ++i) to[i] = {means[i], squares[i]};
         }
     }
-    let_next_start();
+    pdl_trigger();
 }
 
-__global__ void __launch_bounds__(kThreads) merge_pieces(const OfField a) {
-    wait_for_previous();
+__global__ void __launch_bounds__(kThreads) merge_pieces(const FieldMoments a) {
+    pdl_wait();
     const int channel = threadIdx.x;
     if (channel < a.channels) {
         const float2 *parts = a.parts + int64_t(blockIdx.x) * a.pieces * a.channels + channel;
@@ -119,20 +118,20 @@ __global__ void __launch_bounds__(kThreads) merge_pieces(const OfField a) {
         for (int i = 0; i < a.pieces; ++i) {
             const float2 part = parts[int64_t(i) * a.channels];
             const float more = float(min(a.points, (i + 1) * a.piece) - i * a.piece), all = count + more;
-            const float apart = part.x - mean;
-            mean += apart * (more / all);
-            squares += part.y + apart * apart * (count * more / all);
+            const float delta = part.x - mean;
+            mean += delta * (more / all);
+            squares += part.y + delta * delta * (count * more / all);
             count = all;
         }
         a.moments[int64_t(blockIdx.x) * a.channels + channel] = {mean, squares / count};
     }
-    let_next_start();
+    pdl_trigger();
 }
 
-// One block a batch element, a thread a channel.
+// One block per batch element, one thread per channel.
 __global__ void __launch_bounds__(kThreads) affine_of_norm(const turbofno_norm a) {
     __shared__ float2 shared[kThreads]; // mean, variance
-    wait_for_previous();
+    pdl_wait();
     const int c = threadIdx.x, size = a.channels / a.groups;
     if (c < a.channels) {
         float2 m = reinterpret_cast<const float2 *>(a.moments)[int64_t(blockIdx.x) * a.channels + c];
@@ -148,8 +147,8 @@ __global__ void __launch_bounds__(kThreads) affine_of_norm(const turbofno_norm a
             for (int i = 0; i < size; ++i) mean += shared[first + i].x;
             mean /= float(size);
             for (int i = 0; i < size; ++i) {
-                const float apart = shared[first + i].x - mean;
-                variance += shared[first + i].y + apart * apart;
+                const float delta = shared[first + i].x - mean;
+                variance += shared[first + i].y + delta * delta;
             }
             scale = rsqrtf(variance / float(size) + a.eps);
             if (a.weight != nullptr) scale *= a.weight[c];
@@ -159,15 +158,15 @@ __global__ void __launch_bounds__(kThreads) affine_of_norm(const turbofno_norm a
         a.scale[int64_t(blockIdx.x) * a.width + c] = scale;
         a.shift[int64_t(blockIdx.x) * a.width + c] = shift;
     }
-    let_next_start();
+    pdl_trigger();
 }
 
-constexpr int kMostPieces = 64;
+constexpr int kMaxPieces = 64;
 
-OfField of_field(const turbofno_moments &m) {
-    OfField a{};
+FieldMoments field_moments_arguments(const turbofno_moments &m) {
+    FieldMoments a{};
     a.points = m.outer * m.points;
-    a.pieces = int(std::min<int64_t>(kMostPieces, ceil_div(a.points, int64_t(256))));
+    a.pieces = int(std::min<int64_t>(kMaxPieces, ceil_div(a.points, int64_t(256))));
     a.piece = ceil_div(a.points, int64_t(a.pieces));
     a.pieces = int(ceil_div(a.points, a.piece));
     a.channels = m.channels;
@@ -178,35 +177,35 @@ OfField of_field(const turbofno_moments &m) {
 } // namespace turbofno
 
 extern "C" size_t turbofno_moments_workspace_bytes(const turbofno_moments *m) {
-    return size_t(m->batch) * size_t(turbofno::of_field(*m).pieces) * size_t(m->channels) * sizeof(float2);
+    return size_t(m->batch) * size_t(turbofno::field_moments_arguments(*m).pieces) * size_t(m->channels) * sizeof(float2);
 }
 
 extern "C" turbofno_status turbofno_spectral_moments(const turbofno_moments *m, CUstream_st *stream) {
     using namespace turbofno;
     if (m->spectra == nullptr || m->moments == nullptr) return TURBOFNO_NULL_POINTER;
-    const OfSpectra a{reinterpret_cast<const float2 *>(m->spectra), reinterpret_cast<float2 *>(m->moments), m->outer,
+    const SpectralMoments a{reinterpret_cast<const float2 *>(m->spectra), reinterpret_cast<float2 *>(m->moments), m->outer,
                       m->points, m->modes};
-    return launch_dependent(moments_of_spectra, dim3(unsigned(m->batch * m->channels)), kThreads, 0, stream, a);
+    return launch_pdl(moments_of_spectra, dim3(unsigned(m->batch * m->channels)), kThreads, 0, stream, a);
 }
 
 extern "C" turbofno_status turbofno_field_moments(const turbofno_moments *m, CUstream_st *stream) {
     using namespace turbofno;
     if (m->field == nullptr || m->moments == nullptr || m->workspace == nullptr) return TURBOFNO_NULL_POINTER;
     if (m->channels < 1 || m->channels > kThreads) return TURBOFNO_UNSUPPORTED;
-    OfField a = of_field(*m);
+    FieldMoments a = field_moments_arguments(*m);
     a.field = m->field;
     a.parts = static_cast<float2 *>(m->workspace);
     a.moments = reinterpret_cast<float2 *>(m->moments);
     const auto kernel = m->precision == TURBOFNO_BF16 ? moments_of_piece<__nv_bfloat16> : moments_of_piece<float>;
     const dim3 blocks(unsigned(m->batch * a.pieces));
-    const turbofno_status status = launch_dependent(kernel, blocks, kThreads, 0, stream, a);
+    const turbofno_status status = launch_pdl(kernel, blocks, kThreads, 0, stream, a);
     if (status != TURBOFNO_OK) return status;
-    return launch_dependent(merge_pieces, dim3(unsigned(m->batch)), kThreads, 0, stream, a);
+    return launch_pdl(merge_pieces, dim3(unsigned(m->batch)), kThreads, 0, stream, a);
 }
 
 extern "C" turbofno_status turbofno_norm_affine(const turbofno_norm *norm, CUstream_st *stream) {
     using namespace turbofno;
     if (norm->moments == nullptr || norm->scale == nullptr || norm->shift == nullptr) return TURBOFNO_NULL_POINTER;
     if (norm->width > kThreads || norm->channels % norm->groups != 0) return TURBOFNO_UNSUPPORTED;
-    return launch_dependent(affine_of_norm, dim3(unsigned(norm->batch)), kThreads, 0, stream, *norm);
+    return launch_pdl(affine_of_norm, dim3(unsigned(norm->batch)), kThreads, 0, stream, *norm);
 }

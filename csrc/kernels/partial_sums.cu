@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "../plan/ceil_div.h"
-#include "dependent_launch.cuh"
+#include "pdl.cuh"
 
 namespace turbofno {
 namespace {
@@ -18,7 +18,7 @@ struct Parts {
 };
 
 __global__ void __launch_bounds__(kThreads) partial_sums(const Parts a) {
-    wait_for_previous();
+    pdl_wait();
     const int64_t stride = int64_t(gridDim.x) * kThreads;
     for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < a.count; i += stride) {
         float sum = 0.0f;
@@ -26,14 +26,14 @@ __global__ void __launch_bounds__(kThreads) partial_sums(const Parts a) {
         for (int part = 0; part < a.parts; ++part) sum += a.from[part * a.count + i];
         a.to[i] = sum;
     }
-    let_next_start();
+    pdl_trigger();
 }
 
 } // namespace
 
 turbofno_status add_parts(float *to, const float *from, int64_t count, int parts, cudaStream_t stream) {
     const auto blocks = unsigned(std::min<int64_t>(ceil_div(count, int64_t(kThreads)), 16384));
-    return launch_dependent(partial_sums, dim3(blocks), kThreads, 0, stream, Parts{to, from, count, parts});
+    return launch_pdl(partial_sums, dim3(blocks), kThreads, 0, stream, Parts{to, from, count, parts});
 }
 
 } // namespace turbofno

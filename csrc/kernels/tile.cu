@@ -1,7 +1,7 @@
 // The launch of a tile program.
 #include <cstring>
 
-#include "dependent_launch.cuh"
+#include "pdl.cuh"
 #include "partial_sums.h"
 #include "tile.h"
 
@@ -31,16 +31,16 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
                          (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);
     if (missing) return TURBOFNO_NULL_POINTER;
     const bool scaled = tile->precision != TURBOFNO_BF16;
-    int exponent = 13; // as _cuda_tables.py scales the tables
-    a.synthesis_back = scaled ? 1.0f / float(1 << exponent) : 1.0f;
+    int exponent = 13; // the tables' scales: SYNTHESIS_EXPONENT, analysis_exponent of _cuda_tables.py
+    a.synthesis_inv_scale = scaled ? 1.0f / float(1 << exponent) : 1.0f;
     while ((1 << (exponent - 13)) < tile->points) ++exponent;
-    a.analysis_back = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
+    a.analysis_inv_scale = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(a);
-    // always the same number: another thread may be about to launch this kernel with more
+    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile->shared_bytes);
     const turbofno_status status =
-        launch_dependent(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,
+        launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,
                          size_t(a.plan.shared_bytes), stream, a);
     if (status != TURBOFNO_OK || tile->next_modes == 0 || a.plan.splits == 1) return status;
     const int64_t count = tile->batch * tile->outer * tile->channels * 2 * tile->next_modes;

@@ -1,4 +1,4 @@
-// The tile program's kernels, a file for each precision so that they compile side by side.
+// The tile program's kernels, one file per precision so that they compile in parallel.
 #pragma once
 
 #include "../plan/tile_plan.h"
@@ -9,11 +9,11 @@ namespace turbofno {
 struct TileArguments {
     turbofno_tile tile;
     TilePlan plan;
-    float synthesis_back, analysis_back; // undo the tables' scales
+    float synthesis_inv_scale, analysis_inv_scale; // of the tables
     float *next; // spectra, or partial sums of them
 };
 
-// A program as a number: four bits a step, its kind and one.
+// Encodes a program as a number: four bits per step, its kind plus one.
 constexpr uint64_t program() { return 0; }
 template <typename... Kinds> constexpr uint64_t program(turbofno_step_kind first, Kinds... others) {
     return uint64_t(first + 1) | program(others...) << 4;
@@ -25,7 +25,7 @@ inline uint64_t program_of(const turbofno_tile &tile) {
     return code;
 }
 
-// Those of common networks; turbofno_ops/_tile_program.py brings steps that commute into this order.
+// Programs of common networks. turbofno_ops/_tile_program.py sorts commuting steps into this order.
 constexpr uint64_t kLayerAlone = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                          TURBOFNO_STORE);
 constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,

@@ -2,6 +2,6 @@
 
 namespace turbofno {
 
-TileKernel tile_bf16(const TileArguments &a) { return kernel_of<Bf16>(a); }
+TileKernel tile_bf16(const TileArguments &a) { return kernel_of<PrecisionBf16>(a); }
 
 } // namespace turbofno

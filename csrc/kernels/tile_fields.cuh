@@ -1,15 +1,15 @@
-// What a warp reads and writes of a field: all channels of 16 neighbouring points, in the order of products.cuh.
+// Loads and stores of a warp's tile of a field: all channels of 16 neighbouring points, in the order of warp_mma.cuh.
 #pragma once
 
-#include "inbox.cuh"
-#include "products.cuh"
+#include "prefetch.cuh"
+#include "warp_mma.cuh"
 
 namespace turbofno {
 
-// A warp's 16 points of a row; lane (g, t) has the points g and g + 8 of them. The same for all lanes.
-struct Place {
+// The position of a warp's 16 points, the same for all lanes. Lane (g, t) has the points g and g + 8.
+struct TilePosition {
     int row, b, o; // row = b * outer + o
-    int point; // the first
+    int point; // the first of 16
 };
 
 __device__ __forceinline__ float4 load_four(const float *from) { return *reinterpret_cast<const float4 *>(from); }
@@ -27,20 +27,20 @@ __device__ __forceinline__ void store_four(__nv_bfloat16 *to, float4 v) {
     *reinterpret_cast<uint2 *>(to) = uint2{word(__floats2bfloat162_rn(v.x, v.y)), word(__floats2bfloat162_rn(v.z, v.w))};
 }
 
-// Elements from one point to the next, whole 16-byte words.
+// Elements from one point to the next, rounded up to whole 16-byte words.
 template <typename Field> __host__ __device__ constexpr int pitch_of(int channels) {
     constexpr int kWord = 16 / int(sizeof(Field));
     return (channels + kWord - 1) / kWord * kWord;
 }
 
-// This lane's two points in a channels-last field. A point behind the row's end stands for its last one.
+// This lane's two points of a channels-last field. A point beyond the row's end reads the last one and is not stored.
 template <typename Field> struct Points {
     Field *at[2]; // channel 4t of the tile
     int left; // channels from 4t on
     bool inside[2];
 
-    __device__ __forceinline__ Points(const void *field, int channels, int first_channel, int row_points, const Place &place,
-                                      int lane) {
+    __device__ __forceinline__ Points(const void *field, int channels, int first_channel, int row_points,
+                                      const TilePosition &place, int lane) {
         const int channel = first_channel + 4 * (lane % 4), first = place.point + lane / 4, last = row_points - 1;
         left = channels - channel;
         auto *all = const_cast<Field *>(static_cast<const Field *>(field)) + channel;
@@ -52,7 +52,7 @@ template <typename Field> struct Points {
         }
     }
 
-    // Channels 16s + 4t .. + 3 of both points; zeros where there is none.
+    // Channels 16s + 4t .. + 3 of both points; zeros beyond the last channel.
     __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
@@ -68,7 +68,7 @@ template <typename Field> struct Points {
     }
 };
 
-// The same in a float32 field with its channels first.
+// The same for a channel-first float32 field.
 struct ChannelFirstPoints {
     float *at[2];
     int64_t stride; // between channels
@@ -76,7 +76,7 @@ struct ChannelFirstPoints {
     bool inside[2];
 
     __device__ __forceinline__ ChannelFirstPoints(const void *field, int channels, int first_channel, int outer, int row_points,
-                                                  const Place &place, int lane) {
+                                                  const TilePosition &place, int lane) {
         const int channel = first_channel + 4 * (lane % 4), first = place.point + lane / 4, last = row_points - 1;
         left = channels - channel;
         stride = int64_t(outer) * row_points;
@@ -113,12 +113,12 @@ struct ChannelFirstPoints {
     }
 };
 
-// The same in shared memory (inbox.cuh).
-template <typename Field> struct InboxPoints {
+// The same for points in shared memory (prefetch.cuh).
+template <typename Field> struct PrefetchedPoints {
     const Field *at;
     int left, pitch;
 
-    __device__ __forceinline__ InboxPoints(const void *buffer, int channels, int first_channel, int lane) {
+    __device__ __forceinline__ PrefetchedPoints(const void *buffer, int channels, int first_channel, int lane) {
         const int channel = first_channel + 4 * (lane % 4);
         pitch = pitch_of<Field>(channels);
         left = channels - channel;
@@ -133,7 +133,7 @@ template <typename Field> struct InboxPoints {
     }
 };
 
-// Fragments 2s and 2s + 1 as the four channels of both points, and back.
+// Convert the four channels of both points to fragments 2s and 2s + 1, and back.
 template <typename Fragment>
 __device__ __forceinline__ void to_fragments(Fragment &even, Fragment &odd, const float4 (&points)[2]) {
 #pragma unroll

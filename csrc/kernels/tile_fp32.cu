@@ -2,6 +2,6 @@
 
 namespace turbofno {
 
-TileKernel tile_fp32(const TileArguments &a) { return kernel_of<Fp32>(a); }
+TileKernel tile_fp32(const TileArguments &a) { return kernel_of<PrecisionFp32>(a); }
 
 } // namespace turbofno

@@ -1,15 +1,14 @@
-// The tile program: everything between two spectral products, in one read and one write of the field.
+// The tile program: all steps between two spectral products, with one read and one write of the field.
 //
-// A warp takes 16 neighbouring points of a row, all channels of them, through all steps, and asks no other warp for
-// anything (products.cuh says where values lie). The warps of a team share a row: its mixed spectra, split once into
-// shared memory, and the sums of the next layer's analysis, each warp its own until the row's end. The weights and, where
-// there is room, the tables of a row lie in shared memory for the whole block, which stays for as many rows as there are
-// (a persistent grid). So the warps of a multiprocessor drift apart, and while one loads, another multiplies and a third
-// computes its activations.
+// A warp takes 16 neighbouring points of a row, with all channels, through all steps without exchanging data with other
+// warps (value layout: warp_mma.cuh). The warps of a group share a row: its mixed spectra, split once into shared memory,
+// and the sums of the next layer's analysis, which are per warp until the end of the row. Weights and, if they fit, the
+// row's tables are in shared memory for the whole block. The grid is persistent: blocks loop over rows. Warps drift out of
+// phase, so that loads, products and activations of different warps overlap.
 #pragma once
 
 #include "activations.cuh"
-#include "dependent_launch.cuh"
+#include "pdl.cuh"
 #include "row_spectra.cuh"
 #include "tile.h"
 
@@ -18,7 +17,7 @@
 namespace turbofno {
 namespace {
 
-// A B operand with the pairs of fragments of this block's channels to shared memory.
+// Copies the fragment pairs of this block's channels of a B operand to shared memory.
 template <typename P, typename B>
 __device__ void copy_operand(uint4 *to, const void *operand, int terms, int pairs_held, int first_pair, int pairs_all) {
     const auto *from = static_cast<const uint4 *>(operand);
@@ -30,11 +29,11 @@ __device__ void copy_operand(uint4 *to, const void *operand, int terms, int pair
         const uint4 value = exists ? from[(chunk * pairs_all + first_pair) * kPairWords<P> + rest] : uint4{};
         B::put(to, pairs_held, {chunk, word / P::kPlanes, pair, word % P::kPlanes, i % kLanes}, value);
     }
-    const auto *backs = reinterpret_cast<const float *>(from + chunks * pairs_all * kPairWords<P>);
-    float *to_backs = backs_of<P>(to, terms, pairs_held);
+    const auto *inv_scales = reinterpret_cast<const float *>(from + chunks * pairs_all * kPairWords<P>);
+    float *to_inv_scales = inv_scales_of<P>(to, terms, pairs_held);
     for (int i = threadIdx.x; i < chunks * pairs_held; i += blockDim.x) {
         const int chunk = i / pairs_held, pair = first_pair + i - chunk * pairs_held;
-        to_backs[i] = pair < pairs_all ? backs[chunk * pairs_all + pair] : 0.0f;
+        to_inv_scales[i] = pair < pairs_all ? inv_scales[chunk * pairs_all + pair] : 0.0f;
     }
 }
 
@@ -42,16 +41,15 @@ __device__ void copy_words(uint4 *to, const void *from, int words) {
     for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = static_cast<const uint4 *>(from)[i];
 }
 
-// A vector over channels from the first on; zeros behind its `size` entries, or channels that do not exist would have
-// whatever values lie there.
+// Copies `count` entries of a vector over channels from `first` on, zero padded beyond its `size` entries.
 __device__ void copy_vector(float *to, const float *from, int count, int first, int size) {
     if (from == nullptr) return;
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = first + i < size ? from[first + i] : 0.0f;
 }
 
-// Four fragments from `first` on; zeros behind the last.
+// Copies four fragments from `first` on, zero padded beyond the last.
 template <int FRAGMENTS>
-__device__ __forceinline__ void take_four(float (&four)[4][4], const float (&values)[FRAGMENTS][4], int first) {
+__device__ __forceinline__ void take_fragments(float (&four)[4][4], const float (&values)[FRAGMENTS][4], int first) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -59,7 +57,7 @@ __device__ __forceinline__ void take_four(float (&four)[4][4], const float (&val
     }
 }
 
-// Vectors over channels, four neighbouring entries at a time.
+// add_vector, scale_by: a vector over channels, four neighbouring entries at a time.
 template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&values)[FRAGMENTS][4], const float *vector, int t,
                                                                           int size = 8 * FRAGMENTS) {
 #pragma unroll
@@ -90,15 +88,15 @@ template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values
 
 // out = second . activation(first . y + shift), 32 hidden channels at a time.
 template <typename P, int FRAGMENTS, int OUT, typename B>
-__device__ __forceinline__ void perceptron(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4],
+__device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4],
                                            const turbofno_step &step, const B &first, const B &second, const float *shift,
                                            int t) {
     constexpr int kChunks = ceil_div(FRAGMENTS, 4);
-    Operand<P> in[kChunks];
+    OperandA<P> in[kChunks];
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
         float four[4][4];
-        take_four(four, values, 4 * q);
+        take_fragments(four, values, 4 * q);
         to_operand(in[q], four);
     }
 #pragma unroll
@@ -117,13 +115,13 @@ __device__ __forceinline__ void perceptron(float (&out)[OUT][4], const float (&v
         add_first(hidden, first, 2 * chunk);
         if (shift != nullptr) add_vector(hidden, shift + 32 * chunk, t);
         activate<P>(hidden, step.activation, step.parameter);
-        Operand<P> a;
+        OperandA<P> a;
         to_operand(a, hidden);
         second.add(out, a, chunk, 0);
     }
 }
 
-// values += weight . x, 32 of x's channels at a time.
+// values += weight . x, 32 channels of x at a time.
 template <typename P, int FRAGMENTS, typename From, typename B>
 __device__ __forceinline__ void add_map(float (&values)[FRAGMENTS][4], const From &x, int terms, const B &map) {
 #pragma unroll 1
@@ -134,7 +132,7 @@ __device__ __forceinline__ void add_map(float (&values)[FRAGMENTS][4], const Fro
         float four[4][4];
         to_fragments(four[0], four[1], points[0]);
         to_fragments(four[2], four[3], points[1]);
-        Operand<P> a;
+        OperandA<P> a;
         to_operand(a, four);
         map.add(values, a, q, 0);
     }
@@ -176,42 +174,42 @@ __device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], c
     }
 }
 
-// Calls run(i, kind) for the steps of a program that is known when this is compiled (tile.h).
-template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void unrolled(const Run &run) {
+// Calls run(i, kind) for each step of a program known at compile time (tile.h).
+template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void for_each_step(const Run &run) {
     if constexpr ((PROGRAM >> (4 * I)) != 0) {
         run(I, int(PROGRAM >> (4 * I) & 15) - 1);
-        unrolled<PROGRAM, I + 1>(run);
+        for_each_step<PROGRAM, I + 1>(run);
     }
 }
 
-#ifdef TURBOFNO_WARPGROUPS
-constexpr bool kHasGroups = true;
+#ifdef TURBOFNO_WGMMA_ENABLED
+constexpr bool kHasWgmma = true;
 #else
-constexpr bool kHasGroups = false;
+constexpr bool kHasWgmma = false;
 #endif
 
-template <typename P, int FRAGMENTS, bool WIDE, bool GROUPS, uint64_t PROGRAM>
-__global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
+template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM>
+__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
     tile_program(const __grid_constant__ TileArguments a) {
-    if constexpr (GROUPS && !kHasGroups) return;
+    if constexpr (WGMMA && !kHasWgmma) return;
     using Field = typename P::Field;
-    using B = std::conditional_t<GROUPS, GroupOperand<P>, LaneOperand<P>>;
+    using B = std::conditional_t<WGMMA, WgmmaOperandB<P>, MmaOperandB<P>>;
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
-    // the same for all lanes, which the compiler cannot know
+    // the shuffle tells the compiler that the warp index is uniform
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = blockIdx.y * (8 * FRAGMENTS);
-    Team team;
-    team.size = plan.team;
-    team.index = warp / plan.team;
-    team.member = warp - team.index * plan.team;
-    team.lane = lane_index();
-    const int lane = team.lane, lane_t = lane % 4;
+    WarpGroupContext group;
+    group.size = plan.group_warps;
+    group.index = warp / plan.group_warps;
+    group.rank = warp - group.index * plan.group_warps;
+    group.lane = lane_index();
+    const int lane = group.lane, lane_t = lane % 4;
     const int pairs_all = ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
     const int chunks = ceil_div(2 * t.modes, 32), columns = ceil_div(2 * t.next_modes, 8);
 
-    // prologue: weights and tables, which the kernel before seldom makes
-    if (!t.weights_settled) wait_for_previous();
+    // prologue: weights and tables; it may overlap the previous kernel unless that one writes them
+    if (!t.weights_settled) pdl_wait();
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         if (step.kind == TURBOFNO_ADD_MAP) {
@@ -236,30 +234,30 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
         copy_vector(to, step.scale, width, first, size);
         copy_vector(to + width, step.shift, width, first, size);
         const bool projects = step.kind == TURBOFNO_PROJECT;
-        copy_vector(to + 2 * width, step.second_shift, projects ? kMostProjected : 8 * FRAGMENTS, 0,
-                    projects ? kMostProjected : t.width);
+        copy_vector(to + 2 * width, step.second_shift, projects ? kMaxProjected : 8 * FRAGMENTS, 0,
+                    projects ? kMaxProjected : t.width);
     }
     if (plan.synthesis_on_chip) copy_words(shared + plan.synthesis_at, t.synthesis, tiles * chunks * 2 * P::kPlanes * kLanes);
-    if constexpr (GROUPS) {
+    if constexpr (WGMMA) {
         if (columns > 0) copy_analysis<P>(shared + plan.analysis_at, t.analysis, tiles, columns);
-        show_to_products();
+        fence_proxy_async();
     } else if (plan.analysis_on_chip) {
         copy_words(shared + plan.analysis_at, t.analysis, tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
     }
-    uint4 *const own = shared + plan.first_team + team.index * plan.team_words;
+    uint4 *const own = shared + plan.first_group + group.index * plan.group_words;
     uint4 *const sums_at = own + plan.sums_at;
     float4 *const sums = reinterpret_cast<float4 *>(sums_at);
-    float4 *const own_sums = sums + team.member * plan.sums_words;
-    GroupSums<P, FRAGMENTS> group_sums;
+    float4 *const own_sums = sums + group.rank * plan.sums_words;
+    WgmmaSums<P, FRAGMENTS> wgmma_sums;
     __syncthreads();
-    wait_for_previous();
+    pdl_wait();
 
     const B spectra(own, 2 * t.modes, FRAGMENTS / 2, lane);
     const int outer = int(t.outer), rows = int(t.batch) * outer, units = rows * plan.splits;
-    const int teams = plan.warps / plan.team;
-    struct Unit { // the split of a row that a team takes next, and where this warp begins there
+    const int groups = plan.warps / plan.group_warps;
+    struct Unit { // a split of a row, the work item of a group, and this warp's first tile in it
         int split;
-        Place at;
+        TilePosition at;
     };
     const auto unit_of = [&](int index) {
         Unit unit;
@@ -269,11 +267,11 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
         unit.at.o = unit.at.row - unit.at.b * outer;
         return unit;
     };
-    const auto first_point = [&](int split) { // of a warp without a tile there: behind the row's end
-        const int tile = split * plan.split_tiles + team.member;
+    const auto first_point = [&](int split) { // beyond the row's end for a warp without a tile in the split
+        const int tile = split * plan.split_tiles + group.rank;
         return tile < min(tiles, (split + 1) * plan.split_tiles) ? tile * kTilePoints : t.points;
     };
-    const auto after_unit = [&](Unit unit) { // divisions would cost as much as a product
+    const auto after_unit = [&](Unit unit) { // by precomputed strides: divisions would cost as much as a product
         const int carry = unit.split + plan.stride_split >= plan.splits;
         unit.split += plan.stride_split - carry * plan.splits;
         unit.at.row += plan.stride_row + carry;
@@ -289,57 +287,57 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
     const auto analysis_table = [&] {
         return Table{shared + plan.analysis_at, static_cast<const uint4 *>(t.analysis), plan.analysis_on_chip};
     };
-    const turbofno_step &boxed = t.step[max(plan.inbox_step, 0)];
-    uint4 *const box = own + plan.inbox_at + team.member * plan.inbox_words;
-    Inbox inbox(box + 1, box, plan.inbox_step >= 0, lane);
-    const auto send_for = [&](int row, int point) {
-        if (plan.inbox_step < 0 || point >= t.points) return;
-        const int bytes = pitch_of<Field>(boxed.channels) * int(sizeof(Field));
-        const auto *from = static_cast<const char *>(boxed.field) + (int64_t(row) * t.points + point) * bytes;
-        inbox.send_for(from, min(kTilePoints, t.points - point) * bytes, lane);
+    const turbofno_step &prefetched = t.step[max(plan.prefetch_first, 0)];
+    uint4 *const buffer = own + plan.prefetch_at + group.rank * plan.prefetch_words;
+    PrefetchBuffer prefetch(buffer + 1, buffer, plan.prefetch_first >= 0, lane);
+    const auto prefetch_points = [&](int row, int point) {
+        if (plan.prefetch_first < 0 || point >= t.points) return;
+        const int bytes = pitch_of<Field>(prefetched.channels) * int(sizeof(Field));
+        const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(row) * t.points + point) * bytes;
+        prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, lane);
     };
-    int index = blockIdx.x * teams + team.index;
+    int index = blockIdx.x * groups + group.index;
     Unit unit = unit_of(index);
     unit.at.point = first_point(unit.split);
-    const auto send_for_next_unit = [&] {
+    const auto prefetch_next_unit = [&] {
         const int carry = unit.split + plan.stride_split >= plan.splits;
         const int split = unit.split + plan.stride_split - carry * plan.splits;
-        send_for(unit.at.row + plan.stride_row + carry, first_point(split));
+        prefetch_points(unit.at.row + plan.stride_row + carry, first_point(split));
     };
-    if (index < units) send_for(unit.at.row, unit.at.point);
+    if (index < units) prefetch_points(unit.at.row, unit.at.point);
     while (index < units) {
-        Place at = unit.at;
+        TilePosition at = unit.at;
         if (chunks > 0) {
-            stage_spectra<P, B>(own, t, at, FRAGMENTS / 2, first_channel, team);
-            if constexpr (GROUPS) show_to_products();
-            team.wait();
+            stage_spectra<P, B>(own, t, at, FRAGMENTS / 2, first_channel, group);
+            if constexpr (WGMMA) fence_proxy_async();
+            group.sync();
         }
         const bool goes_on = index + plan.stride < units;
         bool first = true;
-        if constexpr (GROUPS) group_sums.clear();
+        if constexpr (WGMMA) wgmma_sums.clear();
         const int from = unit.split * plan.split_tiles, end = min(tiles, from + plan.split_tiles);
-        // a warpgroup's warps stay together, so one may be without a tile
-        for (int tile = from + team.member; tile - (GROUPS ? team.member : 0) < end; tile += team.size) {
-            const bool last_of_row = tile + team.size - (GROUPS ? team.member : 0) >= end;
+        // wgmma needs all four warps of the warpgroup, so a warp without a tile runs the loop too
+        for (int tile = from + group.rank; tile - (WGMMA ? group.rank : 0) < end; tile += group.size) {
+            const bool last_of_row = tile + group.size - (WGMMA ? group.rank : 0) >= end;
             float values[FRAGMENTS][4] = {};
             const auto run = [&](int i, int kind) {
                 const turbofno_step &step = t.step[i];
                 const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
-                const bool from_box = i >= plan.inbox_step && i <= plan.inbox_last;
-                if (i == plan.inbox_step && (!GROUPS || at.point < t.points)) inbox.wait();
+                const bool is_prefetched = i >= plan.prefetch_first && i <= plan.prefetch_last;
+                if (i == plan.prefetch_first && (!WGMMA || at.point < t.points)) prefetch.wait();
                 switch (kind) {
                 case TURBOFNO_LOAD:
                     if (step.channel_first) {
                         load_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
-                    } else if (from_box) {
-                        load_all(values, InboxPoints<Field>(box + 1, step.channels, first_channel, lane));
+                    } else if (is_prefetched) {
+                        load_all(values, PrefetchedPoints<Field>(buffer + 1, step.channels, first_channel, lane));
                     } else {
                         load_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
                     }
                     break;
                 case TURBOFNO_SYNTHESIS:
-                    synthesize<P>(values, synthesis_table(), GROUPS ? min(tile, tiles - 1) : tile, chunks, spectra,
-                                  a.synthesis_back, lane);
+                    synthesize<P>(values, synthesis_table(), WGMMA ? min(tile, tiles - 1) : tile, chunks, spectra,
+                                  a.synthesis_inv_scale, lane);
                     break;
                 case TURBOFNO_AFFINE:
                     if (step.per_sample) {
@@ -356,8 +354,8 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
                     if (step.channel_first) {
                         const ChannelFirstPoints x(step.field, step.channels, 0, outer, t.points, at, lane);
                         add_map<P>(values, x, step.terms, map);
-                    } else if (from_box) {
-                        add_map<P>(values, InboxPoints<Field>(box + 1, step.channels, 0, lane), step.terms, map);
+                    } else if (is_prefetched) {
+                        add_map<P>(values, PrefetchedPoints<Field>(buffer + 1, step.channels, 0, lane), step.terms, map);
                     } else {
                         add_map<P>(values, Points<Field>(step.field, step.channels, 0, t.points, at, lane), step.terms, map);
                     }
@@ -367,8 +365,8 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
                     if (step.channel_first) {
                         const ChannelFirstPoints x(step.field, step.channels, first_channel, outer, t.points, at, lane);
                         add_gate(values, x, vectors, lane_t);
-                    } else if (from_box) {
-                        add_gate(values, InboxPoints<Field>(box + 1, step.channels, first_channel, lane), vectors, lane_t);
+                    } else if (is_prefetched) {
+                        add_gate(values, PrefetchedPoints<Field>(buffer + 1, step.channels, first_channel, lane), vectors, lane_t);
                     } else {
                         const Points<Field> x(step.field, step.channels, first_channel, t.points, at, lane);
                         add_gate(values, x, vectors, lane_t);
@@ -383,7 +381,7 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
                         const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, FRAGMENTS / 2, lane);
                         const int hidden = plan.vector_width[i];
                         float result[FRAGMENTS][4];
-                        perceptron<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
+                        mlp<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
 #pragma unroll
                         for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
@@ -401,10 +399,11 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
                     break;
                 case TURBOFNO_ANALYZE:
                     if (at.point + kTilePoints > t.points) zero_behind(values, at.point + lane / 4, t.points);
-                    if constexpr (GROUPS) {
-                        group_sums.add(values, sums_at, shared + plan.analysis_at, tile - team.member, a.analysis_back, team);
+                    if constexpr (WGMMA) {
+                        wgmma_sums.add(values, sums_at, shared + plan.analysis_at, tile - group.rank, a.analysis_inv_scale,
+                                       group);
                     } else {
-                        analyze<P>(own_sums, values, analysis_table(), tile, columns, a.analysis_back, first, lane);
+                        analyze<P>(own_sums, values, analysis_table(), tile, columns, a.analysis_inv_scale, first, lane);
                     }
                     break;
                 case TURBOFNO_PROJECT:
@@ -413,74 +412,74 @@ __global__ void __launch_bounds__(32 * most_warps(FRAGMENTS, WIDE, GROUPS), 1)
                         const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, 1, lane);
                         const int hidden = plan.vector_width[i];
                         float result[2][4];
-                        perceptron<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
+                        mlp<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
                         if (step.second_shift != nullptr) add_vector(result, vectors + 2 * hidden, lane_t);
                         store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
                     }
                     break;
                 }
-                if (i == plan.inbox_last) {
+                if (i == plan.prefetch_last) {
                     __syncwarp();
                     if (!last_of_row) {
-                        if (!GROUPS || tile + team.size < end) send_for(unit.at.row, at.point + team.size * kTilePoints);
+                        if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
                     } else if (goes_on) {
-                        send_for_next_unit();
+                        prefetch_next_unit();
                     }
                 }
             };
             if constexpr (PROGRAM != 0) {
-                unrolled<PROGRAM>(run);
+                for_each_step<PROGRAM>(run);
             } else {
 #pragma unroll 1
                 for (int i = 0; i < t.steps; ++i) run(i, t.step[i].kind);
             }
             first = false;
-            at.point = !GROUPS || tile + team.size < end ? at.point + team.size * kTilePoints : t.points;
+            at.point = !WGMMA || tile + group.size < end ? at.point + group.size * kTilePoints : t.points;
         }
         if (columns > 0) {
             const int64_t place = int64_t(unit.at.b) * t.channels * outer + unit.at.o;
             const int64_t part = plan.splits > 1 ? int64_t(unit.split) * rows * t.channels : 0;
             auto *const to = reinterpret_cast<float2 *>(a.next) + (part + place) * t.next_modes;
-            if constexpr (GROUPS) {
-                group_sums.write(to, t, first_channel, team);
+            if constexpr (WGMMA) {
+                wgmma_sums.write(to, t, first_channel, group);
             } else {
                 if (first) { // a warp without a tile in this row
                     for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
                 }
-                team.wait();
-                write_spectra<FRAGMENTS>(to, sums, plan.sums_words, t, columns, first_channel, team);
+                group.sync();
+                write_spectra<FRAGMENTS>(to, sums, plan.sums_words, t, columns, first_channel, group);
             }
         }
-        team.wait(); // spectra and sums have been read
-        if (!GROUPS && first && goes_on) send_for_next_unit();
+        group.sync(); // spectra and sums have been read and may be overwritten
+        if (!WGMMA && first && goes_on) prefetch_next_unit();
         unit = after_unit(unit);
         index += plan.stride;
     }
-    let_next_start();
+    pdl_trigger();
 }
 
-// The programs of common networks are unrolled: a tenth fewer instructions, and loads that start early.
-template <typename P, int FRAGMENTS, bool GROUPS> TileKernel kernel_of(const TileArguments &a) {
+// Programs of common networks are unrolled at compile time: fewer instructions, and loads can be hoisted.
+template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const TileArguments &a) {
     if constexpr (FRAGMENTS == 4 || FRAGMENTS == 8) {
         switch (program_of(a.tile)) {
-        case kLayer: return tile_program<P, FRAGMENTS, false, GROUPS, kLayer>;
-        case kLayerAlone: return tile_program<P, FRAGMENTS, false, GROUPS, kLayerAlone>;
-        case kBlock: return tile_program<P, FRAGMENTS, true, GROUPS, kBlock>;
-        case kLastBlock: return tile_program<P, FRAGMENTS, true, GROUPS, kLastBlock>;
-        case kNormedBlock: return tile_program<P, FRAGMENTS, true, GROUPS, kNormedBlock>;
-        case kAfterNorm: return tile_program<P, FRAGMENTS, false, GROUPS, kAfterNorm>;
-        case kLifting: return tile_program<P, FRAGMENTS, true, GROUPS, kLifting>;
+        case kLayer: return tile_program<P, FRAGMENTS, false, WGMMA, kLayer>;
+        case kLayerAlone: return tile_program<P, FRAGMENTS, false, WGMMA, kLayerAlone>;
+        case kBlock: return tile_program<P, FRAGMENTS, true, WGMMA, kBlock>;
+        case kLastBlock: return tile_program<P, FRAGMENTS, true, WGMMA, kLastBlock>;
+        case kNormedBlock: return tile_program<P, FRAGMENTS, true, WGMMA, kNormedBlock>;
+        case kAfterNorm: return tile_program<P, FRAGMENTS, false, WGMMA, kAfterNorm>;
+        case kLifting: return tile_program<P, FRAGMENTS, true, WGMMA, kLifting>;
         }
     }
-    return a.plan.wide ? tile_program<P, FRAGMENTS, true, GROUPS, 0> : tile_program<P, FRAGMENTS, false, GROUPS, 0>;
+    return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0> : tile_program<P, FRAGMENTS, false, WGMMA, 0>;
 }
 
 template <typename P> TileKernel kernel_of(const TileArguments &a) {
     switch (a.plan.fragments) {
     case 2: return kernel_of<P, 2, false>(a);
     case 4: return kernel_of<P, 4, false>(a);
-    case 8: return a.plan.groups ? kernel_of<P, 8, true>(a) : kernel_of<P, 8, false>(a);
-    default: return a.plan.groups ? kernel_of<P, 16, true>(a) : kernel_of<P, 16, false>(a);
+    case 8: return a.plan.wgmma ? kernel_of<P, 8, true>(a) : kernel_of<P, 8, false>(a);
+    default: return a.plan.wgmma ? kernel_of<P, 16, true>(a) : kernel_of<P, 16, false>(a);
     }
 }
 

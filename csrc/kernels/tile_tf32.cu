@@ -2,6 +2,6 @@
 
 namespace turbofno {
 
-TileKernel tile_tf32(const TileArguments &a) { return kernel_of<Tf32>(a); }
+TileKernel tile_tf32(const TileArguments &a) { return kernel_of<PrecisionTf32>(a); }
 
 } // namespace turbofno

@@ -5,19 +5,19 @@
 namespace turbofno {
 namespace {
 
-constexpr int kMostChannels = 256;
-constexpr int kMostModes = 128;
-constexpr int kMostPoints = 16384;
-constexpr int64_t kMostBatch = 65536, kMostColumns = (int64_t(1) << 31) - 1;
-constexpr int kMostOthers = 1 << 24;
-constexpr int64_t kMostInner = 1 << 24;
-constexpr int kMostWarpTiles = 3;
+constexpr int kMaxChannels = 256;
+constexpr int kMaxModes = 128;
+constexpr int kMaxPoints = 16384;
+constexpr int64_t kMaxBatch = 65536, kMaxColumns = (int64_t(1) << 31) - 1;
+constexpr int kMaxOthers = 1 << 24;
+constexpr int64_t kMaxInner = 1 << 24;
+constexpr int kMaxWarpTiles = 3;
 
-// `count` cut into pieces of nearly one size, none over `most`
+// Size of the pieces if `count` is cut into as few nearly equal pieces as possible, none above `most`.
 int even_piece(int count, int most) { return ceil_div(count, ceil_div(count, most)); }
 
-// Batch elements lie so far apart in shared memory that a read of 4 of them x 4 channels meets few banks twice, and at
-// even places wherever two modes are copied at once.
+// Pitch between batch elements in shared memory: few bank conflicts when 4 elements x 4 channels are read, and even where two
+// modes are copied at once.
 int shared_pitch(int channels, int modes) {
     switch (modes) {
     case 1: return channels + (channels % 16 == 0 ? 4 : 12);
@@ -52,10 +52,10 @@ TransformPlan plan(const turbofno_transform &t) {
     p.tiles = ceil_div(to / 2 + 1, 16);
     p.steps = ceil_div(from / 2 + 1, 8);
     const int64_t column_groups = ceil_div(t.outer * t.inner, int64_t(kWarpColumns));
-    if (p.steps <= kHeldSteps) {
+    if (p.steps <= kMaxResidentSteps) {
         p.groups = int(std::min<int64_t>(p.tiles, ceil_div(8 * int64_t(t.multiprocessors), column_groups)));
     } else {
-        p.warp_tiles = even_piece(p.tiles, kMostWarpTiles);
+        p.warp_tiles = even_piece(p.tiles, kMaxWarpTiles);
         const int64_t wanted = 24 * int64_t(t.multiprocessors); // warps
         while (p.warp_tiles > 1 && column_groups * ceil_div(p.tiles, p.warp_tiles) < wanted) --p.warp_tiles;
         p.groups = ceil_div(p.tiles, p.warp_tiles);
@@ -66,13 +66,13 @@ TransformPlan plan(const turbofno_transform &t) {
 
 ProductPlan plan(const turbofno_product &product) {
     const int modes = product.modes >= 3 ? 4 : product.modes;
-    const int channel_tiles = even_piece(ceil_div(product.c_out, 16), kMostModeWarps / modes);
+    const int channel_tiles = even_piece(ceil_div(product.c_out, 16), kMaxModeWarps / modes);
     ProductPlan p{};
     for (int batch_fragments : {4, 2, 1}) {
         p = product_plan(product, batch_fragments, modes, channel_tiles);
         const bool busy = batch_fragments < 4 || p.blocks >= 4 * int64_t(product.multiprocessors);
         const bool full = product.batch > 4 * batch_fragments; // more than half of the batch tile is there
-        if (full && busy && p.shared_bytes <= kMostSharedBytes) break;
+        if (full && busy && p.shared_bytes <= kMaxSharedBytes) break;
     }
     return p;
 }
@@ -81,10 +81,10 @@ ProductPlan plan(const turbofno_product &product) {
 
 extern "C" const char *turbofno_transform_unsupported(const turbofno_transform *t) {
     using namespace turbofno;
-    if (t->outer < 1 || t->inner < 1 || t->outer * t->inner > kMostColumns) return "the columns are not in 1 .. 2^31 - 1";
-    if (t->inner > kMostInner) return "the axes behind the transformed one have too many modes";
-    if (t->points < 1 || t->points > kMostPoints) return "a grid axis is not in 1 .. 16384 points";
-    if (t->modes < 1 || t->modes > kMostModes) return "an axis does not keep 1 .. 128 modes";
+    if (t->outer < 1 || t->inner < 1 || t->outer * t->inner > kMaxColumns) return "the columns are not in 1 .. 2^31 - 1";
+    if (t->inner > kMaxInner) return "the axes behind the transformed one have too many modes";
+    if (t->points < 1 || t->points > kMaxPoints) return "a grid axis is not in 1 .. 16384 points";
+    if (t->modes < 1 || t->modes > kMaxModes) return "an axis does not keep 1 .. 128 modes";
     if (t->modes > t->points) return "the grid does not hold the kept modes";
     if (!known_precision(t->precision)) return "unknown precision";
     return nullptr;
@@ -92,12 +92,12 @@ extern "C" const char *turbofno_transform_unsupported(const turbofno_transform *
 
 extern "C" const char *turbofno_product_unsupported(const turbofno_product *p) {
     using namespace turbofno;
-    if (p->batch < 1 || p->batch > kMostBatch) return "the batch is not in 1 .. 65536";
-    if (p->c_in < 1 || p->c_in > kMostChannels || p->c_out < 1 || p->c_out > kMostChannels) {
+    if (p->batch < 1 || p->batch > kMaxBatch) return "the batch is not in 1 .. 65536";
+    if (p->c_in < 1 || p->c_in > kMaxChannels || p->c_out < 1 || p->c_out > kMaxChannels) {
         return "a channel count is not in 1 .. 256";
     }
-    if (p->modes < 1 || p->modes > kMostModes) return "the last axis does not keep 1 .. 128 modes";
-    if (p->others < 1 || p->others > kMostOthers) return "the other axes keep more than 2^24 modes";
+    if (p->modes < 1 || p->modes > kMaxModes) return "the last axis does not keep 1 .. 128 modes";
+    if (p->others < 1 || p->others > kMaxOthers) return "the other axes keep more than 2^24 modes";
     if (!known_precision(p->precision)) return "unknown precision";
     return nullptr;
 }

@@ -1,4 +1,4 @@
-// How the transforms of the axes before the last, and the product of the modes, are cut into blocks. Pure host code.
+// Block layout of the transforms of the axes before the last and of the product of modes. Host code only.
 #pragma once
 
 #include "../api/turbofno.h"
@@ -6,10 +6,10 @@
 
 namespace turbofno {
 
-// One transform: tiles of 16 frequencies or points (a tile has both signs), 8 terms a step.
+// One transform: tiles of 16 frequencies or points (a tile has both signs), k-slabs of 8 terms.
 struct TransformPlan {
     int tiles, steps;
-    int warp_tiles; // at once: 1, 2 or 3; 0 where a warp holds its terms and makes one tile after the other
+    int warp_tiles; // tiles that a warp accumulates: 1, 2 or 3; 0 for dft_resident
     int groups; // blocks that share their columns
     int64_t blocks;
 };
@@ -24,12 +24,12 @@ struct ProductPlan {
     int shared_bytes;
 };
 
-constexpr int kMostSharedBytes = 96 * 1024; // what every device since sm_80 gives a block that asks
+constexpr int kMaxSharedBytes = 96 * 1024; // opt-in limit per block that every device since sm_80 has
 constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
-constexpr int kHeldSteps = 2; // at most, of a warp that holds its terms
-constexpr int kMostModeWarps = 8; // of a block
-constexpr int kWeightStages = 3; // of 8 input channels each, whose weights are in shared memory
+constexpr int kMaxResidentSteps = 2; // k-slabs that dft_resident keeps in registers
+constexpr int kMaxModeWarps = 8; // of a block
+constexpr int kWeightStages = 3; // in shared memory, weights of 8 input channels each
 
 TransformPlan plan(const turbofno_transform &transform);
 ProductPlan plan(const turbofno_product &product);

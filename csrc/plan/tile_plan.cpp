@@ -7,21 +7,21 @@ namespace turbofno {
 namespace {
 
 constexpr int kLanes = 32;
-constexpr int kMostWidth = 256;
-constexpr int kMostModes = 128;
-constexpr int kMostPoints = 16384;
-constexpr int64_t kMostBatch = 65536, kMostRows = int64_t(1) << 30;
+constexpr int kMaxWidth = 256;
+constexpr int kMaxModes = 128;
+constexpr int kMaxPoints = 16384;
+constexpr int64_t kMaxBatch = 65536, kMaxRows = int64_t(1) << 30;
 
 int chunks(int terms) { return ceil_div(terms, 32); }
 
 int pairs(int channels) { return ceil_div(channels, 16); }
 
-bool makes_wide(const turbofno_step &step) {
+bool is_mlp_or_projection(const turbofno_step &step) {
     return step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
 }
 
 bool is_wide(const turbofno_tile &t) {
-    return std::any_of(t.step, t.step + t.steps, makes_wide);
+    return std::any_of(t.step, t.step + t.steps, is_mlp_or_projection);
 }
 
 // 16-byte words of a point of a channels-last field.
@@ -29,28 +29,30 @@ int words_of_point(const turbofno_tile &t, const turbofno_step &step) {
     return ceil_div(step.channels, t.precision == TURBOFNO_BF16 ? 8 : 4);
 }
 
-// Which steps read a channels-last field that may come through the inbox: x, or else what the program begins with.
-void find_inbox(const turbofno_tile &t, TilePlan &p) {
-    p.inbox_step = p.inbox_last = -1;
+// Finds the steps whose channels-last field is prefetched: those that read x, or else the load that begins the program.
+void find_prefetch(const turbofno_tile &t, TilePlan &p) {
+    p.prefetch_first = p.prefetch_last = -1;
     for (int i = 0; i < t.steps; ++i) {
         const int kind = t.step[i].kind;
         if ((kind != TURBOFNO_ADD_MAP && kind != TURBOFNO_ADD_GATE) || t.step[i].channel_first) continue;
-        if (p.inbox_step < 0) p.inbox_step = i;
-        p.inbox_last = i;
+        if (p.prefetch_first < 0) p.prefetch_first = i;
+        p.prefetch_last = i;
     }
-    if (p.inbox_step < 0 && t.step[0].kind == TURBOFNO_LOAD && !t.step[0].channel_first) p.inbox_step = p.inbox_last = 0;
+    if (p.prefetch_first < 0 && t.step[0].kind == TURBOFNO_LOAD && !t.step[0].channel_first) {
+        p.prefetch_first = p.prefetch_last = 0;
+    }
 }
 
-// Words of a B operand with its scales.
+// 16-byte words of a B operand with its inverse scales.
 int operand_words(int terms, int channels, int planes) {
     const int of_pairs = chunks(terms) * pairs(channels);
     return of_pairs * 2 * planes * kLanes + ceil_div(of_pairs, 4);
 }
 
 void lay_out(const turbofno_tile &t, TilePlan &p) {
-    const int held = 8 * p.fragments, tiles = ceil_div(t.points, kTilePoints);
+    const int block_channels = 8 * p.fragments, tiles = ceil_div(t.points, kTilePoints);
     int at = 0;
-    const auto place = [&](int words) {
+    const auto allocate = [&](int words) {
         const int begin = at;
         at += words;
         return begin;
@@ -58,47 +60,47 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         p.first_at[i] = p.second_at[i] = -1;
-        if (step.kind == TURBOFNO_ADD_MAP) p.first_at[i] = place(operand_words(step.terms, held, p.planes));
-        if (!makes_wide(step)) continue;
-        const int out = step.kind == TURBOFNO_PROJECT ? kMostProjected : held;
-        if (step.hidden > 0) p.first_at[i] = place(operand_words(step.terms, step.hidden, p.planes));
-        p.second_at[i] = place(operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
+        if (step.kind == TURBOFNO_ADD_MAP) p.first_at[i] = allocate(operand_words(step.terms, block_channels, p.planes));
+        if (!is_mlp_or_projection(step)) continue;
+        const int out = step.kind == TURBOFNO_PROJECT ? kMaxProjected : block_channels;
+        if (step.hidden > 0) p.first_at[i] = allocate(operand_words(step.terms, step.hidden, p.planes));
+        p.second_at[i] = allocate(operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
     }
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         const bool affine = step.kind == TURBOFNO_AFFINE || step.kind == TURBOFNO_ADD_GATE;
-        p.vector_width[i] = makes_wide(step) ? step.hidden : affine && !step.per_sample ? held : 0;
-        const bool any = makes_wide(step) || p.vector_width[i] > 0;
-        p.vectors_at[i] = place(any ? ceil_div(2 * p.vector_width[i] + held, 4) : 0);
+        p.vector_width[i] = is_mlp_or_projection(step) ? step.hidden : affine && !step.per_sample ? block_channels : 0;
+        const bool any = is_mlp_or_projection(step) || p.vector_width[i] > 0;
+        p.vectors_at[i] = allocate(any ? ceil_div(2 * p.vector_width[i] + block_channels, 4) : 0);
     }
     const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
-    const int of_groups = round_up(tiles, kGroupWarps) * p.planes * kGroupColumns * kLanes / 2;
-    const int analysis = p.groups ? (t.next_modes > 0 ? of_groups : 0) : tiles * next_pairs * p.planes * kLanes;
-    p.synthesis_at = place(p.synthesis_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
-    p.analysis_at = place(p.analysis_on_chip ? analysis : 0);
-    p.first_team = at;
+    const int wgmma_table = round_up(tiles, kWarpgroupWarps) * p.planes * kWgmmaColumns * kLanes / 2;
+    const int analysis = p.wgmma ? (t.next_modes > 0 ? wgmma_table : 0) : tiles * next_pairs * p.planes * kLanes;
+    p.synthesis_at = allocate(p.synthesis_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
+    p.analysis_at = allocate(p.analysis_on_chip ? analysis : 0);
+    p.first_group = at;
     at = 0;
-    place(t.modes > 0 ? operand_words(2 * t.modes, held, p.planes) : 0);
+    allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
     p.sums_at = at;
-    p.sums_words = p.groups ? 0 : p.fragments / 2 * next_fragments * kLanes;
-    const int staging = p.groups && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
-    p.inbox_at = p.sums_at + p.team * p.sums_words + staging;
-    p.inbox_words = p.inbox_step < 0 ? 0 : 1 + kTilePoints * words_of_point(t, t.step[p.inbox_step]);
-    p.team_words = p.inbox_at + p.team * p.inbox_words;
-    p.shared_bytes = 16 * (p.first_team + p.warps / p.team * p.team_words);
+    p.sums_words = p.wgmma ? 0 : p.fragments / 2 * next_fragments * kLanes;
+    const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
+    p.prefetch_at = p.sums_at + p.group_warps * p.sums_words + staging;
+    p.prefetch_words = p.prefetch_first < 0 ? 0 : 1 + kTilePoints * words_of_point(t, t.step[p.prefetch_first]);
+    p.group_words = p.prefetch_at + p.group_warps * p.prefetch_words;
+    p.shared_bytes = 16 * (p.first_group + p.warps / p.group_warps * p.group_words);
 }
 
-// About how long a plan takes, in the time that a scheduler needs to issue a tile's instructions: with fewer than
-// some 10 warps these are too few to hide what they wait for.
+// Estimated run time, in units of the time to issue a tile's instructions on one scheduler. Below about 10 warps latency is
+// not hidden, hence the lower bounds.
 double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
-    const int64_t units = rows * p.splits, teams = p.warps / p.team;
+    const int64_t units = rows * p.splits, groups = p.warps / p.group_warps;
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
-    const double rounds = double(ceil_div(units, blocks * teams));
-    const double busy = double(std::min<int64_t>(p.warps, p.team * ceil_div(units, blocks)));
-    const double slower = (p.synthesis_on_chip ? 1.0 : p.groups ? 1.1 : 1.3) * (p.inbox_step < 0 ? 1.2 : 1.0);
-    const double tile = (p.groups ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, busy / 4)) * slower;
-    const double row = (t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.team : 0.0) + 0.3;
-    return rounds * (ceil_div(p.split_tiles, p.team) * tile + row * std::max(1.0, busy / 8)) + (p.splits > 1 ? 4 : 0);
+    const double rounds = double(ceil_div(units, blocks * groups));
+    const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div(units, blocks)));
+    const double slower = (p.synthesis_on_chip ? 1.0 : p.wgmma ? 1.1 : 1.3) * (p.prefetch_first < 0 ? 1.2 : 1.0);
+    const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, busy / 4)) * slower;
+    const double row = (t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.group_warps : 0.0) + 0.3;
+    return rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + row * std::max(1.0, busy / 8)) + (p.splits > 1 ? 4 : 0);
 }
 
 bool known(int value, int least, int most) { return value >= least && value <= most; }
@@ -108,12 +110,12 @@ const char *unsupported(const turbofno_step &step, const turbofno_tile &t) {
     if (!known(step.activation, TURBOFNO_NONE, TURBOFNO_HARDSIGMOID)) return "unknown activation";
     const bool reads = step.kind == TURBOFNO_LOAD || step.kind == TURBOFNO_ADD_GATE || step.kind == TURBOFNO_STORE;
     if (reads && (step.channels < 1 || step.channels > t.width)) return "a field has more channels than the tile";
-    if (step.kind == TURBOFNO_ADD_MAP && !known(step.terms, 1, kMostWidth)) return "a map takes more than 256 channels";
-    if (step.kind == TURBOFNO_PROJECT && !known(step.channels, 1, kMostProjected)) {
-        return "the projection is not to 1 .. 16 channels";
+    if (step.kind == TURBOFNO_ADD_MAP && !known(step.terms, 1, kMaxWidth)) return "a map takes more than 256 channels";
+    if (step.kind == TURBOFNO_PROJECT && !known(step.channels, 1, kMaxProjected)) {
+        return "the output channels are not in 1 .. 16";
     }
-    if (makes_wide(step)) {
-        if (t.width > 8 * kMostFragments) return "a channel MLP or projection has more than 128 channels beside it";
+    if (is_mlp_or_projection(step)) {
+        if (t.width > 8 * kMaxFragments) return "a program with a channel MLP or projection has more than 128 channels";
         if (step.terms < 1 || step.terms > t.width) return "a channel MLP takes more channels than the tile has";
         if (step.hidden % 32 != 0) return "hidden channels are not a multiple of 32";
     }
@@ -121,18 +123,18 @@ const char *unsupported(const turbofno_step &step, const turbofno_tile &t) {
 }
 
 const char *unsupported(const turbofno_tile &t) {
-    if (t.batch < 1 || t.batch > kMostBatch) return "the batch is not in 1 .. 65536";
-    if (t.outer < 1 || t.batch * t.outer > kMostRows) return "the rows are not in 1 .. 2^30";
-    if (!known(t.points, 1, kMostPoints)) return "the last axis is not in 1 .. 16384 points";
-    if (!known(t.width, 1, kMostWidth)) return "the channels are not in 1 .. 256";
-    if (!known(t.modes, 0, kMostModes) || !known(t.next_modes, 0, kMostModes)) {
+    if (t.batch < 1 || t.batch > kMaxBatch) return "the batch is not in 1 .. 65536";
+    if (t.outer < 1 || t.batch * t.outer > kMaxRows) return "the rows are not in 1 .. 2^30";
+    if (!known(t.points, 1, kMaxPoints)) return "the last axis is not in 1 .. 16384 points";
+    if (!known(t.width, 1, kMaxWidth)) return "the channels are not in 1 .. 256";
+    if (!known(t.modes, 0, kMaxModes) || !known(t.next_modes, 0, kMaxModes)) {
         return "the last axis does not keep 1 .. 128 modes";
     }
     if (t.modes > t.points / 2 + 1 || t.next_modes > t.points / 2 + 1) {
         return "the last axis does not hold the kept modes";
     }
     if (!known(t.precision, TURBOFNO_FP32, TURBOFNO_BF16)) return "unknown precision";
-    if (!known(t.steps, 1, TURBOFNO_MOST_STEPS)) return "the program is longer than 16 steps";
+    if (!known(t.steps, 1, TURBOFNO_MAX_STEPS)) return "the program is longer than 16 steps";
     for (int i = 0; i < t.steps; ++i) {
         const char *reason = unsupported(t.step[i], t);
         if (reason != nullptr) return reason;
@@ -151,24 +153,25 @@ TilePlan plan(const turbofno_tile &t) {
     const int64_t rows = t.batch * t.outer;
     const int tiles = ceil_div(t.points, kTilePoints);
     double least = 0.0;
-    for (p.fragments = 2; p.fragments <= kMostFragments; p.fragments *= 2) {
+    for (p.fragments = 2; p.fragments <= kMaxFragments; p.fragments *= 2) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
         p.channel_tiles = ceil_div(t.width, 8 * p.fragments);
         for (int choice = 0; choice < 8; ++choice) {
-            p.groups = choice & 4;
+            p.wgmma = choice & 4;
             p.synthesis_on_chip = choice & 1;
-            p.analysis_on_chip = p.groups || p.synthesis_on_chip;
-            if (p.groups && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMostGroupModes)) continue;
-            find_inbox(t, p);
-            if (choice & 2) p.inbox_step = p.inbox_last = -1;
-            for (p.team = p.groups ? kGroupWarps : 1; p.team <= (p.groups ? kGroupWarps : 16); p.team *= 2) {
-                const int step = std::max(p.team, 2), most = most_warps(p.fragments, p.wide, p.groups);
-                for (p.warps = p.team; p.warps <= most; p.warps += p.warps < step ? p.team : step) {
+            p.analysis_on_chip = p.wgmma || p.synthesis_on_chip;
+            if (p.wgmma && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMaxWgmmaModes)) continue;
+            find_prefetch(t, p);
+            if (choice & 2) p.prefetch_first = p.prefetch_last = -1;
+            for (p.group_warps = p.wgmma ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma ? kWarpgroupWarps : 16);
+                 p.group_warps *= 2) {
+                const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma);
+                for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
                     lay_out(t, p);
-                    if (p.shared_bytes > t.shared_bytes || p.warps % p.team != 0) continue;
+                    if (p.shared_bytes > t.shared_bytes || p.warps % p.group_warps != 0) continue;
                     for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < t.multiprocessors); p.splits *= 2) {
-                        p.split_tiles = round_up(ceil_div(tiles, p.splits), p.groups ? kGroupWarps : 1);
+                        p.split_tiles = round_up(ceil_div(tiles, p.splits), p.wgmma ? kWarpgroupWarps : 1);
                         const double now = cost(t, p, rows);
                         if (best.warps > 0 && now >= least) continue;
                         least = now;
@@ -177,13 +180,13 @@ TilePlan plan(const turbofno_tile &t) {
                 }
             }
         }
-        if (whole) break; // more would hold channels that do not exist
+        if (whole) break; // more fragments would be padding
     }
     best.splits = best.split_tiles > 0 ? ceil_div(tiles, best.split_tiles) : 0;
-    const int64_t teams = best.team > 0 ? best.warps / best.team : 1;
-    best.blocks = int(std::min<int64_t>(ceil_div(rows * best.splits, teams),
+    const int64_t groups = best.group_warps > 0 ? best.warps / best.group_warps : 1;
+    best.blocks = int(std::min<int64_t>(ceil_div(rows * best.splits, groups),
                                         ceil_div(t.multiprocessors, std::max(best.channel_tiles, 1))));
-    best.stride = int(best.blocks * teams);
+    best.stride = int(best.blocks * groups);
     const int64_t splits = std::max(best.splits, 1);
     best.stride_split = int(best.stride % splits);
     best.stride_row = int(best.stride / splits);

@@ -1,4 +1,4 @@
-// How a tile program is cut into blocks. Pure host code.
+// Block layout of a tile program. Host code only.
 #pragma once
 
 #include "../api/turbofno.h"
@@ -6,45 +6,45 @@
 
 namespace turbofno {
 
-constexpr int kTilePoints = 16; // of a warp at once
-constexpr int kMostFragments = 16; // of 8 channels each, of a tile
-constexpr int kMostProjected = 16;
-constexpr int kGroupWarps = 4; // of a warpgroup
-constexpr int kGroupColumns = 4, kMostGroupModes = 16; // fragments of cosines and sines in a warpgroup's analysis
+constexpr int kTilePoints = 16; // points of a warp's tile
+constexpr int kMaxFragments = 16; // of a tile, 8 channels each
+constexpr int kMaxProjected = 16;
+constexpr int kWarpgroupWarps = 4; // of a warpgroup
+constexpr int kWgmmaColumns = 4, kMaxWgmmaModes = 16; // fragments of cosines and sines, and modes, of a wgmma analysis
 
-// A row (all points at one place of the other axes) is a team's: its warps take the row's tiles in turns and share its
-// mixed spectra. A block holds the weights, and where there is room the tables, for all of its teams.
+// A group of warps takes one row (all points of the last axis): its warps take the row's tiles in turn and share its mixed
+// spectra. A block holds the weights, and the tables if they fit, for all of its groups.
 struct TilePlan {
     int fragments; // of y, held by a warp: 2, 4, 8 or 16
     bool wide; // an MLP or projection needs registers for a second value
-    int channel_tiles; // blocks side by side that hold different channels of y
-    int warps, team; // of a block; of a team
-    int splits, split_tiles; // of a row, and tiles of one
-    bool groups; // teams are warpgroups: wgmma, a row 64 points at a time
+    int channel_tiles; // blocks that hold different channels of the same rows
+    int warps, group_warps; // of a block; of a group
+    int splits, split_tiles; // splits of a row; tiles of a split
+    bool wgmma; // groups are warpgroups, and a row is computed 64 points at a time
     bool synthesis_on_chip, analysis_on_chip; // their tables
     int planes; // of an operand
     int blocks; // per channel tile
-    int stride; // from one unit (a split of a row) of a team to its next: that many units, or so many splits, rows, ..
+    int stride; // units (splits of a row) from one of a group to its next, below also as splits, rows, ..
     int stride_split, stride_row, stride_batch, stride_outer;
-    // shared memory in 16-byte words: weights of each step, tables, then for each team from `first_team`: its spectra
-    // (words, then their scales), for each of its warps the sums of the next analysis (for a warpgroup y itself), then the inboxes
-    int first_at[TURBOFNO_MOST_STEPS], second_at[TURBOFNO_MOST_STEPS];
-    int vectors_at[TURBOFNO_MOST_STEPS], vector_width[TURBOFNO_MOST_STEPS]; // scale, shift, second shift of a step
-    int synthesis_at, analysis_at, first_team, team_words, sums_at, sums_words;
-    // The channels-last field that maps and gates (or the program's beginning) read goes through shared memory, a tile
-    // ahead: steps inbox_step .. inbox_last read it there; -1 without.
-    int inbox_step, inbox_last, inbox_at, inbox_words;
+    // Shared memory in 16-byte words: weights of each step, tables, then per group from `first_group` on: its spectra (words,
+    // then inverse scales), the sums of the next analysis per warp (with wgmma the staged y), the prefetch buffers.
+    int first_at[TURBOFNO_MAX_STEPS], second_at[TURBOFNO_MAX_STEPS];
+    int vectors_at[TURBOFNO_MAX_STEPS], vector_width[TURBOFNO_MAX_STEPS]; // scale, shift, second shift of a step
+    int synthesis_at, analysis_at, first_group, group_words, sums_at, sums_words;
+    // The channels-last field that maps and gates (or the first load) read is prefetched one tile ahead: steps
+    // prefetch_first .. prefetch_last read it from shared memory; -1 without prefetch.
+    int prefetch_first, prefetch_last, prefetch_at, prefetch_words;
     int shared_bytes;
     size_t workspace_bytes;
 };
 
-// Warps of a block at most, for their registers: a multiprocessor has 64K, and one block.
-TURBOFNO_EVERYWHERE constexpr int most_warps(int fragments, bool wide, bool groups) {
-    if (groups) return fragments <= 8 ? (wide ? 12 : 16) : 8;
+// Most warps of a block by their registers: a multiprocessor has 64K of them and runs one block.
+TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma) {
+    if (wgmma) return fragments <= 8 ? (wide ? 12 : 16) : 8;
     return fragments <= 8 ? (wide ? 12 : 16) : (wide ? 8 : 12);
 }
 
-// The plan has no warps if the program fits in no way; one without weights may need no shared memory.
+// The fastest plan by the cost model. It has 0 warps if no plan fits.
 TilePlan plan(const turbofno_tile &tile);
 
 } // namespace turbofno

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from turbofno_ops._held import held
+from turbofno_ops._table_use import note_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ def cached_table(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @wraps(make)
         def table(*args: P.args, **kwargs: P.kwargs) -> T:
-            return held(made(*args, **kwargs))  # type: ignore[arg-type]
+            return note_use(made(*args, **kwargs))  # type: ignore[arg-type]
 
         return table
 

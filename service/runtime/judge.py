@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from turbofno.models.trust.signals import Signals
-from turbofno_ops._held import holding
+from turbofno_ops._table_use import used_tables
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
@@ -85,7 +85,7 @@ class _Graph:
         signals(x, y)
         # thread_local: other threads may allocate meanwhile.
         with (
-            holding() as self._tables,
+            used_tables() as self._tables,
             torch.cuda.graph(
                 self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             ),

@@ -1,5 +1,5 @@
-// Every plan of a transform and of a product of modes covers its work and fits what the kernels and all devices allow,
-// over a grid of shapes. Prints what is wrong; exit 1 if anything is, or if nothing was checked.
+// Checks over a grid of shapes that plans of transforms and products of modes cover their work and respect the limits of
+// the kernels and of all devices. Prints each violation. Exit status 1 if there is one, or if nothing was checked.
 #include <cstdio>
 #include <initializer_list>
 
@@ -31,7 +31,7 @@ static void check(const turbofno_transform &t) {
     expect(16 * p.tiles > to / 2 && 16 * (p.tiles - 1) <= to / 2, "tiles cover what comes out", t);
     expect(8 * p.steps > from / 2 && 8 * (p.steps - 1) <= from / 2, "steps cover what goes in", t);
     if (p.warp_tiles == 0) {
-        expect(p.steps <= kHeldSteps, "a warp holds its terms", t);
+        expect(p.steps <= kMaxResidentSteps, "a warp holds its terms", t);
         expect(p.groups >= 1 && p.groups <= p.tiles, "each block has a tile", t);
     } else {
         expect(p.warp_tiles >= 1 && p.warp_tiles <= 3, "there is a kernel for the tiles of a warp", t);
@@ -50,7 +50,7 @@ static void check(const turbofno_product &s) {
     const ProductPlan p = plan(s);
     expect(p.batch_fragments == 1 || p.batch_fragments == 2 || p.batch_fragments == 4, "batch fragments", s);
     expect(p.modes == 1 || p.modes == 2 || p.modes == 4, "modes of a block", s);
-    expect(p.threads == 32 * p.modes * p.channel_tiles && p.threads >= 32 && p.threads <= 32 * kMostModeWarps, "threads", s);
+    expect(p.threads == 32 * p.modes * p.channel_tiles && p.threads >= 32 && p.threads <= 32 * kMaxModeWarps, "threads", s);
     expect(p.batch_tiles * p.batch_fragments * 8 >= s.batch, "tiles cover the batch", s);
     expect(p.mode_tiles * p.modes >= s.modes, "tiles cover the modes", s);
     expect(p.channel_groups * p.channel_tiles * 16 >= s.c_out, "tiles cover the channels", s);
@@ -61,7 +61,7 @@ static void check(const turbofno_product &s) {
     expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out + weights <= p.shared_bytes,
            "output in shared memory", s);
     expect(p.modes == 1 || (p.shared_in % 2 == 0 && p.shared_out % 2 == 0), "pairs of modes are aligned", s);
-    expect(p.shared_bytes <= kMostSharedBytes, "shared memory", s);
+    expect(p.shared_bytes <= kMaxSharedBytes, "shared memory", s);
 }
 
 int main() {

@@ -1,6 +1,6 @@
-// Drawn tile programs: what a plan lays out in shared memory does not overlap and fits, for as much as the kernel reads
-// of it (csrc/kernels/tile_program.cuh); warps, teams and splits cover the work. Prints what is wrong; exit 1 if
-// anything is, or if nothing was checked. The seed is the argument.
+// Checks plans of random tile programs: the regions of shared memory that csrc/kernels/tile_program.cuh reads do not
+// overlap and fit; warps, groups and splits cover the work. Prints each violation. Exit status 1 if there is one, or if a
+// kind of plan was never drawn. The argument is the seed.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +14,7 @@
 using namespace turbofno;
 
 static constexpr int kLanes = 32;
-static int wrong = 0, checked = 0, splits = 0, cut = 0, boxed = 0, grouped = 0;
+static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -29,8 +29,8 @@ struct Region {
     int begin, words;
 };
 
-// Whether all regions lie between `begin` and `end` and none on another.
-static bool apart(std::vector<Region> regions, int begin, int end) {
+// True if all regions are between `begin` and `end` and do not overlap.
+static bool disjoint(std::vector<Region> regions, int begin, int end) {
     std::sort(regions.begin(), regions.end(), [](const Region &a, const Region &b) { return a.begin < b.begin; });
     for (const Region &region : regions) {
         if (region.words == 0) continue;
@@ -40,7 +40,7 @@ static bool apart(std::vector<Region> regions, int begin, int end) {
     return begin <= end;
 }
 
-// Words of a B operand as the kernel reads it: pairs of fragments for every 32 terms, and a scale for each.
+// Words of a B operand as the kernel reads it: fragment pairs for every 32 terms, and one inverse scale for each.
 static int operand_words(int terms, int fragment_pairs, int planes) {
     const int of_pairs = ceil_div(terms, 32) * fragment_pairs;
     return of_pairs * 2 * planes * kLanes + ceil_div(of_pairs, 4);
@@ -48,7 +48,7 @@ static int operand_words(int terms, int fragment_pairs, int planes) {
 
 static void check_memory(const turbofno_tile &t, const TilePlan &p) {
     const int pairs = p.fragments / 2, tiles = ceil_div(t.points, kTilePoints), columns = ceil_div(2 * t.next_modes, 8);
-    std::vector<Region> block, team;
+    std::vector<Region> block, group;
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         const bool wide = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
@@ -60,7 +60,7 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
         if (wide) {
             block.push_back({p.second_at[i], operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes)});
             expect(p.vector_width[i] == step.hidden, "a hidden vector has the hidden channels", t);
-            const int second = step.kind == TURBOFNO_PROJECT ? kMostProjected : 8 * p.fragments;
+            const int second = step.kind == TURBOFNO_PROJECT ? kMaxProjected : 8 * p.fragments;
             block.push_back({p.vectors_at[i], ceil_div(2 * step.hidden + second, 4)});
         }
         const bool affine = step.kind == TURBOFNO_AFFINE || step.kind == TURBOFNO_ADD_GATE;
@@ -71,38 +71,38 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
     }
     if (p.synthesis_on_chip) block.push_back({p.synthesis_at, tiles * ceil_div(2 * t.modes, 32) * 2 * p.planes * kLanes});
     if (p.analysis_on_chip && t.next_modes > 0) {
-        // a warpgroup's: whole steps of four tiles, all columns
-        const int of_pairs = p.groups ? round_up(tiles, kGroupWarps) * kGroupColumns / 2 : tiles * ceil_div(columns, 2);
+        // with wgmma: whole steps of four tiles, all columns
+        const int of_pairs = p.wgmma ? round_up(tiles, kWarpgroupWarps) * kWgmmaColumns / 2 : tiles * ceil_div(columns, 2);
         block.push_back({p.analysis_at, of_pairs * p.planes * kLanes});
     }
-    expect(!p.groups || p.analysis_on_chip, "a warpgroup's table is in shared memory", t);
-    const int teams = p.warps / p.team, words = p.shared_bytes / 16;
-    expect(apart(block, 0, p.first_team), "what the block shares", t);
-    expect(p.first_team + teams * p.team_words <= words, "what the teams have", t);
-    if (t.modes > 0) team.push_back({0, operand_words(2 * t.modes, pairs, p.planes)});
-    for (int warp = 0; warp < p.team; ++warp) {
-        if (!p.groups) team.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
-        if (p.inbox_step < 0) continue;
-        const int bytes = ceil_div(t.step[p.inbox_step].channels * (t.precision == TURBOFNO_BF16 ? 2 : 4), 16) * 16;
-        team.push_back({p.inbox_at + warp * p.inbox_words, 1 + kTilePoints * bytes / 16}); // an mbarrier, then the points
+    expect(!p.wgmma || p.analysis_on_chip, "wgmma reads its table from shared memory", t);
+    const int groups = p.warps / p.group_warps, words = p.shared_bytes / 16;
+    expect(disjoint(block, 0, p.first_group), "regions of the block are disjoint", t);
+    expect(p.first_group + groups * p.group_words <= words, "regions of the groups fit", t);
+    if (t.modes > 0) group.push_back({0, operand_words(2 * t.modes, pairs, p.planes)});
+    for (int warp = 0; warp < p.group_warps; ++warp) {
+        if (!p.wgmma) group.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
+        if (p.prefetch_first < 0) continue;
+        const int bytes = ceil_div(t.step[p.prefetch_first].channels * (t.precision == TURBOFNO_BF16 ? 2 : 4), 16) * 16;
+        group.push_back({p.prefetch_at + warp * p.prefetch_words, 1 + kTilePoints * bytes / 16}); // an mbarrier, then the points
     }
     // the warps' maxima, then 64 points by all channels
-    if (p.groups && t.next_modes > 0) team.push_back({p.sums_at, 1 + 64 * 8 * p.fragments * p.planes / 8});
-    expect(apart(team, 0, p.team_words), "what a team has", t);
+    if (p.wgmma && t.next_modes > 0) group.push_back({p.sums_at, 1 + 64 * 8 * p.fragments * p.planes / 8});
+    expect(disjoint(group, 0, p.group_words), "regions of a group are disjoint", t);
     expect(p.shared_bytes % 16 == 0 && p.shared_bytes <= t.shared_bytes, "shared memory", t);
 }
 
-static void check_inbox(const turbofno_tile &t, const TilePlan &p) {
-    if (p.inbox_step < 0) {
-        expect(p.inbox_last < 0, "an inbox has an end where it has a beginning", t);
+static void check_prefetch(const turbofno_tile &t, const TilePlan &p) {
+    if (p.prefetch_first < 0) {
+        expect(p.prefetch_last < 0, "a plan without prefetch has no last prefetched step", t);
         return;
     }
-    ++boxed;
-    for (int i : {p.inbox_step, p.inbox_last}) {
+    ++prefetched;
+    for (int i : {p.prefetch_first, p.prefetch_last}) {
         const turbofno_step &step = t.step[i];
         const bool reads = step.kind == TURBOFNO_LOAD || step.kind == TURBOFNO_ADD_MAP || step.kind == TURBOFNO_ADD_GATE;
-        expect(reads && !step.channel_first, "an inbox is for a channels-last field", t);
-        expect(step.channels == t.step[p.inbox_step].channels, "an inbox is of one field", t);
+        expect(reads && !step.channel_first, "only a channels-last field is prefetched", t);
+        expect(step.channels == t.step[p.prefetch_first].channels, "all prefetched steps read one field", t);
     }
 }
 
@@ -111,7 +111,7 @@ static void check(const turbofno_tile &t) {
     if (turbofno_tile_prepare(&t, &prepared) != nullptr) return;
     ++checked;
     const TilePlan p = plan(t);
-    expect(std::memcmp(&p, prepared.opaque, sizeof p) == 0, "what is prepared is the plan", t);
+    expect(std::memcmp(&p, prepared.opaque, sizeof p) == 0, "turbofno_tile_prepare returns the plan", t);
     const int64_t rows = t.batch * t.outer;
     const int tiles = ceil_div(t.points, kTilePoints);
     expect(p.fragments == 2 || p.fragments == 4 || p.fragments == 8 || p.fragments == 16, "fragments", t);
@@ -119,16 +119,16 @@ static void check(const turbofno_tile &t) {
     expect(8 * p.fragments * (p.channel_tiles - 1) < t.width, "no empty channel tile", t);
     expect(!p.wide || p.channel_tiles == 1, "an MLP sees all channels", t);
     expect(p.planes == (t.precision == TURBOFNO_FP32 ? 2 : 1), "planes", t);
-    expect(p.team >= 1 && p.warps >= p.team && p.warps % p.team == 0, "warps make whole teams", t);
-    expect(p.warps <= most_warps(p.fragments, p.wide, p.groups), "warps have their registers", t);
-    expect(!p.groups || (t.warpgroups && p.team == kGroupWarps), "warpgroups where the device has them", t);
-    expect(!p.groups || p.split_tiles % kGroupWarps == 0, "a split is whole steps of a warpgroup", t);
-    grouped += p.groups;
-    expect(p.team == 1 || p.warps / p.team <= 15, "a named barrier a team", t);
+    expect(p.group_warps >= 1 && p.warps >= p.group_warps && p.warps % p.group_warps == 0, "warps make whole groups", t);
+    expect(p.warps <= max_warps(p.fragments, p.wide, p.wgmma), "the registers suffice for the warps", t);
+    expect(!p.wgmma || (t.warpgroups && p.group_warps == kWarpgroupWarps), "wgmma only where the device has it", t);
+    expect(!p.wgmma || p.split_tiles % kWarpgroupWarps == 0, "a split is whole steps of a warpgroup", t);
+    with_wgmma += p.wgmma;
+    expect(p.group_warps == 1 || p.warps / p.group_warps <= 15, "one named barrier per group", t);
     expect(p.splits >= 1 && p.split_tiles >= 1 && p.splits * p.split_tiles >= tiles, "splits cover the row", t);
     expect((p.splits - 1) * p.split_tiles < tiles, "no empty split", t);
-    const int64_t teams = p.warps / p.team;
-    expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, teams), "every block has a row", t);
+    const int64_t groups = p.warps / p.group_warps;
+    expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, groups), "every block has a row", t);
     expect(p.channel_tiles * (p.blocks - 1) < t.multiprocessors, "one block a multiprocessor", t);
     size_t parts = 0;
     if (p.splits > 1) parts = size_t(8) * size_t(p.splits) * size_t(rows) * size_t(t.channels) * size_t(t.next_modes);
@@ -136,7 +136,7 @@ static void check(const turbofno_tile &t) {
     splits += p.splits > 1;
     cut += p.channel_tiles > 1;
     check_memory(t, p);
-    check_inbox(t, p);
+    check_prefetch(t, p);
 }
 
 struct Draw {
@@ -208,7 +208,7 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of cut channels, %d with an inbox, %d by warpgroups\n", checked, splits, cut,
-                boxed, grouped);
-    return wrong != 0 || checked < 1000 || splits == 0 || cut == 0 || boxed == 0 || grouped == 0;
+    std::printf("%d plans, %d of split rows, %d of cut channels, %d with prefetch, %d with wgmma\n", checked, splits, cut,
+                prefetched, with_wgmma);
+    return wrong != 0 || checked < 1000 || splits == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0;
 }

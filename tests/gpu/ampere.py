@@ -1,7 +1,7 @@
-"""The kernels' way on A100, proven on whatever card is there: `python -m tests.gpu.ampere PYTEST_ARGUMENTS`.
+"""Test the A100 code path on any newer GPU: `python -m tests.gpu.ampere PYTEST_ARGUMENTS`.
 
-Builds the library in a folder of its own from code for compute capability 8.0 alone, as machine code for this card, and
-runs pytest against it. What is for newer cards is then neither compiled nor chosen.
+Builds the library in a separate folder from PTX for compute capability 8.0, as machine code for this GPU, and runs pytest
+with it. Code paths for newer GPUs are then neither compiled nor chosen.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ FOLDER = ROOT / "build" / "ampere"
 
 
 def cmake() -> str:
-    """The cmake of this Python's environment, or the one on the PATH."""
+    """Return the cmake of this Python environment, or the one on the PATH."""
     beside = Path(sys.executable).with_name("cmake")
     return str(beside) if beside.is_file() else shutil.which("cmake") or "cmake"
 
 
 def build_commands(capability: tuple[int, int]) -> list[list[str]]:
-    """Configure and build, for a card of that compute capability."""
+    """Return the commands that configure and build for a GPU of that compute capability."""
     code = "".join(map(str, capability))
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     configure = [
         *(cmake(), "-S", str(ROOT), "-B", str(FOLDER), *generator),
         "-DTURBOFNO_CUDA=ON",
-        # not by name: CMake knows no code of one architecture for another
+        # CMake cannot express machine code of one architecture from PTX of another
         "-DTURBOFNO_CUDA_ARCHITECTURES=OFF",
         f"-DCMAKE_CUDA_FLAGS=-gencode=arch=compute_80,code=sm_{code}",
     ]
@@ -42,7 +42,7 @@ def build_commands(capability: tuple[int, int]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Exits as pytest does, or with 1 if the library cannot be built."""
+    """Build and run pytest. Exits with its status, or with 1 if the build fails."""
     for command in build_commands(torch.cuda.get_device_capability()):
         if subprocess.run(command, check=False).returncode:
             raise SystemExit(f"FAILED: {' '.join(command)}")

@@ -1,7 +1,7 @@
-"""The record of the last GPU proofs, docs/gpu-proof.json: when, on which cards, what passed, and of which sources.
+"""The record of GPU test runs, docs/gpu-proof.json: date, GPUs, results and hashes of the tested sources.
 
-`python -m tests.gpu.record` says in one line whether it covers the tree as it is. It holds a hash of every source that
-the proof is about, and for each number of cards the last run with as many.
+`python -m tests.gpu.record` prints in one line whether it covers the current sources. The record has the last run for each
+number of GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COVERED = (
     "tests/service/runtime",
     "tests/service/processes/test_devices.py",
 )
-"""Files and folders; of folders all sources in them."""
+"""Covered files, and folders with all sources in them."""
 _SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".c", ".txt"}
 _MOST_SHOWN = 5
 
@@ -42,7 +42,7 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def hashes(root: Path = ROOT) -> dict[str, str]:
-    """Path -> hash of every source that the proof covers."""
+    """Return path -> hash of every covered source."""
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         for path in sorted(_sources(root))
@@ -50,12 +50,12 @@ def hashes(root: Path = ROOT) -> dict[str, str]:
 
 
 def digest(sources: dict[str, str]) -> str:
-    """One hash of all of them."""
+    """Return one hash of all sources."""
     return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def written(file: Path, sources: dict[str, str], run: Record) -> Record:
-    """Add a run, with the `cards` that it had, in place of the last one with as many; returns the whole record."""
+    """Write a run, replacing the last one on as many GPUs (`cards`). Returns the record."""
     runs = read(file).get("runs", {})
     runs[str(len(run["cards"]))] = {**run, "sources": digest(sources)}
     record = {"runs": dict(sorted(runs.items())), "sources": sources}
@@ -64,12 +64,12 @@ def written(file: Path, sources: dict[str, str], run: Record) -> Record:
 
 
 def read(file: Path = FILE) -> Record:
-    """The record; empty if there is none."""
+    """Return the record; empty if there is none."""
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def covers(record: Record, sources: dict[str, str]) -> str:
-    """One line: what was proven last, and whether of these sources; else which of them changed since."""
+    """Return one line: the results of the last runs, and which sources have changed since."""
     if not record:
         return "GPU proof: none recorded; `make test-gpu` on a machine with a GPU makes one"
     now, known = digest(sources), record["sources"]

@@ -1,7 +1,7 @@
-"""The whole proof that the kernels are right on this GPU: `make test-gpu`. Passes only if every part ran and passed.
+"""All GPU tests: `make test-gpu`. Passes only if every part ran and passed.
 
-Parts run side by side where there are cores for it, and what each says is shown when it has ended. The record (record.py),
-which is to be committed, is written as parts end.
+Parts run in parallel if there are enough cores. The output of a part is printed when it ends, and the record (record.py) is
+written; commit it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from turbofno_ops.__main__ import report
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAP = "tests/service/runtime/test_device_pipeline.py::test_copies_and_kernels_overlap"
-"""Compares times, so nothing may run beside it."""
-_CORES_OF_A_PART = 2
-_MOST_SECONDS = 420  # of a part
+"""Compares times, so it runs alone."""
+_CORES_PER_PART = 2
+_MAX_SECONDS = 420  # of a part
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command to run, what its environment has besides ours, and if it is pytest, which then tells its counts."""
+    """A command to run, additional environment variables, and whether it is pytest, whose counts are reported."""
 
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     counts: bool = False
     alone: bool = False
-    """After all others: it has deadlines of its own."""
+    """Run after all others, because it has deadlines."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a part; a part that is no pytest counts as one check."""
+    """The result of a part. A part other than pytest counts as one check."""
 
     passed: int = 0
     failed: int = 0
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def sanitizer() -> str | None:
-    """compute-sanitizer, on the PATH or in the CUDA toolkit; None if there is none."""
+    """Return compute-sanitizer from the PATH or the CUDA toolkit, or None."""
     places = [os.environ.get("PATH", "")]
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     nvcc = shutil.which("nvcc")
@@ -71,7 +71,7 @@ def sanitizer() -> str | None:
 def _pytest(
     name: str, *arguments: str, module: str = "pytest", workers: int = 0, alone: bool = False
 ) -> Part:
-    """A part of tests, on several workers if pytest-xdist is there; `module` may stand for pytest."""
+    """Return a pytest part, on several workers if pytest-xdist is installed; `module` replaces pytest."""
     spread = ["-n", str(workers)] if workers and importlib.util.find_spec("xdist") else []
     command = [
         sys.executable,
@@ -80,7 +80,7 @@ def _pytest(
         "-q",
         "-rs",
         *("-p", "no:cacheprovider"),
-        # pytest-benchmark, where it is installed, warns beside pytest-xdist, and warnings are errors here
+        # pytest-benchmark warns under pytest-xdist, and warnings are errors here
         *("-p", "no:benchmark"),
         *spread,
         *arguments,
@@ -89,7 +89,7 @@ def _pytest(
 
 
 def parts() -> list[Part]:
-    """All of them, those that take longest first."""
+    """Return all parts, longest first."""
     python, here = sys.executable, ROOT / "tests" / "gpu"
     tool = sanitizer() or "compute-sanitizer"
     watched = ["--error-exitcode", "1", python, str(here / "sanitizer_shapes.py")]
@@ -102,11 +102,11 @@ def parts() -> list[Part]:
         Part(
             "memcheck",
             [tool, "--tool", "memcheck", "--report-api-errors", "no", *watched],
-            # every array an allocation of its own, so that one byte too far is seen
+            # one allocation per array, so that reads past its end are found
             {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         ),
         Part("racecheck", [tool, "--tool", "racecheck", *watched]),
-        # not on several workers: each would compile all kernels
+        # one worker, because each would compile all kernels
         _pytest("library", f"{ops}/test_native.py"),
         _pytest(
             "service",
@@ -121,9 +121,9 @@ def parts() -> list[Part]:
 
 
 def outcome(part: Part) -> Outcome:
-    """Run a part, show what it said, and say how it went."""
+    """Run a part, print its output and return the outcome."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # each proof draws anew; a failure shows the number to repeat it with
+    # a new seed for each run; a failure prints it
     environment = {VARIABLE: "new", **os.environ, "PYTHONPATH": path, **part.environment}
     began = time.monotonic()
     with TemporaryDirectory() as folder:
@@ -139,12 +139,12 @@ def outcome(part: Part) -> Outcome:
                 text=True,
                 errors="replace",
                 check=False,
-                timeout=_MOST_SECONDS,
+                timeout=_MAX_SECONDS,
             )
         except subprocess.TimeoutExpired as late:
             said = (late.stdout or b"").decode(errors="replace")
             print(f"\n== {part.name}: {' '.join(part.command)}\n{said}", flush=True)
-            return Outcome(failed=1, seconds=_MOST_SECONDS, how=f"STOPPED after {_MOST_SECONDS} s")
+            return Outcome(failed=1, seconds=_MAX_SECONDS, how=f"STOPPED after {_MAX_SECONDS} s")
         except FileNotFoundError:
             return Outcome(
                 failed=1,
@@ -161,7 +161,7 @@ def outcome(part: Part) -> Outcome:
 
 
 def _counts(file: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped tests of a file that pytest wrote; none if it did not come to that."""
+    """Return passed, failed and skipped tests of a JUnit file; zeros if it does not exist."""
     if not file.is_file():
         return 0, 0, 0
     suites = list(ET.parse(file).getroot().iter("testsuite"))
@@ -173,7 +173,7 @@ def _counts(file: Path) -> tuple[int, int, int]:
 
 
 def run_all(all_parts: list[Part], *, at_once: int) -> Iterator[tuple[str, Outcome]]:
-    """Name and outcome of every part as it ends; so many side by side, those to run alone after all others."""
+    """Yield name and outcome of every part as it ends, `at_once` in parallel, then those that run alone."""
     with ThreadPoolExecutor(at_once) as pool:
         begun = {pool.submit(outcome, part): part for part in all_parts if not part.alone}
         yield from ((begun[done].name, done.result()) for done in as_completed(begun))
@@ -181,19 +181,19 @@ def run_all(all_parts: list[Part], *, at_once: int) -> Iterator[tuple[str, Outco
 
 
 def main() -> None:
-    """Run every part, even after one that failed; a line for each at the end, and the record."""
+    """Run every part, also after a failure; print one line for each and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, default=record.FILE, help="the file to write")
     arguments = parser.parse_args()
     print(report())
     if not torch.cuda.is_available():
         raise SystemExit(
-            f"FAILED: PyTorch {torch.__version__} sees no GPU, and this proof is about one"
+            f"FAILED: these tests need a GPU, and PyTorch {torch.__version__} sees no GPU"
         )
     if not native_status().loaded:
         raise SystemExit(f"FAILED: the CUDA kernels are not loaded: {native_status().detail}")
     sources = record.hashes()
-    at_once = max(1, (os.cpu_count() or 1) // _CORES_OF_A_PART)
+    at_once = max(1, (os.cpu_count() or 1) // _CORES_PER_PART)
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     run: record.Record = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -204,7 +204,7 @@ def main() -> None:
     outcomes = {part.name: Outcome(failed=1, how="NOT RUN to its end") for part in parts()}
     for name, how in run_all(parts(), at_once=at_once):
         outcomes[name] = how
-        # at once, so that a run which is cut off leaves what it proved
+        # after each part, so that an interrupted run leaves its results
         recorded = {part: _recorded(found) for part, found in outcomes.items()}
         record.written(arguments.record, sources, {**run, "parts": recorded})
     print(f"\n{', '.join(cards)}, PyTorch {torch.__version__}")

@@ -1,8 +1,7 @@
-"""Every kernel on a few small shapes, checked against float64: what compute-sanitizer watches (tests/gpu/run.py).
+"""Every kernel on a few small shapes, checked against float64, to run under compute-sanitizer (tests/gpu/run.py).
 
-Networks of two layers run as compiled models run, without a graph: the second layer's spectra come from the first one's
-field, and the last field is projected. Sizes are odd where the kernels have edges, and some arrays end between two words
-of 16 bytes, because reads may reach to the end of the last one.
+Networks of two layers run as compiled chains without graphs. Odd sizes cover the kernels' boundaries, and some arrays end
+within a 16-byte word, up to which reads may reach.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ IN_BLOCKS: tuple[Shape, ...] = (
     (1, 9, (7, 5, 11), (4, 3, 4)),
 )
 PROJECTED = 4
-# of a network that does not amplify rounding
+# for a network that does not amplify rounding
 LARGEST_ERROR = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 4e-2}
 _ROUNDING = 5e-7
 
@@ -60,10 +59,10 @@ _ROUNDING = 5e-7
 def error(
     shape: Shape, block: dict[str, Any], precision: str, device: torch.device
 ) -> tuple[float, float]:
-    """Relative L2 error of a random network, and how large it may be: PyTorch's float32 shows what is amplified.
+    """Return the relative L2 error of a random network and its limit, which grows with the error of PyTorch in float32.
 
     Raises:
-        ChainRefused: it is no chain of kernels.
+        ChainRefused: The kernels do not support it.
     """
     batch, channels, size, modes = shape
     arch = FNOArchitecture(
@@ -78,12 +77,12 @@ def error(
     if refused is not None:
         raise ChainRefused(refused)
     with torch.no_grad():
-        found = relative_l2(chain._directly(x.to(device)).cpu(), expected)
+        found = relative_l2(chain._run_eager(x.to(device)).cpu(), expected)
     return found, LARGEST_ERROR[precision] * max(1.0, own / _ROUNDING)
 
 
 def verdict(shape: Shape, block: dict[str, Any], precision: str, device: torch.device) -> str:
-    """'right', and the error, or what is wrong."""
+    """Return 'right' or 'WRONG' with the error, or 'REFUSED' with the reason."""
     try:
         found, allowed = error(shape, block, precision, device)
     except ChainRefused as refusal:
@@ -92,7 +91,7 @@ def verdict(shape: Shape, block: dict[str, Any], precision: str, device: torch.d
 
 
 def main() -> None:
-    """Exits 1 if a result is wrong or refused, or the kernels are not there."""
+    """Check all shapes. Exits with 1 if a result is wrong or refused, or the kernels are not loaded."""
     if not native_status().loaded:
         raise SystemExit(native_status().detail)
     cases = [("plain", PLAIN, shape) for shape in SHAPES]

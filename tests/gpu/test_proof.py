@@ -1,4 +1,4 @@
-"""The proof on a GPU, where there is none: it does not pass, and its judgements are right."""
+"""The runner of the GPU tests, without a GPU."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_parts_that_must_run_alone_run_after_all_others() -> None:
     assert names[-1] == "alone"
 
 
-def test_all_parts_are_about_files_that_are_there() -> None:
+def test_all_parts_name_existing_files() -> None:
     arguments = [a for part in run.parts() for a in part.command if "tests/" in a]
     files = [a.removeprefix("--deselect=").partition("::")[0] for a in arguments]
     assert len(files) >= 8
     assert all((run.ROOT / file).exists() for file in files)
 
 
-def test_the_way_on_ampere_is_built_apart_from_what_is_installed() -> None:
+def test_the_a100_build_has_its_own_folder() -> None:
     configure, build = ampere.build_commands((9, 0))
     assert "-DCMAKE_CUDA_FLAGS=-gencode=arch=compute_80,code=sm_90" in configure
     assert str(ampere.FOLDER) in configure
@@ -82,12 +82,12 @@ def test_sanitizer_is_found_in_the_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_
     assert run.sanitizer() == str(tool)
 
 
-def test_what_the_sanitizer_watches_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitizer_shapes_check_their_results(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = sanitizer_shapes.SHAPES[-4]
     cpu = torch.device("cpu")
     assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("right")
     with torch.inference_mode():
-        monkeypatch.setattr(CompiledFNO, "_directly", lambda *_: torch.zeros(1, 4, 13))
+        monkeypatch.setattr(CompiledFNO, "_run_eager", lambda *_: torch.zeros(1, 4, 13))
         assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu).startswith("WRONG 1.0e+00")
         monkeypatch.setattr(CompiledFNO, "refusal", lambda *_: "a reason")
         assert sanitizer_shapes.verdict(shape, {}, "fp32", cpu) == "REFUSED: a reason"

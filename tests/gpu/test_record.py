@@ -1,4 +1,4 @@
-"""The record of GPU proofs and what it covers: hashes of sources, and the line that `make lint` prints."""
+"""The record of GPU test runs: hashes of sources, and the line that `make lint` prints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*cards: str, failed: int = 0) -> record.Record:
     return {"at": "2026-11-22T10:00:00+00:00", "cards": list(cards), "parts": parts}
 
 
-def test_sources_are_hashed_and_what_is_built_is_not(tree: Path) -> None:
+def test_sources_are_hashed_and_build_results_are_not(tree: Path) -> None:
     found = hashes(tree)
     assert list(found) == ["csrc/kernels/a.cu", "turbofno_ops/b.py"]
     (tree / "docs/c.md").write_text("other")
@@ -67,7 +67,7 @@ def test_one_run_is_kept_for_each_number_of_cards(tree: Path) -> None:
     assert "passed on A100, 2026-11-22, the tree as it is; FAILED (ops) on H200 and H200" in line
 
 
-def test_this_tree_has_the_sources_that_are_named() -> None:
+def test_covered_sources_exist() -> None:
     assert all((record.ROOT / name).exists() for name in record.COVERED)
     assert len(hashes()) > 50
 

@@ -1,7 +1,7 @@
-"""The zoo's held-out errors on the GPU against its model cards, to three digits (tests/gpu/run.py).
+"""Compare the zoo's held-out errors on the GPU with its model cards, to three digits (tests/gpu/run.py).
 
-The fp32 models run as the service runs them, through `compile_fno`, on the samples that the cards were made with. The
-other precisions are printed beside them.
+Models run as in the service, by `compile_fno`, on the samples of the cards. Only fp32 is checked; errors of the other
+precisions are printed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from turbofno_ops import PRECISIONS, compile_fno
 
 
 def equal_to_three_digits(measured: float, recorded: float) -> bool:
-    """Whether two numbers differ by at most half a unit of the recorded one's third digit."""
+    """True if two numbers differ by at most half a unit of the recorded one's third digit."""
     unit = 10.0 ** (math.floor(math.log10(recorded)) - 2)
     return abs(measured - recorded) <= unit / 2
 
 
 def measured(model: LoadedModel, problem: Problem, precision: str) -> tuple[Metric, ...]:
-    """The card's metrics, by the model's chain of kernels."""
+    """Evaluate the card's metrics with the compiled model."""
     chain = compile_fno(model.module.description(), device="cuda", precision=precision)
     samples = max(metric.n_samples for metric in model.config.evaluation)
     compiled = replace(model, module=chain)
@@ -36,12 +36,12 @@ def measured(model: LoadedModel, problem: Problem, precision: str) -> tuple[Metr
 
 
 def main() -> None:
-    """Exits 1 if an error at fp32 is not the card's."""
+    """Evaluate all models. Exits with 1 if an fp32 error differs from the card's."""
     wrong = 0
     for folder in sorted(TRAINED.iterdir()):
         model = load_model(folder, device="cuda")
         problem = problem_named(model.config.name)
-        # the solver takes longer than the model: once for all precisions
+        # the solver takes longer than the model, so run it once for all precisions
         problem = replace(problem, simulate=cache(problem.simulate))
         found = {precision: measured(model, problem, precision) for precision in PRECISIONS}
         for i, recorded in enumerate(model.config.evaluation):

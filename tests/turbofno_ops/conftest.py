@@ -17,7 +17,7 @@ CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command's end, whatever it was, and what it said."""
+    """Run a command and return its status and output."""
     return subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, check=False
     )
@@ -25,19 +25,19 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def strict_float32() -> None:
-    """PyTorch, which the kernels are compared with, in plain float32: its default convolves in TF32."""
+    """Disable TF32 in PyTorch, which the kernels are compared with; it is the default of convolutions."""
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.fixture
 def _one_thread() -> None:
-    """As many threads as there are: how the kernels share their work is tested too."""
+    """Override the global fixture: use all threads, to test how kernels share their work."""
 
 
 @pytest.fixture(scope="session")
 def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels' host code alone: plans, and what is refused."""
+    """The kernels' host code (csrc/plan), compiled without CUDA."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler (g++)")
     library = tmp_path_factory.mktemp("plan") / "plan.so"
@@ -50,5 +50,5 @@ def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def served_shapes(plan_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the host code alone answer which shapes the kernels serve."""
+    """Answer support checks by the host code, without the CUDA library."""
     monkeypatch.setattr(_native, "_library", lambda: plan_library)

@@ -1,4 +1,4 @@
-"""The spectral convolution by definition, in float64 numpy, written without the package under test."""
+"""The spectral convolution by its definition, in float64 numpy, independent of the package under test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def kept_frequencies(modes: Sequence[int]) -> list[list[int]]:
-    """Integer frequencies kept on each axis, as the public docstring states them."""
+    """Return the kept integer frequencies of each axis, as in the docstring of `spectral_conv`."""
     *others, last = modes
     signed = [[*range((k + 1) // 2), *range(-(k // 2), 0)] for k in others]
     return [*signed, list(range(last))]
@@ -19,7 +19,7 @@ def kept_frequencies(modes: Sequence[int]) -> list[list[int]]:
 def spectral_conv_truth(
     x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """numpy's rfftn, one matrix product a mode in a plain loop, numpy's irfftn. Float64."""
+    """Compute numpy's rfftn, one matrix product per mode, numpy's irfftn. Returns float64."""
     field = x.detach().cpu().double().numpy()
     matrices = weight.detach().cpu().to(torch.complex128).numpy()
     size = field.shape[2:]
@@ -42,7 +42,7 @@ def spectral_conv_truth(
 
 
 def relative_l2(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """||value - truth|| / ||truth|| in float64, of real or complex values."""
+    """Return ||value - truth|| / ||truth|| in float64, of real or complex values."""
     dtype = torch.complex128 if truth.is_complex() else torch.float64
     expected = truth.detach().to(dtype)
     return float((value.detach().to(dtype) - expected).norm() / expected.norm())

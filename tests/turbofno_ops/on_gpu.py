@@ -1,4 +1,4 @@
-"""What every test of the kernels on a GPU needs: the mark that skips it elsewhere and poisoned memory."""
+"""Helpers of GPU tests: a skip mark, and poisoned memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_kernels = pytest.mark.skipif(
 
 
 def poison() -> None:
-    """Leave NaN in the memory that the next allocations get."""
+    """Fill the memory of the next allocations with NaN."""
     torch.cuda.empty_cache()
     blocks = [torch.full((count,), math.nan, device="cuda") for count in [2**17] * 6 + [2**26]]
     torch.cuda.synchronize()

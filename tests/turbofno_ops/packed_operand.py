@@ -1,4 +1,4 @@
-"""A B operand in plain torch: what csrc/kernels/operands.cu has to make of a matrix, to the bit."""
+"""Reference of csrc/kernels/pack_operand.cu in plain torch, bitwise equal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from turbofno_ops._cuda_tables import _COLUMNS, _TERMS, _axes, _words
 
 
 def packed_operand(matrix: torch.Tensor, precision: str) -> torch.Tensor:
-    """A matrix [channels out, channels in] as a B operand (csrc/kernels/products.cuh). Uint8 on its device.
+    """Pack a matrix [channels out, channels in] as a B operand (csrc/kernels/warp_mma.cuh). Returns uint8.
 
-    16 columns have a scale of their own, undone by the float32 power of two behind the words, one for every 32 terms.
+    Every 16 columns have their own scale. Its inverse, a float32, follows the words, once for every 32 terms.
     """
     columns, terms = matrix.shape
     padded = F.pad(matrix.detach().double(), (0, -terms % _TERMS, 0, -columns % _COLUMNS))
@@ -27,13 +27,13 @@ def packed_operand(matrix: torch.Tensor, precision: str) -> torch.Tensor:
     exponents = _exponents(largest, precision).expand(chunks, pairs)
     scaled = blocks * exponents.double().exp2().view(chunks, pairs, 1, 1, 1, 1, 1)
     words = _words(scaled, precision, lane_axis=3)
-    backs = (-exponents.float()).exp2().flatten()
-    backs = F.pad(backs, (0, -len(backs) % 4))
-    return torch.cat([words, backs.contiguous().view(torch.uint8)])
+    inverse_scales = (-exponents.float()).exp2().flatten()
+    inverse_scales = F.pad(inverse_scales, (0, -len(inverse_scales) % 4))
+    return torch.cat([words, inverse_scales.contiguous().view(torch.uint8)])
 
 
 def _exponents(largest: torch.Tensor, precision: str) -> torch.Tensor:
-    """Powers of two that bring the largest magnitudes to 2^13 .. 2^14; 0 where all is zero, and for bfloat16."""
+    """Return exponents that scale the largest magnitudes to 2^13 .. 2^14; 0 for zeros and for bfloat16."""
     if precision == "bf16":
         return torch.zeros_like(largest, dtype=torch.int32)
     exponents = 14 - torch.frexp(largest).exponent

@@ -1,4 +1,4 @@
-"""Networks drawn at random over everything that a chain serves, with inputs to match."""
+"""Random networks over all features that a chain supports, and inputs for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turbofno_ops import ACTIVATIONS
 
 
 def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
-    """Every skip, channel MLP, norm, order of steps, positions, padding, lifting and projection of imported networks."""
+    """Draw from all skips, channel MLPs, norms, step orders, positions, paddings, liftings and projections."""
     modes = tuple(rng.randint(1, 9 if n_dim < 3 else 5) for _ in range(n_dim))
     amounts = tuple(rng.randint(0, 6) for _ in range(n_dim))
     sides = rng.choice(["end", "both"])
@@ -73,7 +73,7 @@ def _drawn_mlp(rng: random.Random, skip: Skip) -> ChannelMLP:
 def _drawn_steps(
     rng: random.Random, skip: Skip, mlp_skip: Skip | None, norm: Norm
 ) -> tuple[tuple[BlockStep, ...], tuple[BlockStep, ...]]:
-    """The usual order, or neuraloperator's with preactivation and stabiliser, or with norms elsewhere."""
+    """Draw the usual step order, neuraloperator's preactivation or stabiliser, or one with late norms."""
     kind = rng.choice(["usual", "usual", "usual", "preactivation", "stabilised", "late"])
     if kind == "usual":
         return (), ()
@@ -92,7 +92,7 @@ def _drawn_steps(
 
 
 def draw_normalization(rng: random.Random, arch: FNOArchitecture) -> Normalization | None:
-    """None, or one with means that are large for their standard deviations, and units of any size."""
+    """Draw None, or a normalisation with means large against their standard deviations, in units of any size."""
     if rng.random() < 0.3:
         return None
     units = [10.0 ** rng.uniform(-6, 8) for _ in range(arch.in_channels)]
@@ -105,7 +105,7 @@ def draw_normalization(rng: random.Random, arch: FNOArchitecture) -> Normalizati
 
 
 def network(arch: FNOArchitecture, normalization: Normalization | None = None) -> FNO:
-    """A float32 network, all of whose parameters are random and keep the size of what passes through."""
+    """Return a float32 network with random parameters that preserve the magnitude of activations."""
     module = FNO(arch, normalization)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -115,13 +115,13 @@ def network(arch: FNOArchitecture, normalization: Normalization | None = None) -
 
 
 def draw_size(rng: random.Random, arch: FNOArchitecture) -> tuple[int, ...]:
-    """A grid that holds the modes and is longer than any padding, odd and prime sizes as likely as any."""
+    """Draw a grid that holds the modes and is longer than any padding."""
     more = 30 if arch.n_dim < 3 else 9
     return tuple(max(7, least) + rng.randint(0, more) for least in arch.smallest_grid)
 
 
 def field(module: FNO, batch: int, size: tuple[int, ...]) -> torch.Tensor:
-    """Random input in the network's physical units, float32."""
+    """Return random float32 input in the network's physical units."""
     x = torch.randn(batch, module.arch.in_channels, *size)
     if not module.normalized:
         return x
@@ -130,7 +130,7 @@ def field(module: FNO, batch: int, size: tuple[int, ...]) -> torch.Tensor:
 
 
 def truth(module: FNO, x: torch.Tensor) -> torch.Tensor:
-    """The network's output in float64; the network comes back in float32."""
+    """Return the network's output in float64; the network is converted back to float32."""
     with torch.inference_mode():
         expected = module.double()(x.double())
     module.float()

@@ -1,4 +1,4 @@
-"""Random tile programs with their operands: every step, in every order that stages take."""
+"""Random tile programs with operands: all steps, in all orders that stages support."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from turbofno_ops._stages import (
     AddMap,
     Affine,
     Analyze,
-    Held,
-    Hold,
     Normalize,
     Project,
+    Restore,
+    Save,
     Source,
     Step,
     Store,
@@ -39,17 +39,16 @@ MOST_VALUES = 2**21
 
 @dataclass
 class Drawn:
-    """A tile program on a grid, what it reads, and the modes that its analysis keeps.
+    """A tile program on a grid, its operands, and the modes that its analysis keeps.
 
-    Weights are float64. x, the network's input where the program begins with `Source`, and held are float32
-    [batch, channels, *grid], mixed complex64.
+    Weights are float64. x and saved are float32 [batch, channels, *grid], mixed is complex64.
     """
 
     steps: tuple[Step, ...]
     size: Size
     modes: Size
     x: torch.Tensor
-    held: torch.Tensor | None = None
+    saved: torch.Tensor | None = None
     mixed: torch.Tensor | None = None
 
     def __str__(self) -> str:
@@ -59,7 +58,7 @@ class Drawn:
 
 
 def described(steps: tuple[Step, ...]) -> str:
-    """Names of the steps with what their shapes and settings are."""
+    """Return the names of the steps with their shapes and settings."""
     words = []
     for step in steps:
         settings = [
@@ -72,7 +71,7 @@ def described(steps: tuple[Step, ...]) -> str:
 
 
 def draw_program(rng: random.Random) -> Drawn:
-    """A program of up to a dozen steps, small enough to check in float64."""
+    """Draw a program of up to a dozen steps, small enough to check in float64."""
     axes = rng.choice([1, 2, 2, 3, 3, 4])
     while True:
         size = tuple(rng.choice(AXES[axes]) for _ in range(axes))
@@ -85,11 +84,11 @@ def draw_program(rng: random.Random) -> Drawn:
     x = torch.randn(batch, of_x, *size) * rng.choice([1e-3, 1.0, 1.0, 1e3])
     drawn = Drawn((), size, modes, x)
     first: Step
-    match rng.choice(["source", "held", "synthesis", "synthesis", "synthesis", "map"]):
+    match rng.choice(["source", "restore", "synthesis", "synthesis", "synthesis", "map"]):
         case "source":
             first, channels = Source(), of_x
-        case "held":
-            first, drawn.held = Held(), torch.randn(batch, channels, *size)
+        case "restore":
+            first, drawn.saved = Restore(), torch.randn(batch, channels, *size)
         case "synthesis":
             first, kept = Synthesis(), rng.randint(1, min(most, 64))
             drawn.mixed = torch.randn(batch, channels, *size[:-1], kept, dtype=torch.complex64)
@@ -100,10 +99,10 @@ def draw_program(rng: random.Random) -> Drawn:
 
 
 def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> list[Step]:
-    """All steps but the first."""
+    """Draw all steps but the first."""
     of_x = drawn.x.shape[1]
     steps: list[Step] = []
-    if isinstance(first, Synthesis | Held) and _varies(drawn) and rng.random() < 0.5:
+    if isinstance(first, Synthesis | Restore) and _varies(drawn) and rng.random() < 0.5:
         steps.append(_norm(rng, channels))
     if isinstance(first, Source) and rng.random() < 0.3:
         steps.append(Store())
@@ -122,15 +121,15 @@ def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> lis
                 steps.append(MLP(*_maps(rng, channels, rng.choice([1, 16, 32, 2 * channels]), out)))
                 channels = out
     stores = any(isinstance(step, Store) for step in steps)
-    end = rng.choice(["store", "store and analyze", "analyze", "hold", "project"])
+    end = rng.choice(["store", "store and analyze", "analyze", "save", "project"])
     if end.startswith("store") and not stores:
         steps.append(Store())
         if rng.random() < 0.2:
             steps.append(Activate(_activation(rng)))
     if end.endswith("analyze") or (stores and end == "store"):
         steps.append(Analyze())
-    elif end == "hold":
-        steps.append(Hold(moments=rng.random() < 0.5))
+    elif end == "save":
+        steps.append(Save(moments=rng.random() < 0.5))
     elif end == "project":
         out = rng.choice([1, 2, 3, 16])
         if rng.random() < 0.3:
@@ -144,7 +143,7 @@ def _middle(rng: random.Random, drawn: Drawn, first: Step, channels: int) -> lis
 
 
 def _varies(drawn: Drawn) -> bool:
-    """True if a norm has something to divide by."""
+    """True if the field is not constant, so that a norm is well conditioned."""
     if drawn.mixed is None:
         return math.prod(drawn.size) > 3
     return drawn.mixed.shape[-1] > 2 or math.prod(drawn.size[:-1]) > 3

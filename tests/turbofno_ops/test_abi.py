@@ -1,4 +1,4 @@
-"""The C interface of the CUDA kernels: it knows no PyTorch, and its header and its ctypes twins say the same."""
+"""The C interface of the CUDA kernels: independent of PyTorch, and equal in the header and in ctypes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TYPES: dict[str, Any] = {
     "float": c_float,
     "turbofno_step": _native.Step,
 }
-SYSTEM_HEADERS = re.compile(r"cuda_\w+\.h|std(int|def)\.h|[a-z_]+")  # the last: of C++
+SYSTEM_HEADERS = re.compile(r"cuda_\w+\.h|std(int|def)\.h|[a-z_]+")  # the last matches C++ headers
 
 needs_c_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler (gcc)")
 
@@ -48,7 +48,7 @@ def macro(name: str) -> int:
 
 
 def header_fields(structure: str) -> list[tuple[str, Any]]:
-    """Names, as the header has them, and ctypes of a structure's fields, in order."""
+    """Return names and ctypes of the fields of a structure in the header, in order."""
     (body,) = re.findall(rf"typedef struct \{{([^}}]*)\}} turbofno_{structure};", CODE)
     found = []
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
@@ -67,7 +67,7 @@ def enumeration(name: str) -> dict[str, int]:
     return {key.lower(): int(number) for key, number in numbers}
 
 
-def test_every_structure_has_a_twin() -> None:
+def test_every_structure_has_a_ctypes_counterpart() -> None:
     assert re.findall(r"typedef struct \{[^}]*\} turbofno_(\w+);", CODE) == list(STRUCTURES)
 
 
@@ -108,8 +108,8 @@ def test_precisions_have_the_header_s_numbers() -> None:
 
 
 def test_steps_have_the_header_s_numbers() -> None:
-    # a field is loaded from the input or from what was put by, and a norm is an affine map of its own each sample
-    called = {"Source": "load", "Held": "load", "Normalize": "affine", "Hold": "store"}
+    # Source and Restore both load a field, and a norm is a per-sample affine map
+    called = {"Source": "load", "Restore": "load", "Normalize": "affine", "Save": "store"}
     numbers = enumeration("step_kind")
     for kind, number in _KINDS.items():
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
@@ -118,7 +118,7 @@ def test_steps_have_the_header_s_numbers() -> None:
 
 
 def test_lengths_of_arrays_are_the_header_s() -> None:
-    assert macro("TURBOFNO_MOST_STEPS") == _native.MOST_STEPS
+    assert macro("TURBOFNO_MAX_STEPS") == _native.MAX_STEPS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
 
 
@@ -134,14 +134,14 @@ def test_functions_take_the_structures_of_the_header() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_sources_include_the_project_the_language_and_cuda_alone(source: Path) -> None:
+def test_sources_include_only_the_project_cpp_and_cuda_headers(source: Path) -> None:
     included = re.findall(r'#include [<"]([^>"]+)[>"]', source.read_text())
     for name in included:
         own = (source.parent / name).is_file()
         assert own or SYSTEM_HEADERS.fullmatch(name), name
 
 
-def test_the_built_library_needs_nothing_of_pytorch() -> None:
+def test_the_built_library_has_no_pytorch_symbols() -> None:
     built = [path for path in _native._candidates() if path.is_file()]
     if not built or shutil.which("nm") is None:
         pytest.skip(f"{_native.LIBRARY} was not built here, or there is no nm")

@@ -1,4 +1,4 @@
-"""Activations as they are written, with and without a parameter."""
+"""Parsing of activations, with and without a parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turbofno_ops._activations import activate, activate_in_place, parse_activat
 WRONG = ("softsign", "gelu(0.5)", "leaky_relu(", "leaky_relu()", "elu(nan)", "elu(1.2.3)", "")
 
 
-def test_a_parameter_stands_in_brackets_and_has_a_default() -> None:
+def test_a_parameter_in_parentheses_has_a_default() -> None:
     assert parse_activation("relu") == ("relu", 0.0, 1)
     assert parse_activation("leaky_relu") == parse_activation("leaky_relu(0.01)")
     assert parse_activation("leaky_relu(0.2)") == ("leaky_relu", 0.2, 6)
@@ -23,14 +23,14 @@ def test_a_parameter_stands_in_brackets_and_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("written", WRONG)
-def test_what_is_no_activation_is_refused(written: str) -> None:
+def test_unknown_activations_are_refused(written: str) -> None:
     with pytest.raises(ValueError, match="activation"):
         parse_activation(written)
     with pytest.raises(ValidationError):
         TypeAdapter(Activation).validate_python(written)
 
 
-def test_configs_know_the_same_names_and_parameters() -> None:
+def test_configs_accept_the_same_names_and_parameters() -> None:
     assert ACTIVATION_NAMES == ACTIVATIONS
     for written in (*ACTIVATIONS, "leaky_relu(0.2)", "elu(1e-05)", "elu(-2.0)"):
         TypeAdapter(Activation).validate_python(written)

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a GPU: against float64 on shapes drawn fresh each run, and as citizens of a CUDA program."""
+"""The CUDA kernels on a GPU: accuracy on random shapes, and behaviour with streams, graphs and threads."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from turbofno_ops import (
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
 SHAPES = tried(60, 300)
-# typical of float32 sums over so many points, modes and channels; PyTorch's own error is measured beside it
+# typical of float32 sums over so many points, modes and channels; PyTorch's own error may raise the limit
 FLOAT32_ERROR = 1e-6
-# a rounding to 11 and to 8 significant bits at both ends of a layer
+# rounding to 11 or 8 significant bits at both ends of a layer
 COARSE_ERRORS = {"tf32": 2e-3, "bf16": 1e-2}
 
 
@@ -41,7 +41,7 @@ AXES = {
 
 
 def draw_shape(rng: random.Random) -> tuple[int, tuple[int, int], tuple[int, ...], tuple[int, ...]]:
-    """Batch, channels, grid and modes of a layer, small enough to check in float64."""
+    """Draw batch, channels, grid and modes of a layer, small enough to check in float64."""
     while True:
         axes = rng.choice([1, 2, 2, 3])
         size = tuple(rng.choice(AXES[axes]) for _ in range(axes))
@@ -60,7 +60,7 @@ def draw_shape(rng: random.Random) -> tuple[int, tuple[int, int], tuple[int, ...
 def tensors(
     batch: int, channels: tuple[int, int], size: tuple[int, ...], modes: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """x, weight, skip and bias on the CPU in float64, exactly representable in float32."""
+    """Return random x, weight, skip and bias on the CPU in float64, exactly representable in float32."""
     c_in, c_out = channels
     return tuple(
         t.to(torch.complex128 if t.is_complex() else torch.float64)
@@ -95,7 +95,7 @@ def test_layer_equals_float64_on_random_shapes(draw: int) -> None:
     theirs = fourier_layer(*given, **moved, activation=activation, backend="reference")
     limit = max(2 * relative_l2(theirs.cpu(), truth), FLOAT32_ERROR)
     assert relative_l2(ours.cpu(), truth) <= limit, (shape, activation)
-    # a rectifier may leave a handful of small values: errors are in terms of what it was given
+    # relative to the activation's input, because a rectifier may zero almost all of the output
     given_to_it = fourier_layer(x, weight, **options, activation="none", backend="reference")
     for precision, coarse in COARSE_ERRORS.items():
         poison()
@@ -140,7 +140,7 @@ def run(
     return fourier_layer(x, weight, skip_weight=skip, bias=bias, activation="gelu")
 
 
-def test_a_gpu_tensor_runs_on_the_kernels_by_itself() -> None:
+def test_gpu_tensors_run_on_the_kernels_by_default() -> None:
     given = layer_on_gpu()
     run(*given)
     choice = last_choice()
@@ -149,7 +149,7 @@ def test_a_gpu_tensor_runs_on_the_kernels_by_itself() -> None:
     assert choice == explain(*given[:2])
 
 
-def test_results_do_not_change_from_run_to_run() -> None:
+def test_results_are_deterministic() -> None:
     given = layer_on_gpu()
     first = run(*given)
     assert all(torch.equal(run(*given), first) for _ in range(5))
@@ -179,10 +179,10 @@ def test_on_a_side_stream() -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
-def test_weights_are_read_as_they_are_at_each_call() -> None:
+def test_each_call_reads_the_current_weights() -> None:
     x, weight, skip, bias = layer_on_gpu()
     for _ in range(3):
-        # PyTorch counts no change made through `data`
+        # changes through `data` do not change `_version`
         for changed in (weight, skip, bias):
             changed.data.mul_(1.5)
         fresh = [t.clone() for t in (weight, skip, bias)]
@@ -225,7 +225,7 @@ def test_from_several_threads_at_once() -> None:
 @pytest.mark.parametrize(
     "shape", [(4, (32, 32), (64,), (12,)), LAYER, (4, (16, 24), (9, 16, 13), (4, 5, 6))]
 )
-def test_not_a_number_stays_in_its_batch_element(shape: tuple[Any, ...]) -> None:
+def test_nan_stays_in_its_batch_element(shape: tuple[Any, ...]) -> None:
     x, weight, skip, bias = on_gpu(*tensors(*shape))
     expected = run(x, weight, skip, bias)
     x[1].flatten()[100] = math.nan
@@ -261,7 +261,7 @@ def test_gradients_come_from_another_backend() -> None:
         (torch.zeros(1, 300, 16), (3,), "channel count"),
     ],
 )
-def test_what_the_kernels_refuse_runs_elsewhere_and_says_why(
+def test_unsupported_layers_fall_back_with_a_reason(
     x: torch.Tensor, modes: tuple[int, ...], why: str
 ) -> None:
     weight = torch.zeros(x.shape[1], 2, *modes, dtype=x.dtype.to_complex(), device="cuda")

@@ -1,4 +1,4 @@
-"""A layer on its own as it is launched, without a GPU: prepared once a shape, with the weights of each call."""
+"""Launches of a single layer, recorded without a GPU: planned once per shape, with the weights of each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from turbofno_ops import _cuda, _cuda_layer, _gemm, _native
-from turbofno_ops._served import A100
+from turbofno_ops._support import A100
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
 
@@ -26,7 +26,7 @@ STEPS_OF_A_LAYER_2D = [
 
 
 class Recorder:
-    """Launches as they would be on an A100; plans that were made."""
+    """Records launches, as on an A100, and counts plans."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
@@ -55,7 +55,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(_native, "refusal", made.refusal)
     monkeypatch.setattr(_native, "bytes_of", lambda *_: 4096)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    # plans of other tests
+    # hide plans of other tests
     monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
     monkeypatch.setattr(_gemm._tables, "nbytes", 0)
     return made
@@ -88,7 +88,7 @@ def test_a_shape_is_planned_once(recorder: Recorder) -> None:
     assert recorder.planned > 0
 
 
-def test_plans_are_bounded_whatever_shapes_are_asked_for(
+def test_cached_plans_are_bounded_in_bytes(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = 4 * _cuda_layer._HOST_BYTES
@@ -99,13 +99,13 @@ def test_plans_are_bounded_whatever_shapes_are_asked_for(
     assert recorder.planned > 24
     monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 0)
     run(*tensors(16))
-    assert _gemm._tables.nbytes == 0, "what was counted is what is let go"
+    assert _gemm._tables.nbytes == 0, "eviction subtracts the bytes that insertion added"
 
 
-def test_every_call_reads_the_weights_that_it_is_given(recorder: Recorder) -> None:
+def test_every_call_reads_its_own_weights(recorder: Recorder) -> None:
     x, weight, skip, bias = tensors(64, 48)
     for _ in range(3):
-        # behind the back of `_version`, too
+        # `data` does not change `_version`
         weight.data, skip.data, bias.data = weight + 1, skip + 1, bias + 1
         recorder.launched.clear()
         run(x, weight, skip, bias)
@@ -116,7 +116,7 @@ def test_every_call_reads_the_weights_that_it_is_given(recorder: Recorder) -> No
         assert tile.step[2].first == by_name["pack_operand"][1].operand
 
 
-def test_threads_that_launch_one_plan_do_not_share_pointers(recorder: Recorder) -> None:
+def test_launches_of_one_plan_do_not_share_pointers(recorder: Recorder) -> None:
     given = tensors(64, 48)
     first, second = run(*given), run(*given)
     ends = [arguments[1] for arguments in recorder.launched if arguments[0] == "tile_program"][1::2]
@@ -124,8 +124,8 @@ def test_threads_that_launch_one_plan_do_not_share_pointers(recorder: Recorder) 
     assert fields == [first.data_ptr(), second.data_ptr()]
 
 
-def test_what_is_launched_is_what_was_planned(recorder: Recorder) -> None:
-    """x comes channel first, so nothing of it may be planned to be copied as channels last."""
+def test_launches_equal_their_plans(recorder: Recorder) -> None:
+    """x is channel first, so no plan may prefetch it as channels last."""
     for size, channels in (((64, 48), 32), ((100,), 256), ((9, 12, 17), 20)):
         run(*tensors(*size, channels=channels))
     checked = 0

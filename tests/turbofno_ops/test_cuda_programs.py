@@ -1,4 +1,4 @@
-"""Tile programs on the CUDA kernels, drawn fresh each run, against float64 and beside plain float32."""
+"""Random tile programs on the CUDA kernels, against float64 and plain float32."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.turbofno_ops.packed_operand import packed_operand
 from tests.turbofno_ops.random_program import Drawn, draw_program
 from turbofno_ops import PRECISIONS
 from turbofno_ops._cuda import CudaStages
-from turbofno_ops._fold import on
+from turbofno_ops._fold import to_device
 from turbofno_ops._stages import (
     MLP,
     Activate,
     AddMap,
     Affine,
     Analyze,
-    Held,
-    Hold,
     Normalize,
     Operands,
     Project,
+    Restore,
     Results,
+    Save,
     Source,
     Stages,
     Store,
@@ -41,52 +41,52 @@ from turbofno_ops.description import PointwiseMap
 pytestmark = pytest.mark.usefixtures("strict_float32")
 
 DRAWS = tried(60, 150)
-# at most the first, or as many times the error of plain float32 as the second: programs amplify rounding
+# limit of the error, or a multiple of the error of plain float32, because programs may amplify rounding
 LIMITS = {"fp32": (4e-7, 3), "tf32": (3e-3, 3e4), "bf16": (3e-2, 4e5)}
-REFUSALS = ("do not fit in shared memory", "more than 128 channels beside it")
-RESULTS = ("x", "held", "spectra", "out")
+REFUSALS = ("do not fit in shared memory", "has more than 128 channels")
+RESULTS = ("x", "saved", "spectra", "out")
 
 
-def ready_moments(stages: Stages, held: object, drawn: Drawn) -> torch.Tensor | None:
-    """Of what a program begins with, in the stages' own form, if it begins with a norm of it."""
-    if held is None or len(drawn.steps) < 2 or not isinstance(drawn.steps[1], Normalize):
+def ready_moments(stages: Stages, saved: object, drawn: Drawn) -> torch.Tensor | None:
+    """Return the moments of `saved` in the stages' layout, if the program begins with its norm."""
+    if saved is None or len(drawn.steps) < 2 or not isinstance(drawn.steps[1], Normalize):
         return None
-    return stages.tile((Held(), Hold(moments=True)), Operands(held=held)).moments
+    return stages.tile((Restore(), Save(moments=True)), Operands(saved=saved)).moments
 
 
 def plain_results(drawn: Drawn, dtype: torch.dtype, device: torch.device) -> Results:
-    """In plain torch."""
+    """Run a program in plain torch."""
     stages = TorchStages(drawn.size, drawn.modes, drawn.size)
     x = drawn.x.to(device, dtype)
-    held = None if drawn.held is None else drawn.held.to(device, dtype)
+    saved = None if drawn.saved is None else drawn.saved.to(device, dtype)
     mixed = None if drawn.mixed is None else drawn.mixed.to(device, dtype.to_complex())
-    given = Operands(x=x, held=held, moments=ready_moments(stages, held, drawn), mixed=mixed)
-    return stages.tile(on(drawn.steps, device, dtype), given)
+    given = Operands(x=x, saved=saved, moments=ready_moments(stages, saved, drawn), mixed=mixed)
+    return stages.tile(to_device(drawn.steps, device, dtype), given)
 
 
 def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
-    """The program with its fields rounded to what is stored, and its operands on the GPU."""
-    x, held = drawn.x.cuda(), drawn.held
+    """Return the program with its fields rounded as the kernels store them, and its operands on the GPU."""
+    x, saved = drawn.x.cuda(), drawn.saved
     field = x if isinstance(drawn.steps[0], Source) else stages.convert(x)
-    of_held = None if held is None else stages.convert(held.cuda())
+    saved_field = None if saved is None else stages.convert(saved.cuda())
     rounded = replace(
         drawn,
         x=stages.plain(field).float(),
-        held=None if of_held is None else stages.plain(of_held).float(),
+        saved=None if saved_field is None else stages.plain(saved_field).float(),
         steps=drawn.steps,
     )
     mixed = None if drawn.mixed is None else drawn.mixed.cuda()
-    moments = ready_moments(stages, of_held, drawn)
-    return rounded, Operands(x=field, held=of_held, moments=moments, mixed=mixed)
+    moments = ready_moments(stages, saved_field, drawn)
+    return rounded, Operands(x=field, saved=saved_field, moments=moments, mixed=mixed)
 
 
 def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[str, torch.Tensor]:
-    """Results of the kernels, fields as [batch, channels, *grid]."""
-    steps = on(drawn.steps, torch.device("cuda"), torch.float32)
+    """Return the results of the kernels, fields as [batch, channels, *grid]."""
+    steps = to_device(drawn.steps, torch.device("cuda"), torch.float32)
     poison()
     done = stages.tile(steps, given)
     found = {name: getattr(done, name) for name in RESULTS}
-    fields = {name: stages.plain(found[name]) for name in ("x", "held") if found[name] is not None}
+    fields = {name: stages.plain(found[name]) for name in ("x", "saved") if found[name] is not None}
     return {name: t for name, t in {**found, **fields}.items() if t is not None}
 
 
@@ -110,7 +110,7 @@ def check(drawn: Drawn, precision: str) -> None:
 
 
 def draw_served(rng: random.Random, precision: str) -> Drawn:
-    """A drawn program that the kernels take; what they refuse is refused in known words."""
+    """Draw a program that the kernels support; check the reasons of refused ones."""
     while True:
         drawn = draw_program(rng)
         refused = refusal(drawn, precision)
@@ -186,7 +186,7 @@ def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
     plain = TorchStages(size, modes, out_size)
     truth = plain.mix(spectra.to(torch.complex128), weight.to(torch.complex128))
     least, times = LIMITS[precision]
-    # half as much again: a sum of few terms may be small beside them
+    # 1.5 times the limit: terms may cancel in a sum of few
     allowed = max(1.5 * least, times * relative_l2(plain.mix(spectra, weight), truth))
     assert relative_l2(found, truth) <= allowed, (size, out_size, modes, batch, c_in, c_out)
 
@@ -218,44 +218,44 @@ def test_operands_are_packed_to_the_bit(
 
 
 @needs_kernels
-def test_a_value_that_is_not_finite_is_not_one_in_the_operand() -> None:
+def test_non_finite_weights_make_nan() -> None:
     for precision in PRECISIONS:
         for value in (math.nan, math.inf, -math.inf):
             weight = torch.randn(32, 32, device="cuda")
             weight[3, 5] = value
             stages = CudaStages((16,), (3,), device=weight.device, precision=precision)
             given = Operands(x=stages.convert(torch.randn(2, 32, 16, device="cuda")))
-            held = stages.tile((AddMap(weight), Hold(moments=False)), given).held
-            assert stages.plain(held)[:, 3].isnan().all()
+            saved = stages.tile((AddMap(weight), Save(moments=False)), given).saved
+            assert stages.plain(saved)[:, 3].isnan().all()
 
 
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_moments_of_more_batch_elements_than_a_grid_s_second_axis_has(precision: str) -> None:
-    held = torch.randn(65536, 3, 4)
-    steps = (Held(), Normalize(3, 1e-5), Affine(None, torch.randn(3).double()), Store())
-    check(Drawn(steps, (4,), (2,), torch.randn(65536, 3, 4), held=held), precision)
+def test_moments_of_more_batch_elements_than_blocks_in_grid_y(precision: str) -> None:
+    saved = torch.randn(65536, 3, 4)
+    steps = (Restore(), Normalize(3, 1e-5), Affine(None, torch.randn(3).double()), Store())
+    check(Drawn(steps, (4,), (2,), torch.randn(65536, 3, 4), saved=saved), precision)
 
 
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_moments_of_a_field_with_a_large_mean(precision: str) -> None:
-    held = torch.randn(3, 20, 33, 17) + 300.0
-    steps = (Held(), Normalize(20, 1e-5), Affine(None, torch.randn(20).double()), Store())
-    check(Drawn(steps, (33, 17), (5, 4), torch.randn(3, 20, 33, 17), held=held), precision)
+    saved = torch.randn(3, 20, 33, 17) + 300.0
+    steps = (Restore(), Normalize(20, 1e-5), Affine(None, torch.randn(20).double()), Store())
+    check(Drawn(steps, (33, 17), (5, 4), torch.randn(3, 20, 33, 17), saved=saved), precision)
 
 
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("draw", range(DRAWS // 5))
-def test_not_a_number_stays_in_its_batch_element(draw: int, precision: str) -> None:
+def test_nan_stays_in_its_batch_element(draw: int, precision: str) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     drawn = draw_served(rng, precision)
     while drawn.x.shape[0] < 2:
         drawn = draw_served(rng, precision)
     stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
     expected = kernel_results(drawn, stages, as_kernels_see(drawn, stages)[1])
-    for read in (drawn.x, drawn.held, drawn.mixed):
+    for read in (drawn.x, drawn.saved, drawn.mixed):
         if read is not None:
             read[0] = math.nan
     found = kernel_results(drawn, stages, as_kernels_see(drawn, stages)[1])
@@ -266,7 +266,7 @@ def test_not_a_number_stays_in_its_batch_element(draw: int, precision: str) -> N
 
 @pytest.mark.parametrize("draw", range(40))
 def test_drawn_programs_are_right_in_plain_float32(draw: int) -> None:
-    """The measure of the kernels: float32 in the same stages, close to float64."""
+    """Float32 in the torch stages, the baseline of the kernels' error, is close to float64."""
     drawn = draw_program(random.Random(torch.initial_seed() + draw))
     single, exact = (
         plain_results(drawn, dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)

@@ -1,4 +1,4 @@
-"""Which backend is chosen, and that the record says what really ran."""
+"""Choice of the backend, and its record."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_many_modes_of_a_long_axis_run_through_fft() -> None:
 
 
 def test_sizes_with_large_prime_factors_favour_matrix_products() -> None:
-    # 19 times the operations either way: too many at 420 = 4 * 3 * 5 * 7, worth it at the prime 421
+    # 19 times the operations in both cases: too many at 420 = 4 * 3 * 5 * 7, but not at the prime 421
     modes = (256, 128)
     assert choose(modes, (420, 420), (420, 420)).backend == "reference"
     assert choose(modes, (421, 421), (421, 421)).backend == "gemm"
 
 
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
-def test_an_asked_for_backend_runs(backend: str) -> None:
+def test_a_requested_backend_runs(backend: str) -> None:
     spectral_conv(X, ALL, backend=backend)
     choice = last_choice()
     assert choice is not None
-    assert (choice.backend, choice.reason) == (backend, "asked for by the caller")
+    assert (choice.backend, choice.reason) == (backend, "requested by the caller")
 
 
-def test_record_belongs_to_the_thread_that_ran() -> None:
+def test_last_choice_is_per_thread() -> None:
     spectral_conv(X, FEW, backend="gemm")
     seen: list[object] = []
     thread = threading.Thread(target=lambda: seen.append(last_choice()))

@@ -1,4 +1,4 @@
-"""The cache of DFT tables: kept while used, bounded in bytes whatever grids are asked for."""
+"""The LRU cache of DFT tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from turbofno_ops import _gemm, spectral_conv
-from turbofno_ops._held import holding
+from turbofno_ops._table_use import used_tables
 
 
 def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,13 +25,13 @@ def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
     for size in (1, 2, 3, 1, 1, 4, 1, 3, 2):
         make(size, fill=size)
         assert tables.nbytes <= 3 * table_bytes
-    assert made == [1, 2, 3, 4, 2], "the one used longest ago goes first"
-    assert make(1, fill=5)[0] == 5, "every argument counts"
+    assert made == [1, 2, 3, 4, 2], "the least recently used table is evicted"
+    assert make(1, fill=5)[0] == 5, "every argument is part of the key"
 
 
 def test_many_grid_sizes_do_not_grow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 10_000)
-    # whatever other tests left there
+    # hide tables of other tests
     monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
     monkeypatch.setattr(_gemm._tables, "nbytes", 0)
     weight = torch.randn(1, 1, 4, 4, dtype=torch.complex64)
@@ -52,9 +52,9 @@ def test_table_larger_than_the_bound_is_used_but_not_kept(monkeypatch: pytest.Mo
     assert _gemm._tables.nbytes <= 100
 
 
-def test_tables_are_noted_for_whoever_holds_them() -> None:
+def test_used_tables_are_collected() -> None:
     weight, x = torch.randn(1, 1, 4, 3, dtype=torch.complex64), torch.randn(1, 1, 11, 13)
-    for _ in range(2):  # made, then found
-        with holding() as held:
+    for _ in range(2):  # a cache miss, then a hit
+        with used_tables() as used:
             spectral_conv(x, weight, backend="gemm")
-        assert len(held) == 4, "two axes, to modes and back"
+        assert len(used) == 4, "two axes, to modes and back"

@@ -1,4 +1,4 @@
-"""The ops keep PyTorch's contract: opcheck, gradients, torch.compile and torch.export."""
+"""The registered ops: opcheck and gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ops_pass_opcheck(backend: str, size: tuple[int, ...], modes: tuple[int,
 
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
 @pytest.mark.parametrize(("size", "modes"), SHAPES)
-def test_gradients_of_the_input_alone_are_those_beside_the_weights(
+def test_input_gradients_do_not_depend_on_weight_gradients(
     backend: str, size: tuple[int, ...], modes: tuple[int, ...]
 ) -> None:
     trained = layer_arguments(size, modes)

@@ -1,4 +1,4 @@
-"""The tile programs that networks become: which steps run in one pass, and what leaves the chip."""
+"""Lowering: the tile programs and products of a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.turbofno_ops.random_fno import network
 from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno_ops._check import check
 from turbofno_ops._lower import Chain, Mix, Tile, lower
-from turbofno_ops._stages import Affine, Hold, Normalize, Project
+from turbofno_ops._stages import Affine, Normalize, Project, Save
 
 PLAIN = FNOArchitecture(
     in_channels=2, out_channels=3, hidden_channels=8, n_layers=3, modes=(6, 5), activation="gelu"
@@ -23,7 +23,7 @@ DEFAULT = PLAIN.model_copy(
         "positional_grid": "endpoint_excluded",
     }
 )
-"""As neuraloperator's own defaults are."""
+"""The defaults of neuraloperator."""
 
 
 def lowered(arch: FNOArchitecture, **update: object) -> Chain:
@@ -44,7 +44,7 @@ def weights(chain: Chain) -> list[tuple[int, ...]]:
     return [tuple(item.weight.shape) for item in chain.items if isinstance(item, Mix)]
 
 
-def test_lifting_and_projection_leave_no_hidden_field_behind() -> None:
+def test_lifting_and_projection_are_folded() -> None:
     chain = lowered(PLAIN, positional_grid="endpoint_included")
     assert weights(chain) == [(6, 5, 2 + 2 + 1, 8), (6, 5, 8, 8), (6, 5, 8, 128)]
     assert programs(chain) == [
@@ -72,26 +72,26 @@ def test_the_default_network_is_one_pass_between_two_products() -> None:
 
 
 @pytest.mark.parametrize("norm", ["instance_norm", "group_norm"])
-def test_the_first_norm_costs_no_pass_and_the_second_one(norm: str) -> None:
+def test_a_norm_after_the_synthesis_costs_no_pass_and_a_later_one_does(norm: str) -> None:
     chain = lowered(DEFAULT, norm=norm, norm_groups=2)
-    first = "Synthesis Normalize AddMap Activate MLP AddGate Hold"
+    first = "Synthesis Normalize AddMap Activate MLP AddGate Save"
     assert programs(chain) == [
         "Source MLP Store Analyze",
         first,
-        "Held Normalize Activate Store Analyze",
+        "Restore Normalize Activate Store Analyze",
         first,
-        "Held Normalize Activate Store Analyze",
-        "Synthesis Normalize AddMap MLP AddGate Hold",
-        "Held Normalize Project",
+        "Restore Normalize Activate Store Analyze",
+        "Synthesis Normalize AddMap MLP AddGate Save",
+        "Restore Normalize Project",
     ]
     steps = [step for item in chain.items if isinstance(item, Tile) for step in item.steps]
-    assert all(step.moments for step in steps if isinstance(step, Hold))
-    # the spectral bias moves the mean of a group, which an instance norm takes away again
+    assert all(step.moments for step in steps if isinstance(step, Save))
+    # the spectral bias shifts the mean of a group; an instance norm subtracts it
     norms = [step for step in steps if isinstance(step, Normalize)]
     assert [n.offset is None for n in norms] == [norm == "instance_norm", True] * 3
 
 
-def test_what_is_analyzed_may_be_another_field_than_the_skip_reads() -> None:
+def test_the_skip_may_read_another_field_than_the_analysis() -> None:
     chain = lowered(PLAIN, block=("tanh", "spectral", "skip", "activation"))
     assert programs(chain)[:2] == [
         "AddMap Store Activate Analyze",
@@ -99,17 +99,17 @@ def test_what_is_analyzed_may_be_another_field_than_the_skip_reads() -> None:
     ]
 
 
-def test_a_step_that_reads_what_its_program_stores_begins_another() -> None:
+def test_a_step_that_reads_its_programs_store_begins_a_new_program() -> None:
     block = ("spectral", "activation", "branch", "tanh", "skip")
-    assert programs(lowered(PLAIN, block=block))[1] == "Synthesis Activate Store Activate Hold"
-    assert programs(lowered(PLAIN, block=block))[2].startswith("Held AddMap Affine")
+    assert programs(lowered(PLAIN, block=block))[1] == "Synthesis Activate Store Activate Save"
+    assert programs(lowered(PLAIN, block=block))[2].startswith("Restore AddMap Affine")
 
 
-def test_what_nobody_reads_is_not_stored() -> None:
+def test_unread_fields_are_not_stored() -> None:
     assert not any("Store" in program for program in programs(lowered(PLAIN, skip="none")))
 
 
-def test_constants_of_a_channel_are_one_step() -> None:
+def test_affine_steps_are_merged() -> None:
     chain = lowered(PLAIN, spectral_bias=True, skip_bias=True)
     assert programs(chain)[1] == "Synthesis Affine AddMap Activate Store Analyze"
     norm = lowered(PLAIN, norm="affine", spectral_bias=True)
@@ -128,7 +128,7 @@ def test_projections_that_do_not_fit_on_chip_run_in_torch(update: dict[str, obje
     chain = lowered(PLAIN, **update)
     last = chain.items[-1]
     assert isinstance(last, Tile)
-    assert isinstance(last.steps[-1], Hold)
+    assert isinstance(last.steps[-1], Save)
     assert chain.tail[-1].weight.shape[0] == update.get("out_channels", 3)
     assert weights(chain)[-1][-1] == PLAIN.hidden_channels
 
@@ -147,13 +147,13 @@ def test_liftings_under_padding() -> None:
         chain = lowered(DEFAULT, **update)
         return programs(chain)[0], len(chain.lifting)
 
-    # the channel of ones is zero where the lifted field has to be
+    # the channel of ones is zero in the padding, where the lifted field must be zero
     assert begun("gelu", "zeros") == ("Source MLP AddMap Store Analyze", 0)
-    assert begun("softplus", "zeros") == ("Held Analyze", 2)
+    assert begun("softplus", "zeros") == ("Restore Analyze", 2)
     assert begun("softplus", "reflect") == ("Source MLP Store Analyze", 0)
 
 
 def test_three_liftings_run_in_torch() -> None:
     chain = lowered(DEFAULT, lifting_channels=(7, 9))
-    assert programs(chain)[0] == "Held Analyze"
+    assert programs(chain)[0] == "Restore Analyze"
     assert len(chain.lifting) == 3

@@ -1,4 +1,4 @@
-"""A module's calls as CUDA graphs: without a GPU what is asked of the graphs, with one what they answer."""
+"""CUDA graphs of a module: cache and splitting with fake graphs, results on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 class FakeGraph:
-    """Takes a MiB a field; runs the module when it is replayed."""
+    """Takes one MiB per field; runs the module at replay."""
 
     captured: list[tuple[int, ...]]
     error: Exception | None
@@ -51,7 +51,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
         captured, error = [], None
 
     monkeypatch.setattr(module_graph, "_ModuleGraph", Fresh)
-    monkeypatch.setattr(module_graph, "_lane", lambda _: None)
+    monkeypatch.setattr(module_graph, "_capture_stream", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     plans = SimpleNamespace(size=0, max_size=10)
@@ -80,7 +80,7 @@ def test_one_graph_for_each_bucket_and_grid(fake: type[FakeGraph]) -> None:
     assert (graphs.nbytes, fake.closed) == (0, 5)
 
 
-def test_grids_too_large_for_the_bound_run_in_pieces_or_not_at_all(fake: type[FakeGraph]) -> None:
+def test_batches_too_large_for_the_bound_are_split_or_refused(fake: type[FakeGraph]) -> None:
     graphs = doubling(graphs=GraphCache(max_bytes=8 * MIB))
     check(graphs, 1)
     check(graphs, 8)
@@ -90,7 +90,7 @@ def test_grids_too_large_for_the_bound_run_in_pieces_or_not_at_all(fake: type[Fa
         graphs(torch.randn(1, 3, 160))
 
 
-def test_those_who_share_a_cache_share_its_bound(fake: type[FakeGraph]) -> None:
+def test_users_of_a_shared_cache_share_its_bound(fake: type[FakeGraph]) -> None:
     cache = GraphCache(max_bytes=8 * MIB)
     first, second = doubling(graphs=cache), doubling(graphs=cache)
     check(first, 1)
@@ -98,32 +98,32 @@ def test_those_who_share_a_cache_share_its_bound(fake: type[FakeGraph]) -> None:
     check(second, 1)
     check(second, 4)
     assert (first.nbytes, second.nbytes, cache.nbytes) == (3 * MIB, 5 * MIB, 8 * MIB)
-    check(second, 2)  # the one used longest ago goes, whosever it is, until there is room
+    check(second, 2)  # evicts the least recently used graphs of any owner
     assert (first.nbytes, second.nbytes, fake.closed) == (0, 7 * MIB, 2)
     check(first, 1)
     second.clear()
     assert (first.nbytes, second.nbytes, cache.nbytes) == (MIB, 0, MIB)
     check(first, 1)
-    assert len(fake.captured) == 6, "what others let go is not captured anew"
+    assert len(fake.captured) == 6, "clear() of another owner keeps this owner's graphs"
 
 
-def test_bounds_under_one_are_refused() -> None:
+def test_bounds_below_one_are_refused() -> None:
     for name in ("max_graphs", "max_bytes"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             GraphCache(**{name: 0})
 
 
-def test_what_cannot_be_captured_is_tried_once_a_grid(fake: type[FakeGraph]) -> None:
+def test_a_failing_capture_is_tried_once_per_grid(fake: type[FakeGraph]) -> None:
     fake.error = CaptureFailed("operation not permitted\nmore of it")
     graphs = doubling()
-    for points in range(16, 16 + module_graph._MOST_FAILURES):
+    for points in range(16, 16 + module_graph._MAX_FAILURES):
         for _ in range(2):
             with pytest.raises(GraphRefused, match=r"cannot hold it: operation not permitted$"):
                 graphs(torch.randn(2, 3, points))
-    assert len(fake.captured) == module_graph._MOST_FAILURES
+    assert len(fake.captured) == module_graph._MAX_FAILURES
     with pytest.raises(GraphRefused, match="not permitted"):
         graphs(torch.randn(2, 3, 99))
-    assert len(fake.captured) == module_graph._MOST_FAILURES
+    assert len(fake.captured) == module_graph._MAX_FAILURES
 
 
 def test_a_graph_without_memory_is_tried_again_once_memory_was_freed(
@@ -135,7 +135,7 @@ def test_a_graph_without_memory_is_tried_again_once_memory_was_freed(
     for _ in range(2):
         with pytest.raises(GraphRefused, match="no memory for the CUDA graph of 8 fields"):
             graphs(torch.randn(8, 3, 16))
-    # the second attempt of the first call came after the other graphs had gone
+    # the first call tried again after it had freed the other graphs; the second call did not try
     assert fake.captured[1:] == [(8, 3, 16)] * 2
     fake.error = None
     check(graphs, 2)
@@ -143,13 +143,13 @@ def test_a_graph_without_memory_is_tried_again_once_memory_was_freed(
     check(graphs, 8)
 
 
-def test_errors_of_the_module_are_its_own(fake: type[FakeGraph]) -> None:
+def test_errors_of_the_module_are_not_changed(fake: type[FakeGraph]) -> None:
     fake.error = ValueError("the grid is too small")
     with pytest.raises(ValueError, match="too small"):
         doubling()(torch.randn(2, 3, 4))
 
 
-def test_graphs_go_before_plans_of_ffts_do(fake: type[FakeGraph]) -> None:
+def test_graphs_are_freed_before_fft_plans_are_evicted(fake: type[FakeGraph]) -> None:
     graphs = doubling()
     check(graphs, 2)
     torch.backends.cuda.cufft_plan_cache[torch.device("cpu")].size = 10
@@ -182,7 +182,7 @@ def drawn(name: str) -> FNO:
 @needs_kernels
 @pytest.mark.usefixtures("strict_float32")
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_replays_are_right_in_every_batch_and_on_every_grid(name: str) -> None:
+def test_replays_equal_float64_for_all_batches_and_grids(name: str) -> None:
     module = drawn(name)
     sizes = [(16, 20, 18), (21, 16, 17)]
     given = [
@@ -216,7 +216,7 @@ def test_tables_live_as_long_as_their_graph(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_kernels
-def test_a_failed_capture_leaves_the_process_as_it_was() -> None:
+def test_a_failed_capture_restores_the_process_state() -> None:
     def asking(x: torch.Tensor) -> torch.Tensor:
         large = torch.zeros(2**26, device=x.device)
         return x + large[0] + float(x.sum() > 0) if len(x) > 1 else 2 * x
@@ -230,17 +230,17 @@ def test_a_failed_capture_leaves_the_process_as_it_was() -> None:
         graphs(x)
     assert torch.cuda.current_stream() == stream
     torch.cuda.synchronize()
-    gc.collect()  # the error's frames hold what the function had allocated
+    gc.collect()  # the exception's frames keep the function's tensors alive
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() - before < 128 * MIB, "what was captured is given back"
-    assert float(x.sum().abs()) >= 0, "the error is not met by others"
+    assert torch.cuda.memory_reserved() - before < 128 * MIB, "the captured memory is freed"
+    assert float(x.sum().abs()) >= 0, "later operations do not fail"
     assert torch.randn(3, device="cuda").shape == (3,)
     y = x[:1, :, :8]
     assert torch.equal(graphs(y), 2 * y)
 
 
 @needs_kernels
-def test_too_little_memory_for_a_graph_is_said_and_survived() -> None:
+def test_out_of_memory_for_a_graph_is_refused_and_recoverable() -> None:
     def hungry(x: torch.Tensor) -> torch.Tensor:
         return x + torch.zeros(len(x), 2**27, device=x.device)[:, :1, None]
 

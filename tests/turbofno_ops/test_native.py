@@ -1,4 +1,4 @@
-"""The CUDA library from the outside, without a GPU: its plans, its limits, that it compiles, and what is said without it."""
+"""The CUDA library without a GPU: plans, limits, compilation, and the status without a library."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from turbofno_ops import (
     _architecture,
     _cuda_layer,
     _native,
-    _served,
+    _support,
     dispatch,
     native_status,
     spectral_conv,
 )
 from turbofno_ops.__main__ import report
-from turbofno_ops._served import A100, program_refusal
 from turbofno_ops._stages import (
     MLP,
     AddMap,
@@ -42,11 +41,12 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
+from turbofno_ops._support import A100, program_refusal
 from turbofno_ops.description import PointwiseMap
 from turbofno_ops.dispatch import Choice, choose
 
 ROOT = Path(__file__).parents[2]
-# Those of one precision take a minute each; setting up the environment compiles them anyway, where there is a compiler.
+# The tile kernels take a minute each, and the installation compiles them anyway.
 ALL_KERNELS = sorted((ROOT / "csrc" / "kernels").glob("*.cu"))
 KERNELS = [k for k in ALL_KERNELS if tried(0, 1) or not k.stem.startswith("tile_")]
 CHECKS = sorted((ROOT / "tests" / "csrc").glob("*_check.cpp"))
@@ -70,7 +70,7 @@ LAYER: dict[str, Any] = {
 
 
 def layer_refusal(**changes: Any) -> str | None:
-    """Of a layer on its own, past the cache."""
+    """Return the refusal of a layer, bypassing the cache."""
     of = LAYER | changes
     size, judge = of["size"], _cuda_layer._layer_refusal.__wrapped__
     device = torch.device("cuda")
@@ -105,7 +105,7 @@ def layer_refusal(**changes: Any) -> str | None:
 def test_limits_of_a_layer(
     changes: dict[str, Any], why: str | None, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_served, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_support, "device_limits", lambda _: A100)
     refused = layer_refusal(**changes, precision=precision)
     assert refused is None if why is None else why in str(refused)
 
@@ -123,10 +123,10 @@ def identity(out: int, channels: int) -> PointwiseMap:
         (
             129,
             MLP(identity(16, 129), "gelu", identity(129, 16)),
-            "more than 128 channels beside it",
+            "has more than 128 channels",
         ),
         (8, Project((identity(16, 8),), "none"), None),
-        (8, Project((identity(17, 8),), "none"), "projection is not to 1 .. 16 channels"),
+        (8, Project((identity(17, 8),), "none"), "output channels are not in 1 .. 16"),
         (8, AddMap(torch.empty(8, 300, device="meta")), "map takes more than 256 channels"),
     ],
 )
@@ -146,7 +146,7 @@ def test_limits_of_a_step(channels: int, step: Step, why: str | None) -> None:
 
 
 def test_workspace_is_counted_beyond_32_bits(plan_library: ctypes.CDLL) -> None:
-    # one row in pieces on many multiprocessors: a sum for every piece
+    # one row split over many multiprocessors, with one sum per split
     tile = _native.Tile(
         batch=64, outer=1, points=16384, width=256, channels=256, next_modes=128,
         multiprocessors=1 << 20, shared_bytes=227 * 1024, steps=2,
@@ -163,7 +163,7 @@ def test_workspace_is_counted_beyond_32_bits(plan_library: ctypes.CDLL) -> None:
 def compiled(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
-    """What the compiler said of every kernel, once it is through; as many at a time as there are cores."""
+    """Compile all kernels in parallel; a future of the compiler's output for each."""
     folder = tmp_path_factory.mktemp("kernels")
     flags = ("-std=c++17", "-gencode=arch=compute_80,code=sm_80", "-Xcompiler=-Wall,-Wextra", "-c")
     with ThreadPoolExecutor(os.cpu_count()) as compilers:
@@ -173,7 +173,7 @@ def compiled(
         }
 
 
-@pytest.mark.timeout(900)  # the first of them waits for its compilation, with others beside it
+@pytest.mark.timeout(900)  # compilations run in parallel, so each takes longer
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
 @pytest.mark.parametrize("source", KERNELS, ids=lambda p: p.stem)
 def test_kernels_compile_without_warnings(
@@ -185,7 +185,7 @@ def test_kernels_compile_without_warnings(
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
-def test_without_cuda_everything_works_and_says_why() -> None:
+def test_status_without_cuda() -> None:
     status = native_status()
     assert not status.loaded
     assert "built without CUDA" in status.detail
@@ -198,8 +198,8 @@ def test_without_cuda_everything_works_and_says_why() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler (nvcc)")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and code for it can be had")
-def test_a_card_that_the_library_has_no_code_for_is_refused_in_words(
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver may compile code for a real GPU")
+def test_a_gpu_without_code_in_the_library_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     library = tmp_path / "kernels.so"
@@ -212,21 +212,23 @@ def test_a_card_that_the_library_has_no_code_for_is_refused_in_words(
     monkeypatch.setattr(_architecture, "native_status", lambda: NativeStatus(True, str(library)))
     refused = str(_architecture.code_refusal(torch.device("cuda", 0)))
     assert "no code for card (sm_90): the library holds neither machine code" in refused
-    assert refused.endswith("TURBOFNO_CUDA_ARCHITECTURES=90")
+    assert "TURBOFNO_CUDA_ARCHITECTURES=90 " in refused
 
 
 @needs_kernels
-def test_the_card_that_is_there_has_code() -> None:
+def test_this_gpu_has_code() -> None:
     assert _architecture.code_refusal(torch.device("cuda", 0)) is None
 
 
-def test_another_library_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_library_variable_selects_a_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     named = tmp_path / "other.so"
     monkeypatch.setenv(_native.LIBRARY_VARIABLE, str(named))
     native_status.cache_clear()
     try:
-        assert native_status().detail == f"TURBOFNO_LIBRARY names {named}, no file"
+        assert native_status().detail == f"TURBOFNO_LIBRARY names {named}, which is not a file"
         named.write_bytes(b"not a library")
         native_status.cache_clear()
         assert f"{named} cannot be loaded" in native_status().detail
@@ -239,7 +241,7 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(_native, "_candidates", lambda: [tmp_path / _native.LIBRARY])
     native_status.cache_clear()
     try:
-        assert "was not built" in native_status().detail
+        assert "is not installed" in native_status().detail
         (tmp_path / _native.LIBRARY).write_bytes(b"not a library")
         native_status.cache_clear()
         assert "cannot be loaded" in native_status().detail
@@ -258,24 +260,24 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (12, 0, 100, "160 KiB of shared memory"),
     ],
 )
-def test_cards_are_refused_by_what_they_lack(
+def test_unsupported_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, major: int, minor: int, kib: int, why: str | None
 ) -> None:
     card = SimpleNamespace(
         name="card", major=major, minor=minor, shared_memory_per_multiprocessor=kib * 1024
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    monkeypatch.setattr(_served, "native_status", lambda: NativeStatus(True, "kernels.so"))
-    monkeypatch.setattr(_served, "code_refusal", lambda _: None)
-    _served.gpu_refusal.cache_clear()
+    monkeypatch.setattr(_support, "native_status", lambda: NativeStatus(True, "kernels.so"))
+    monkeypatch.setattr(_support, "code_refusal", lambda _: None)
+    _support.gpu_refusal.cache_clear()
     try:
-        refused = _served.gpu_refusal(torch.device("cuda", 0))
+        refused = _support.gpu_refusal(torch.device("cuda", 0))
     finally:
-        _served.gpu_refusal.cache_clear()
+        _support.gpu_refusal.cache_clear()
     assert refused is None if why is None else why in str(refused)
 
 
-def test_kernels_are_chosen_where_they_serve() -> None:
+def test_kernels_are_chosen_where_supported() -> None:
     choice = choose((24, 12), (64, 64), (64, 64), cuda_refusal=None)
     assert choice.backend == "cuda"
 
@@ -285,7 +287,7 @@ def test_fallback_is_logged_once_with_its_reason(
 ) -> None:
     monkeypatch.setattr(dispatch, "_logged", set())
     choice = Choice(
-        "gemm", f"{dispatch._PASSED_OVER}a channel count is not in 1 .. 256; matrix products"
+        "gemm", f"{dispatch._CUDA_REFUSED}a channel count is not in 1 .. 256; matrix products"
     )
     with caplog.at_level(logging.WARNING, logger="turbofno_ops"):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Tile programs as they are launched, without a GPU: the cuts into kernels, and what passes from one to the next."""
+"""Splitting of tile programs into kernels, and their launches, recorded without a GPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from tests.turbofno_ops.random_program import draw_program
 from turbofno_ops import PRECISIONS, _cuda, _native
 from turbofno_ops._cuda import CudaStages
-from turbofno_ops._served import A100, program_refusal
 from turbofno_ops._stages import (
     MLP,
     Activate,
     AddMap,
     Analyze,
-    Held,
-    Hold,
     Operands,
+    Restore,
+    Save,
     Source,
     Store,
     Synthesis,
 )
-from turbofno_ops._tile_program import Shape, kept_bytes, pieces
+from turbofno_ops._support import A100, program_refusal
+from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces
 from turbofno_ops.description import PointwiseMap
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
@@ -47,39 +47,39 @@ def test_a_program_that_fits_is_one_kernel() -> None:
     assert (piece.steps, piece.channels, piece.refusal) == (steps, 64, None)
 
 
-def test_an_analysis_of_many_modes_is_a_kernel_of_its_own() -> None:
+def test_an_analysis_of_many_modes_is_a_separate_kernel() -> None:
     steps = (Synthesis(), Activate("gelu"), Store(), Analyze())
     first, second = pieces(steps, shape_of(next_modes=48))
     assert first.steps == steps[:-1]
-    assert [type(step) for step in second.steps] == [Held, Analyze]
+    assert [type(step) for step in second.steps] == [Restore, Analyze]
     assert (first.refusal, second.refusal) == (None, None)
 
 
-def test_a_program_too_large_for_shared_memory_is_cut_before_a_map() -> None:
+def test_a_program_too_large_for_shared_memory_is_split_before_a_map() -> None:
     wide = MLP(linear(128, 128), "gelu", linear(128, 128))
     steps = (Synthesis(), Activate("gelu"), wide, Store())
     shape = shape_of(channels=128, modes=64)
     found = list(pieces(steps, shape))
     assert [piece.refusal for piece in found] == [None, None]
-    assert [type(step) for step in found[0].steps] == [Synthesis, Activate, Hold]
-    assert [type(step) for step in found[1].steps] == [Held, MLP, Store]
+    assert [type(step) for step in found[0].steps] == [Synthesis, Activate, Save]
+    assert [type(step) for step in found[1].steps] == [Restore, MLP, Store]
 
 
-def test_other_channels_are_analysed_by_a_kernel_of_its_own() -> None:
+def test_other_channels_are_analysed_by_a_separate_kernel() -> None:
     narrower = MLP(linear(32, 64), "relu", linear(16, 32))
     first, second = pieces((Synthesis(), narrower, Analyze()), shape_of())
-    assert [type(step) for step in first.steps] == [Synthesis, MLP, Hold]
-    assert [type(step) for step in second.steps] == [Held, Analyze]
+    assert [type(step) for step in first.steps] == [Synthesis, MLP, Save]
+    assert [type(step) for step in second.steps] == [Restore, Analyze]
     assert (first.refusal, second.refusal) == (None, None)
 
 
-def test_a_program_that_needs_no_shared_memory_is_served() -> None:
+def test_a_program_without_shared_memory_is_supported() -> None:
     steps = (Source(), Activate("gelu"), Store())
     shape = shape_of(modes=0, x_channel_first=True)
     assert [piece.refusal for piece in pieces(steps, shape)] == [None]
 
 
-def test_a_piece_that_does_not_fit_is_refused_though_others_follow_it() -> None:
+def test_a_piece_that_does_not_fit_is_refused() -> None:
     wide = MLP(linear(64, 32), "gelu", linear(200, 64))
     program = {
         "batch": 2,
@@ -88,14 +88,14 @@ def test_a_piece_that_does_not_fit_is_refused_though_others_follow_it() -> None:
         "size": (64, 64),
         "precision": "fp32",
     }
-    # the analysis has to be a kernel of its own: another number of channels than the mixed spectra have
+    # the analysis is a separate kernel, because it has other channels than the mixed spectra
     refused = program_refusal((Synthesis(), wide, Analyze()), **program, modes=12, next_modes=12)
-    assert refused == "a channel MLP or projection has more than 128 channels beside it"
+    assert refused == "a program with a channel MLP or projection has more than 128 channels"
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
-    """Tile programs as they would be launched on an A100."""
+    """Recorded tile programs, as on an A100."""
     tiles: list[_native.Tile] = []
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
 
@@ -103,7 +103,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
         if name != "tile_program":
             return
         tile, plan = arguments
-        # what was prepared is what is launched, but for pointers
+        # pointers do not change the plan
         again = _native.TilePlan()
         assert _native.refusal("tile_prepare", tile, again) is None
         assert bytes(again) == bytes(plan)
@@ -116,7 +116,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
     return tiles
 
 
-def test_a_result_channel_first_is_put_by_channels_last_before(
+def test_only_the_last_kernel_stores_channel_first(
     launched: list[_native.Tile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100._replace(shared_bytes=99 * 1024))
@@ -129,14 +129,14 @@ def test_a_result_channel_first_is_put_by_channels_last_before(
     assert isinstance(y, torch.Tensor)
     assert y.shape == (1, 256, 300)
     first, second = launched
-    put_by, taken, stored = first.step[1], second.step[0], second.step[2]
-    assert (put_by.kind, taken.kind, stored.kind) == (STORE, LOAD, STORE)
-    assert (put_by.channel_first, taken.channel_first, stored.channel_first) == (0, 0, 1)
-    assert put_by.field == taken.field
+    saved, taken, stored = first.step[1], second.step[0], second.step[2]
+    assert (saved.kind, taken.kind, stored.kind) == (STORE, LOAD, STORE)
+    assert (saved.channel_first, taken.channel_first, stored.channel_first) == (0, 0, 1)
+    assert saved.field == taken.field
     assert stored.field == y.data_ptr()
 
 
-def test_all_that_an_analysis_of_many_modes_makes(launched: list[_native.Tile]) -> None:
+def test_an_analysis_of_many_modes_is_split_by_modes(launched: list[_native.Tile]) -> None:
     stages = CudaStages((200,), (70,), device=torch.device("cpu"), precision="tf32")
     mixed = torch.zeros(2, 20, 30, dtype=torch.complex64)
     done = stages.tile((Synthesis(), Activate("gelu"), Store(), Analyze()), Operands(mixed=mixed))
@@ -147,15 +147,15 @@ def test_all_that_an_analysis_of_many_modes_makes(launched: list[_native.Tile]) 
     assert {tile.step[0].field for tile in launched[1:]} == {launched[0].step[2].field}
 
 
-def test_operands_are_made_once_for_a_step_and_counted(launched: list[_native.Tile]) -> None:
+def test_operands_are_packed_once_per_step_and_counted(launched: list[_native.Tile]) -> None:
     stages = CudaStages((32,), (5,), device=torch.device("cpu"), precision="fp32")
     steps = (Synthesis(), AddMap(torch.randn(16, 16)), Store())
-    assert kept_bytes(steps) == 0
+    assert cached_operand_bytes(steps) == 0
     for batch in (2, 2, 3):
         mixed = torch.zeros(batch, 16, 5, dtype=torch.complex64)
         stages.tile(steps, Operands(x=torch.zeros(batch, 16, 32), mixed=mixed))
     assert len({tile.step[1].first for tile in launched}) == 1
-    assert kept_bytes(steps) == 16
+    assert cached_operand_bytes(steps) == 16
 
 
 @pytest.mark.parametrize("draw", range(40))
@@ -165,11 +165,11 @@ def test_drawn_programs_are_launched_as_planned_or_refused(
     rng = random.Random(torch.initial_seed() + draw)
     drawn, precision = draw_program(rng), rng.choice(PRECISIONS)
     stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cpu"), precision=precision)
-    held = None if drawn.held is None else stages.convert(drawn.held)
+    saved = None if drawn.saved is None else stages.convert(drawn.saved)
     given = Operands(
         x=drawn.x if isinstance(drawn.steps[0], Source) else stages.convert(drawn.x),
-        held=held,
-        moments=None if held is None else torch.zeros(len(drawn.x), held.channels, 2),
+        saved=saved,
+        moments=None if saved is None else torch.zeros(len(drawn.x), saved.channels, 2),
         mixed=drawn.mixed,
     )
     shape = stages._shape(drawn.steps, given)

@@ -1,4 +1,4 @@
-"""`compile_fno` on a CPU: the folded chain against the network itself, and what it refuses."""
+"""`compile_fno` on a CPU: the folded chain against the network, and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from turbofno_ops import (
     plan,
 )
 from turbofno_ops._check import check
-from turbofno_ops._pass import legs
+from turbofno_ops._pass import mixes_on_grid
 
 CPU = torch.device("cpu")
 
@@ -60,11 +60,11 @@ def test_chain_equals_the_network(draw: int) -> None:
     expected = truth(module, x)
     single = compile_fno(module.description(), device="cpu")(x)
     own = relative_l2(module(x), expected)
-    # with few channels and points the two errors may differ by more than twice, either way
+    # with few channels and points the two errors may differ by more than a factor of two
     assert relative_l2(single, expected) < max(4 * own, 3e-6), arch
     double = compile_fno(module.double().description(), device="cpu")(x.double())
     assert double.dtype == torch.float64
-    # a network may amplify rounding: float32 shows by how much
+    # the float32 error shows how much the network amplifies rounding
     assert relative_l2(double, expected) < max(1e-6 * own, 1e-11), arch
 
 
@@ -76,7 +76,7 @@ def test_zoo_models_agree_with_float64(name: str) -> None:
     assert relative_l2(compile_fno(module.description(), device="cpu")(x), expected) < 1e-5
 
 
-def test_a_large_mean_costs_no_digits() -> None:
+def test_a_large_mean_does_not_reduce_accuracy() -> None:
     kelvin = Normalization(
         input_mean=(300.0, 1e6), input_std=(1.0, 1.0), output_mean=(0.0,) * 3, output_std=(1.0,) * 3
     )
@@ -95,7 +95,7 @@ def test_any_batch_any_grid_any_layout() -> None:
     assert chain(field(module, 0, (20, 21))).shape == (0, 3, 20, 21)
 
 
-def test_result_is_the_callers_own() -> None:
+def test_later_calls_do_not_overwrite_a_result() -> None:
     chain = compiled()
     first = chain(torch.randn(2, 2, 20, 21))
     kept = first.clone()
@@ -126,7 +126,7 @@ def test_grids_that_hold_too_few_modes_are_refused() -> None:
     "placement", ["centred", "floor_window", "corners_overwrite", "corners_add"]
 )
 @pytest.mark.parametrize("rolled", [False, True])
-def test_a_grid_gets_the_modes_that_its_library_keeps_there(placement: str, rolled: bool) -> None:
+def test_every_mode_placement_equals_the_network(placement: str, rolled: bool) -> None:
     count = 6 if placement.startswith("corners") else 5
     update = {"modes": (count, 4), "mode_placement": placement, "odd_axes_rolled": rolled}
     module = network(PLAIN.model_copy(update=update)).double()
@@ -153,7 +153,7 @@ def test_layers_on_other_grids(scales: tuple[float, float], skip: str) -> None:
 
 
 def test_resampling_a_single_point_is_refused() -> None:
-    # through the spectrum of one point a constant does not stay one
+    # resampling by the spectrum of one point changes constants
     update = {"modes": (1, 1, 1), "resolution_scaling": ((2.0, 2.0, 2.0),) * 3}
     module = network(PLAIN.model_copy(update=update)).double()
     chain = compile_fno(module.description(), device="cpu")
@@ -165,7 +165,7 @@ def test_resampling_a_single_point_is_refused() -> None:
 
 
 def test_resampling_to_a_single_point_is_refused() -> None:
-    # through the spectrum of one point a constant does not stay one, so the skip's bias may not be moved past it
+    # resampling by the spectrum of one point changes constants, so the skip's bias may not be moved past it
     update = {"modes": (1, 1, 1), "resolution_scaling": ((0.5, 1.0, 1.0),) * 3}
     module = network(PLAIN.model_copy(update=update)).double()
     chain = compile_fno(module.description(), device="cpu")
@@ -176,7 +176,7 @@ def test_resampling_to_a_single_point_is_refused() -> None:
     assert relative_l2(chain(x), module(x)) < 1e-12
 
 
-def test_a_network_may_end_on_another_grid_than_it_begins_on() -> None:
+def test_the_output_grid_may_differ_from_the_input_grid() -> None:
     module = network(PLAIN.model_copy(update={"resolution_scaling": ((2.0, 1.0),) * 3})).double()
     x = torch.randn(1, 2, 12, 12, dtype=torch.float64)
     result = compile_fno(module.description(), device="cpu")(x)
@@ -192,23 +192,23 @@ def test_a_skip_on_one_grid_in_a_layer_that_changes_it() -> None:
     module = network(PLAIN.model_copy(update=update)).double()
     x = torch.randn(1, 2, 12, 13, dtype=torch.float64)
     assert relative_l2(compile_fno(module.description(), device="cpu")(x), module(x)) < 1e-12
-    # through the spectrum the same grid is not the same field
+    # resampling by the spectrum changes a field even on the same grid
     update |= {"modes": (4, 4, 3), "resolution_scaling": ((2.0, 2.0, 2.0),) * 3}
     with pytest.raises(ChainRefused, match="the step 'skip'"):
         network(PLAIN.model_copy(update=update)).description()
 
 
-def test_normalisation_by_fields_serves_its_grid_alone() -> None:
+def test_normalisation_by_fields_supports_only_its_grid() -> None:
     module = field_normalised(network(PLAIN), (12, 13)).double()
     chain = compile_fno(module.description(), device="cpu")
     x = torch.randn(2, 2, 12, 13, dtype=torch.float64)
     assert relative_l2(chain(x), module(x)) < 1e-12
     refused = chain.refusal((13, 12))
     assert refused is not None
-    assert "field of another grid" in refused
+    assert "field on another grid" in refused
 
 
-def test_descriptions_that_contradict_themselves_are_refused() -> None:
+def test_inconsistent_descriptions_are_refused() -> None:
     description = network(PLAIN).description()
     spectral, skip, _, _ = description.blocks[0]
     check(replace(description, blocks=((spectral,),) * 2))
@@ -220,24 +220,24 @@ def test_descriptions_that_contradict_themselves_are_refused() -> None:
         ({"inputs": Scaling(ones, torch.ones(2))}, "mean of its inputs"),
         ({"outputs": Scaling(torch.ones(3), ones)}, "standard deviation of its outputs"),
         ({"projection": (PointwiseMap(torch.ones(3, 8), ones),)}, "a bias has shape"),
-        ({"lifting": ()}, "need a map"),
+        ({"lifting": ()}, "need at least one map"),
         ({"lifting_activation": "softsign"}, "softsign"),
         ({"projection_activation": "softsign"}, "softsign"),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, **part))
     for block, why in (
-        ((wrong,), "takes 7 channels where it is given 8"),
+        ((wrong,), "takes 7 channels but gets 8"),
         ((spectral, line), "expected one each"),
         ((skip,), "expected one each"),
         ((spectral, AddMap(torch.ones(1, 8))), "a skip has shape"),
         ((spectral, AddGate(ones)), "a gate has shape"),
         ((spectral, Affine(eight, ones)), "a shift has shape"),
-        ((spectral, Normalize(3, 1e-5)), "3 groups of 8"),
+        ((spectral, Normalize(3, 1e-5)), "8 channels into 3 groups"),
         ((spectral, Normalize(2, 1e-5, ones)), "a parameter of a norm"),
         ((spectral, Activate("softsign")), "softsign"),
         ((spectral, MLP(narrow, "gelu", narrow)), "takes 7 channels"),
-        ((replace(spectral, out_size=lambda size: size),), "`resample` is not given"),
+        ((replace(spectral, out_size=lambda size: size),), "`resample` is None"),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, blocks=(block,)))
@@ -262,7 +262,7 @@ def test_misuse_is_explained() -> None:
         chain(torch.randn(1, 2, 20, 20, device="meta"))
 
 
-def test_what_really_runs_is_said() -> None:
+def test_attributes_report_the_actual_backend_and_precision() -> None:
     description = network(PLAIN).description()
     chain = compile_fno(description, device="cpu", precision="bf16", max_batch=48)
     assert (chain.backend, chain.precision, chain.device) == ("gemm", "fp32", CPU)
@@ -297,7 +297,7 @@ def test_four_axes_and_other_modes_in_every_layer() -> None:
     assert relative_l2(compile_fno(description, device="cpu")(x), expected) < 1e-12
 
 
-def test_the_kernels_are_asked_about_every_program_and_product(
+def test_every_program_and_product_is_checked_for_support(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     update = {"channel_mlp": ChannelMLP(hidden_channels=4), "norm": "instance_norm"}
@@ -317,11 +317,11 @@ def test_the_kernels_are_asked_about_every_program_and_product(
     monkeypatch.setattr(plan, "program_refusal", program)
     monkeypatch.setattr(plan, "product_refusal", mix)
     modes, fine = (6, 5), (20, 10)
-    on_grid = legs(chain._chain, (10, 10), shapes_only=True)
+    on_grid = mixes_on_grid(chain._chain, (10, 10), shapes_only=True)
     assert chain._kernels_refusal(on_grid, 4) is None
     layer = [
         ("Synthesis", 4, 8, 8, fine, 5, 5, "fp32", chain.device),
-        ("Held", 4, 8, 0, fine, 5, 5, "fp32", chain.device),
+        ("Restore", 4, 8, 0, fine, 5, 5, "fp32", chain.device),
     ]
     last = (20, 20)
     assert asked == [
@@ -333,7 +333,7 @@ def test_the_kernels_are_asked_about_every_program_and_product(
         *layer,
         ("mix", 4, 8, 8, fine, last, modes, "fp32"),
         ("Synthesis", 4, 8, 8, last, 5, 5, "fp32", chain.device),
-        ("Held", 4, 8, 0, last, 5, 5, "fp32", chain.device),
+        ("Restore", 4, 8, 0, last, 5, 5, "fp32", chain.device),
     ]
     for number, why in (
         (1, "before layer 1 of 3: too wide"),

@@ -1,4 +1,4 @@
-"""`compile_fno` on a GPU: every precision against float64, and its graphs as citizens of a CUDA program."""
+"""`compile_fno` on a GPU: every precision against float64, and its graphs with streams, threads and little memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turbofno_ops import PRECISIONS, ChainRefused, CompiledFNO, GraphCache, comp
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
-# relative L2 of whole networks against float64
+# relative L2 error of whole networks against float64
 LIMITS = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 3e-2}
 ZOO_LIMITS = {"fp32": 2e-6, "tf32": 1e-3, "bf16": 1e-2}
 
@@ -57,7 +57,7 @@ def compiled(
 
 
 def kept(chain: CompiledFNO) -> list[tuple[int, tuple[int, ...]]]:
-    """Buckets and grids of its graphs, those used last at the end."""
+    """Return buckets and grids of its graphs, least recently used first."""
     return [key for _, key in chain._graphs._kept]
 
 
@@ -73,7 +73,7 @@ def test_random_networks_equal_float64(draw: int) -> None:
     module = network(arch, draw_normalization(rng, arch))
     x = field(module, rng.choice([1, 2, 3, 5, 8, 11]), draw_size(rng, arch))
     expected = truth(module, x)
-    # a network may amplify rounding: PyTorch in float32 shows by how much
+    # the error of PyTorch in float32 shows how much the network amplifies rounding
     own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
     for precision, limit in LIMITS.items():
         poison()
@@ -85,7 +85,7 @@ def test_random_networks_equal_float64(draw: int) -> None:
 
 @pytest.mark.parametrize("draw", range(tried(15, 60)))
 def test_imported_networks_are_chains_on_any_grid(draw: int) -> None:
-    """Modes cut and moved, other grids inside, every padding and order of steps."""
+    """Covers mode placements, resolution scaling, paddings and step orders."""
     rng = random.Random(torch.initial_seed() + draw)
     arch = draw_canonical(rng)
     while arch.resolution_scaling and arch.n_dim == 3:
@@ -136,7 +136,7 @@ def test_replays_equal_direct_runs_to_the_bit(plain: FNO, precision: str) -> Non
     for _ in range(3):
         x = field(plain, 8, SIZE).cuda()
         with torch.no_grad():
-            direct = chain._directly(x)
+            direct = chain._run_eager(x)
         assert torch.equal(chain(x), direct)
 
 
@@ -144,13 +144,13 @@ def test_every_batch_up_to_and_beyond_the_largest_bucket(plain: FNO) -> None:
     chain = compiled(plain)
     x = field(plain, 21, SIZE)
     expected = truth(plain, x)
-    # a full bucket first: what it leaves behind must not show in smaller batches
+    # a full bucket first: its data must not affect smaller batches
     for batch in (8, 1, 2, 3, 5, 7, 9, 21):
         assert relative_l2(chain(x[:batch].cuda()).cpu(), expected[:batch]) < LIMITS["fp32"]
     assert len(chain._graphs) == 4, "buckets 1, 2, 4, 8"
 
 
-def test_not_a_number_stays_in_its_batch_element_and_call(plain: FNO) -> None:
+def test_nan_stays_in_its_batch_element_and_call(plain: FNO) -> None:
     chain = compiled(plain)
     x = field(plain, 4, SIZE).cuda()
     expected = chain(x)
@@ -162,7 +162,7 @@ def test_not_a_number_stays_in_its_batch_element_and_call(plain: FNO) -> None:
     assert torch.equal(chain(x), expected)
 
 
-def test_graphs_are_bounded_in_number_and_go_by_last_use(plain: FNO) -> None:
+def test_graphs_are_bounded_in_number_and_evicted_by_last_use(plain: FNO) -> None:
     chain = compiled(plain, graphs=GraphCache(2))
     sizes = [(32, 32), (40, 40), (48, 33)]
     fields = [field(plain, 2, size).cuda() for size in sizes]
@@ -173,9 +173,8 @@ def test_graphs_are_bounded_in_number_and_go_by_last_use(plain: FNO) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-def test_graphs_are_bounded_in_bytes_and_their_memory_comes_back(plain: FNO) -> None:
-    # PyTorch gives a graph 22 MiB or more, however little it needs; tables and packed weights lie beside the graphs, in
-    # one segment of 20 MiB or two
+def test_graphs_are_bounded_in_bytes_and_their_memory_is_freed(plain: FNO) -> None:
+    # PyTorch reserves at least 22 MiB per graph; tables and packed weights take another one or two segments of 20 MiB
     bound, slack = 100 * 2**20, 48 * 2**20
     chain = compiled(plain, graphs=GraphCache(50, bound))
     torch.cuda.synchronize()
@@ -195,14 +194,14 @@ def test_graphs_are_bounded_in_bytes_and_their_memory_comes_back(plain: FNO) -> 
     assert torch.cuda.memory_reserved() - before < slack
 
 
-def test_grids_too_large_for_the_bound_run_in_smaller_pieces(plain: FNO) -> None:
+def test_batches_too_large_for_the_bound_are_split(plain: FNO) -> None:
     chain = compiled(plain, graphs=GraphCache(max_bytes=64 * 2**20))
     x = field(plain, 8, (256, 256))
     assert relative_l2(chain(x.cuda()).cpu(), truth(plain, x)) < LIMITS["fp32"]
     assert max(bucket for bucket, _ in kept(chain)) < 8
 
 
-def test_calls_on_different_streams_do_not_disturb_each_other(plain: FNO) -> None:
+def test_calls_on_different_streams_are_independent(plain: FNO) -> None:
     chain = compiled(plain)
     fields = [field(plain, 8, SIZE).cuda() for _ in range(6)]
     expected = [chain(x) for x in fields]
@@ -217,8 +216,8 @@ def test_calls_on_different_streams_do_not_disturb_each_other(plain: FNO) -> Non
         assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
-def test_threads_may_call_capture_and_throw_away_at_once(plain: FNO) -> None:
-    # two networks, each with room for fewer graphs than its callers need
+def test_threads_may_call_capture_and_evict_concurrently(plain: FNO) -> None:
+    # two networks, each with a cache for fewer graphs than its callers need
     chains = [
         compiled(plain, graphs=GraphCache(2)),
         compiled(plain, "tf32", graphs=GraphCache(2)),
@@ -247,7 +246,7 @@ def test_threads_may_call_capture_and_throw_away_at_once(plain: FNO) -> None:
     assert sorted(finished) == list(range(len(chains)))
 
 
-def test_result_is_the_callers_own(plain: FNO) -> None:
+def test_later_calls_do_not_overwrite_a_result(plain: FNO) -> None:
     chain = compiled(plain)
     first = chain(field(plain, 4, SIZE).cuda())
     kept = first.clone()
@@ -256,7 +255,7 @@ def test_result_is_the_callers_own(plain: FNO) -> None:
     assert torch.equal(first, kept)
 
 
-def test_out_of_memory_is_said_and_survived(plain: FNO) -> None:
+def test_out_of_memory_is_raised_and_recoverable(plain: FNO) -> None:
     chain = compiled(plain, max_batch=64, graphs=GraphCache(max_bytes=2**40))
     x = field(plain, 4, SIZE).cuda()
     expected = chain(x)
@@ -275,7 +274,7 @@ def test_out_of_memory_is_said_and_survived(plain: FNO) -> None:
     assert torch.equal(chain(x), expected)
 
 
-def test_what_the_kernels_refuse_is_said_in_words(plain: FNO) -> None:
+def test_unsupported_networks_are_refused_with_a_reason() -> None:
     wide = PLAIN.model_copy(update={"hidden_channels": 300})
     refused = compiled(network(wide)).refusal(SIZE)
     assert refused is not None

@@ -1,4 +1,4 @@
-"""A replay gives what the function gives, to the bit, on any values; what cannot be replayed is refused."""
+"""A replay is bitwise equal to the function; functions that cannot be replayed are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(function: Function, *examples: torch.Tensor) -> Replay:
             for ours, theirs in zip(replay(*inputs), function(*inputs), strict=True):
                 assert ours.dtype == theirs.dtype
                 assert torch.equal(ours, theirs)
-            assert all(map(torch.equal, inputs, before)), "inputs are left alone"
+            assert all(map(torch.equal, inputs, before)), "inputs are not changed"
     return replay
 
 
@@ -85,7 +85,7 @@ def test_whole_networks(changes: dict[str, object]) -> None:
         check(lambda x: (network(x),), torch.randn(2, channels, *grid))
 
 
-def test_it_says_which_backend_ran() -> None:
+def test_a_replay_records_its_backend() -> None:
     weight = torch.randn(2, 2, 5, dtype=torch.complex64)
     replay = Replay(lambda x: (spectral_conv(x, weight, backend="gemm"),), [torch.randn(1, 2, 16)])
     record(choose((5,), (16,), (16,), requested="reference"))
@@ -96,7 +96,7 @@ def test_it_says_which_backend_ran() -> None:
     assert choice.backend == "gemm"
 
 
-def test_weights_are_looked_at_when_it_runs() -> None:
+def test_a_replay_reads_the_current_weights() -> None:
     weight = torch.ones(3)
     replay = Replay(lambda x: (x * weight,), [torch.zeros(3)])
     weight.mul_(5)
@@ -105,7 +105,7 @@ def test_weights_are_looked_at_when_it_runs() -> None:
     assert found.tolist() == [5.0] * 3
 
 
-def test_views_and_changes_in_place_are_kept() -> None:
+def test_views_and_in_place_changes_are_replayed() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x.clone()
         rows = y.view(-1, 2)
@@ -127,7 +127,7 @@ def reads_a_value(x: torch.Tensor) -> tuple[torch.Tensor]:
     return (x * x.max().item(),)
 
 
-def remembers(seen: list[float] = []) -> Function:  # noqa: B006 - that it remembers is the point
+def remembers(seen: list[float] = []) -> Function:  # noqa: B006 - the function must keep state
     def function(x: torch.Tensor) -> tuple[torch.Tensor]:
         seen.append(1.0)
         return (x * len(seen),)
@@ -136,12 +136,12 @@ def remembers(seen: list[float] = []) -> Function:  # noqa: B006 - that it remem
 
 
 @pytest.mark.parametrize("function", [decides, reads_a_value, remembers()])
-def test_what_depends_on_more_than_shapes_is_refused(function: Function) -> None:
+def test_functions_that_depend_on_values_or_state_are_refused(function: Function) -> None:
     with pytest.raises(Unrecordable):
         Replay(function, [torch.randn(4)])
 
 
-def test_what_it_was_made_of_is_freed_with_it() -> None:
+def test_a_deleted_replay_frees_its_memory() -> None:
     def resident() -> int:
         with open("/proc/self/statm") as stream:
             return int(stream.read().split()[1]) * 4096
@@ -158,4 +158,4 @@ def test_what_it_was_made_of_is_freed_with_it() -> None:
     again(10)
     before = resident()
     again(20)
-    assert resident() - before < 20 * 400_000, "torch.jit.trace keeps some megabytes of each"
+    assert resident() - before < 20 * 400_000, "torch.jit.trace would leak some megabytes each"

@@ -1,4 +1,4 @@
-"""spectral_conv against its definition in float64, on random shapes and on the shapes people use."""
+"""spectral_conv against its definition in float64, on random and on common shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKENDS = ("reference", "gemm")
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...] | None]:
-    """A random field and weight, modes up to Nyquist, half of the time another output grid."""
+    """Draw a field and weight, modes up to Nyquist, and an output grid in half of the cases."""
     n_dim = draw(st.integers(1, 3))
     largest = {1: 200, 2: 40, 3: 14}[n_dim]
     size = tuple(draw(st.integers(1, largest)) for _ in range(n_dim))
@@ -46,10 +46,10 @@ def test_spectral_conv_equals_definition(
     truth32 = spectral_conv_truth(x32, weight32, out)
     single = spectral_conv(x32, weight32, out_size=out, backend=backend)
     assert single.dtype == torch.float32
-    # where coefficients cancel by chance, rounding is relative to what went into them
+    # terms may cancel, but rounding is relative to their magnitude
     points = truth32.numel() / truth32.shape[1]
-    went_in = x.square().mean().sqrt() * weight.abs().norm() * points**0.5
-    scale = max(float(truth32.norm()), 0.02 * float(went_in))
+    magnitude = x.square().mean().sqrt() * weight.abs().norm() * points**0.5
+    scale = max(float(truth32.norm()), 0.02 * float(magnitude))
     assert float((single.double() - truth32).norm()) <= 1e-5 * scale
 
 
@@ -71,7 +71,7 @@ def test_spectral_conv_equals_definition(
     ],
     ids=lambda value: "x".join(map(str, value)),
 )
-def test_spectral_conv_float32_error_on_used_shapes(
+def test_spectral_conv_float32_error_on_common_shapes(
     backend: str, size: tuple[int, ...], modes: tuple[int, ...]
 ) -> None:
     x = torch.randn(2, 3, *size)
@@ -140,7 +140,7 @@ W = torch.zeros(2, 3, 4, 3, dtype=torch.complex64)
         (X[..., :3], W, {}, ValueError, "axis 1, but the input grid"),
         (X[:, :, :3], W, {}, ValueError, "axis 0, but the input grid"),
         (X, W, {"out_size": (3, 8)}, ValueError, "the output grid"),
-        (X, W, {"out_size": (8,)}, ValueError, "an entry for each of 2 axes"),
+        (X, W, {"out_size": (8,)}, ValueError, "out_size must have 2 entries"),
         (X, W, {"backend": "cudnn"}, ValueError, "backend must be"),
     ],
 )

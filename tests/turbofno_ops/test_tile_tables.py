@@ -1,4 +1,4 @@
-"""Operands and tables of the tile program: taken lane by lane, as tensor cores take them, they give the right products."""
+"""Operands and tables of the tile program, multiplied by an emulation of the tensor cores' lanes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRIDS = [
     (1021, 24),
 ]
 MATRICES = [(1, 1), (16, 32), (3, 5), (20, 33), (48, 64), (33, 100), (256, 256)]
-# of products of two rounded operands, in terms of the result's norm
+# of products of two rounded operands, relative to the result's norm
 ERRORS = {"fp32": 4e-7, "tf32": 1e-3, "bf16": 8e-3}
 # of one rounded operand's elements; tf32 and bf16 keep 11 and 8 significant bits
 ROUNDING = {"fp32": 2**-21, "tf32": 2**-11, "bf16": 2**-8}
@@ -34,35 +34,35 @@ G, T = LANES // 4, LANES % 4
 
 
 def a_lanes(matrix: torch.Tensor) -> torch.Tensor:
-    """[.., 16 rows, 16 terms] -> [.., lane, register, half] as mma.m16n8k16 takes its A operand."""
+    """Arrange [.., 16 rows, 16 terms] as the A operand of mma.m16n8k16: [.., lane, register, half]."""
     pairs = 2 * T[:, None] + torch.arange(2)
     registers = [matrix[..., (G + row)[:, None], pairs + term] for term in (0, 8) for row in (0, 8)]
     return torch.stack(registers, dim=-2)
 
 
 def b_lanes(matrix: torch.Tensor) -> torch.Tensor:
-    """[.., 16 terms, 8 columns] -> [.., lane, register, half] as mma.m16n8k16 takes its B operand."""
+    """Arrange [.., 16 terms, 8 columns] as the B operand of mma.m16n8k16: [.., lane, register, half]."""
     pairs = 2 * T[:, None] + torch.arange(2)
     return torch.stack([matrix[..., pairs + term, G[:, None]] for term in (0, 8)], dim=-2)
 
 
 def mma(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product [.., 16, 8] of operands in lanes, in float64: what the hardware multiplies, back as matrices."""
-    left = torch.zeros(*a.shape[:-3], 16, 16, dtype=torch.float64)
-    right = torch.zeros(*b.shape[:-3], 16, 8, dtype=torch.float64)
+    """Return the product [.., 16, 8] of operands in lanes, in float64."""
+    a_matrix = torch.zeros(*a.shape[:-3], 16, 16, dtype=torch.float64)
+    b_matrix = torch.zeros(*b.shape[:-3], 16, 8, dtype=torch.float64)
     for half in range(2):
         for register in range(4):
             row, term = G + 8 * (register % 2), 2 * T + half + 8 * (register // 2)
-            left[..., row, term] = a[..., register, half].double()
+            a_matrix[..., row, term] = a[..., register, half].double()
         for register in range(2):
-            right[..., 2 * T + half + 8 * register, G] = b[..., register, half].double()
-    return left @ right
+            b_matrix[..., 2 * T + half + 8 * register, G] = b[..., register, half].double()
+    return a_matrix @ b_matrix
 
 
 def test_the_emulated_tensor_core_multiplies() -> None:
     a, b = torch.randn(16, 16, dtype=torch.float64), torch.randn(16, 8, dtype=torch.float64)
     torch.testing.assert_close(mma(a_lanes(a), b_lanes(b)), a @ b)
-    # the registers of lane 6 by the manual: g = 1, t = 2
+    # lane 6 in the PTX manual: g = 1, t = 2
     assert a_lanes(a)[6].tolist() == [
         a[row, term : term + 2].tolist() for row, term in ((1, 4), (9, 4), (1, 12), (9, 12))
     ]
@@ -70,7 +70,7 @@ def test_the_emulated_tensor_core_multiplies() -> None:
 
 
 def parts(values: torch.Tensor, precision: str) -> list[torch.Tensor]:
-    """The halves that a kernel splits scaled values into: fp32 high and low."""
+    """Split scaled values as the kernels do: high and, for fp32, low parts."""
     if precision == "bf16":
         return [values.to(torch.bfloat16)]
     high = values.to(torch.float16)
@@ -78,14 +78,14 @@ def parts(values: torch.Tensor, precision: str) -> list[torch.Tensor]:
 
 
 def scale(values: torch.Tensor, precision: str) -> torch.Tensor:
-    """A power of two for each of the first axes: brings the largest magnitude of the last to 2^14 .. 2^15."""
+    """Return powers of two that scale the largest magnitude along the last axis to 2^14 .. 2^15."""
     largest = values.abs().amax(dim=-1, keepdim=True).clamp_min(1e-300)
     exponent = 15 - torch.frexp(largest).exponent if precision != "bf16" else torch.zeros(())
     return torch.exp2(exponent.double())
 
 
 def products(a: list[torch.Tensor], b: list[torch.Tensor]) -> torch.Tensor:
-    """Of split operands in lanes: low.high + high.low + high.high, or high.high alone."""
+    """Multiply split operands in lanes: low.high + high.low + high.high, or high.high only."""
     if len(a) == 1:
         return mma(a[0], b[0])
     return mma(a[1], b[0]) + mma(a[0], b[1]) + mma(a[0], b[0])
@@ -100,13 +100,13 @@ def planes_of(precision: str) -> int:
 
 
 def channel_of(fragment: int) -> torch.Tensor:
-    """The one of 16 channels that is a column of the even or odd fragment (csrc/kernels/products.cuh)."""
+    """Return the channels (of 16) of the columns of the even or odd fragment (csrc/kernels/warp_mma.cuh)."""
     column = torch.arange(8)
     return 4 * (column // 2) + column % 2 + 2 * fragment
 
 
 def multiply(x: torch.Tensor, operand: torch.Tensor, columns: int, precision: str) -> torch.Tensor:
-    """x [16 points, terms] by a B operand, as `add_product` does: 32 terms at a time, scaled back. [16, columns]."""
+    """Multiply x [16 points, terms] by a B operand like `add_product`, 32 terms at a time. Returns [16, columns]."""
     chunks, pairs, planes = (
         math.ceil(x.shape[1] / 32),
         math.ceil(columns / 16),
@@ -114,8 +114,8 @@ def multiply(x: torch.Tensor, operand: torch.Tensor, columns: int, precision: st
     )
     count = chunks * pairs * 2 * planes * 32 * 16
     b = halves(operand[:count], precision).view(chunks, pairs, 2, planes, 32, 2, 2, 2)
-    backs = operand[count:].view(torch.float32).double()
-    assert len(backs) % 4 == 0, "whole 16-byte words"
+    inverse_scales = operand[count:].view(torch.float32).double()
+    assert len(inverse_scales) % 4 == 0, "whole 16-byte words"
     x = torch.nn.functional.pad(x.double(), (0, 32 * chunks - x.shape[1]))
     out = torch.zeros(16, 16 * pairs, dtype=torch.float64)
     # a lane has channels 4t .. 4t + 3 of 16: the first two are the terms 2t, 2t + 1, the others 2t + 8, 2t + 9
@@ -131,14 +131,14 @@ def multiply(x: torch.Tensor, operand: torch.Tensor, columns: int, precision: st
                     a = [a_lanes(part) for part in parts(ordered, precision)]
                     lanes = b[chunk, pair, step, :, :, fragment].unbind(0)
                     total += products(a, list(lanes))
-                back = backs[chunk * pairs + pair] / to if precision != "bf16" else 1.0
+                back = inverse_scales[chunk * pairs + pair] / to if precision != "bf16" else 1.0
                 out[:, 16 * pair + channel_of(fragment)] += total * back
-    assert (out[:, columns:] == 0).all(), "columns that do not exist are zero"
+    assert (out[:, columns:] == 0).all(), "padding columns are zero"
     return out[:, :columns]
 
 
 def decoded(operand: torch.Tensor, columns: int, terms: int, precision: str) -> torch.Tensor:
-    """The matrix [columns, terms] that a B operand stands for: products with unit vectors, which round nothing."""
+    """Recover the matrix [columns, terms] of a B operand by products with unit vectors, which are exact."""
     units = torch.eye(16 * math.ceil(terms / 16), terms, dtype=torch.float64).split(16)
     return torch.cat([multiply(unit, operand, columns, precision) for unit in units])[:terms].T
 
@@ -160,14 +160,14 @@ def test_an_operand_holds_matrices_of_any_size(largest: float, precision: str) -
     matrix[16:32] *= 1e-6
     got = decoded(packed_operand(matrix, precision), 40, 70, precision)
     assert (got[:16] == 0).all()
-    # 16 columns share a scale: each element as well as a half holds it
+    # 16 columns share a scale, so the error has a term relative to their largest magnitude
     for rows in torch.arange(40).split(16):
         block, found = matrix[rows].double(), got[rows]
         lost = 0 if precision == "bf16" else 2**-36 * block.abs().max()
         assert ((found - block).abs() <= ROUNDING[precision] * block.abs() + lost).all()
 
 
-def test_a_float64_matrix_is_split_as_it_is() -> None:
+def test_a_float64_matrix_is_not_rounded_before_the_split() -> None:
     matrix = torch.randn(16, 32, dtype=torch.float64)
     got = decoded(packed_operand(matrix, "fp32"), 16, 32, "fp32")
     assert ((got - matrix).abs() <= 2**-21 * matrix.abs() + 2**-36 * matrix.abs().max()).all()
@@ -176,7 +176,7 @@ def test_a_float64_matrix_is_split_as_it_is() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("points", "modes"), GRIDS)
 def test_analysis(points: int, modes: int, precision: str) -> None:
-    """As `analyze` in tile_program.cuh: rows are 16 channels, terms 16 points, columns cos and -sin."""
+    """Emulates `analyze` in row_spectra.cuh: rows are 16 channels, terms 16 points, columns cos and -sin."""
     tiles, pairs, planes = math.ceil(points / 16), math.ceil(modes / 8), planes_of(precision)
     words = halves(_cuda_tables.row_analysis(points, modes, precision, CPU), precision)
     table = words.view(tiles, pairs, planes, 32, 2, 2, 2)
@@ -196,10 +196,10 @@ def test_analysis(points: int, modes: int, precision: str) -> None:
         sums *= 2.0 ** -_cuda_tables.analysis_exponent(points)
     want = torch.view_as_real(torch.fft.rfft(y)[:, :modes] / points).flatten(1)
     assert (sums[:, : 2 * modes] - want).norm() <= 2 * ERRORS[precision] * want.norm()
-    assert (sums[:, 2 * modes :] == 0).all(), "modes that do not exist are zero"
+    assert (sums[:, 2 * modes :] == 0).all(), "padding modes are zero"
 
 
-def test_an_analysis_in_parts_is_the_whole() -> None:
+def test_an_analysis_table_of_some_modes_is_a_part_of_the_whole() -> None:
     whole = _cuda_tables.row_analysis(40, 24, "fp32", CPU).view(3, 3, -1)
     part = _cuda_tables.row_analysis(40, 8, "fp32", CPU, 8).view(3, 1, -1)
     assert torch.equal(part[:, 0], whole[:, 1])
@@ -208,7 +208,7 @@ def test_an_analysis_in_parts_is_the_whole() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("points", "modes"), GRIDS)
 def test_synthesis(points: int, modes: int, precision: str) -> None:
-    """As `synthesize` in tile_program.cuh: rows are 16 points, terms the modes' parts, columns 8 channels."""
+    """Emulates `synthesize` in row_spectra.cuh: rows are 16 points, terms re and im of modes, columns 8 channels."""
     tiles, chunks, planes = math.ceil(points / 16), math.ceil(modes / 16), planes_of(precision)
     words = halves(_cuda_tables.row_synthesis(points, modes, precision, CPU), precision)
     table = words.view(tiles, chunks, 2, planes, 32, 4, 2)
@@ -228,11 +228,11 @@ def test_synthesis(points: int, modes: int, precision: str) -> None:
     if precision != "bf16":
         field *= 2.0**-_cuda_tables.SYNTHESIS_EXPONENT
     seen = spectra.clone()
-    # the parts that a real field does not have
+    # a real field has no imaginary part at DC and Nyquist
     seen[:, 0] = seen[:, 0].real.to(seen.dtype)
     if points % 2 == 0 and modes == points // 2 + 1:
         seen[:, -1] = seen[:, -1].real.to(seen.dtype)
     want = torch.fft.irfft(seen, n=points, norm="forward").T
     got = field.flatten(0, 1)
     assert (got[:points] - want).norm() <= 2 * ERRORS[precision] * want.norm()
-    assert (got[points:] == 0).all(), "points behind the row are zero"
+    assert (got[points:] == 0).all(), "padding points are zero"

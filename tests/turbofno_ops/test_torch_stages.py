@@ -1,4 +1,4 @@
-"""Moments by Parseval against torch's norms, and what a tile program refuses."""
+"""Moments by Parseval against torch's norms, and missing operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from turbofno_ops import _gemm
-from turbofno_ops._stages import Held, Hold, Normalize, Operands, Project, Synthesis
+from turbofno_ops._stages import Normalize, Operands, Project, Restore, Save, Synthesis
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PointwiseMap
 
@@ -26,7 +26,7 @@ IDENTITY = Project((PointwiseMap(torch.eye(4, dtype=torch.float64)),), "none")
 def test_norms_of_mixed_spectra_equal_those_of_the_field(
     size: tuple[int, ...], modes: int, groups: int, with_offset: bool
 ) -> None:
-    # complex everywhere: what the inverse transform ignores must not count
+    # imaginary parts also at DC and Nyquist, which the moments must ignore
     mixed = torch.randn(3, 4, *size[:-1], modes, dtype=torch.complex128)
     scale, shift, offset = torch.randn(3, 4, dtype=torch.float64)
     field = _gemm.synthesize_last(mixed, size[-1])
@@ -37,13 +37,13 @@ def test_norms_of_mixed_spectra_equal_those_of_the_field(
     stages = TorchStages(size, (modes,), size)
     found = stages.tile((Synthesis(), norm, IDENTITY), Operands(mixed=mixed)).out
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-    held = stages.tile((Synthesis(), Hold(moments=True)), Operands(mixed=mixed))
-    given = Operands(held=held.held, moments=held.moments)
-    again = stages.tile((Held(), norm, IDENTITY), given).out
+    saved = stages.tile((Synthesis(), Save(moments=True)), Operands(mixed=mixed))
+    given = Operands(saved=saved.saved, moments=saved.moments)
+    again = stages.tile((Restore(), norm, IDENTITY), given).out
     torch.testing.assert_close(again, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_a_large_mean_costs_the_norm_no_digits() -> None:
+def test_a_large_mean_does_not_reduce_the_norms_accuracy() -> None:
     mixed = torch.randn(1, 4, 6, 3, dtype=torch.complex64)
     mixed[..., 0] += 1e4
     norm = Normalize(4, 1e-5)
@@ -55,6 +55,6 @@ def test_a_large_mean_costs_the_norm_no_digits() -> None:
     assert (found - exact).norm() / exact.norm() < 1e-3
 
 
-def test_a_missing_operand_is_said() -> None:
-    with pytest.raises(ValueError, match="reads an operand"):
-        TorchStages((8,), (3,), (8,)).tile((Held(), Hold(moments=False)), Operands())
+def test_a_missing_operand_is_reported() -> None:
+    with pytest.raises(ValueError, match="operand of the tile program is missing"):
+        TorchStages((8,), (3,), (8,)).tile((Restore(), Save(moments=False)), Operands())

@@ -11,7 +11,7 @@ from turbofno.models.trust.signals import Signals
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import DARCY
-from turbofno_ops._held import holding
+from turbofno_ops._table_use import used_tables
 
 
 @cached_table(2)
@@ -28,7 +28,7 @@ def test_a_table_is_computed_once_until_it_is_evicted() -> None:
 
 
 def test_held_as_long_as_the_holder_lives() -> None:
-    with holding() as held:
+    with used_tables() as held:
         known = weakref.ref(ones(4))
     for count in (5, 6, 7):
         ones(count)
@@ -40,6 +40,6 @@ def test_held_as_long_as_the_holder_lives() -> None:
 
 def test_all_tables_of_the_signals_are_held() -> None:
     signals, x = Signals(load_model(TRAINED / DARCY.name).config), torch.rand(1, 1, 43, 43)
-    with holding() as held:
+    with used_tables() as held:
         signals(x, x)
     assert len(held) == 2  # one of the features, one of the residual

@@ -1,7 +1,7 @@
-// Weights as B operands, in the order of products.cuh: split, scaled and rearranged once for all tiles that read them.
+// Packs weights as B operands in the order of warp_mma.cuh: split, scaled and permuted once for all tiles.
 #include "../plan/ceil_div.h"
-#include "dependent_launch.cuh"
-#include "split.cuh"
+#include "pdl.cuh"
+#include "precision.cuh"
 
 namespace turbofno {
 namespace {
@@ -13,24 +13,24 @@ constexpr int kSteps = 2; // of 16 terms each, one tensor-core product
 struct Packing {
     const float *matrix; // [columns][terms]
     uint4 *words; // [chunks of 32 terms][pairs of fragments: 16 columns][kSteps][high, low][lane]
-    float *backs; // [chunks][pairs], then zeros up to whole 16 bytes
+    float *inv_scales; // [chunks][pairs], then zeros up to whole 16 bytes
     int columns, terms, chunks, pairs;
 };
 
-// The power of two that brings a largest magnitude to 2^13 .. 2^14, and its inverse: NaN if it is not finite, so that all
-// products with these columns are NaN.
+// The power of two that scales a largest magnitude to 2^13 .. 2^14, and its inverse. The inverse is NaN if the magnitude is
+// not finite, so that all products with these columns are NaN.
 struct ColumnScale {
-    float to, back;
+    float factor, inverse;
 
     __device__ explicit ColumnScale(float magnitude) {
         const int exponent = int(__float_as_uint(magnitude) >> 23);
         const int shift = magnitude > 0.0f ? min(max(140 - exponent, -100), 100) : 0;
-        to = __uint_as_float(unsigned(127 + shift) << 23);
-        back = __uint_as_float(exponent == 255 ? 0x7fffffffu : unsigned(127 - shift) << 23);
+        factor = __uint_as_float(unsigned(127 + shift) << 23);
+        inverse = __uint_as_float(exponent == 255 ? 0x7fffffffu : unsigned(127 - shift) << 23);
     }
 };
 
-// What a lane holds of 32 terms and 16 columns: [step][fragment][terms 2t or 2t + 8][one of two neighbouring terms].
+// A lane's values of 32 terms and 16 columns: [step][fragment][terms 2t or 2t + 8][one of two neighbouring terms].
 using Values = float[kSteps][2][2][2];
 
 __device__ __forceinline__ void load(Values &values, const Packing &a, int chunk, int pair, int lane) {
@@ -53,29 +53,29 @@ __device__ __forceinline__ void load(Values &values, const Packing &a, int chunk
     }
 }
 
-// The largest magnitude of 16 columns, for all threads.
-__device__ __forceinline__ float largest_of_columns(const Packing &a, int pair, int warp, int lane) {
+// The largest magnitude of 16 columns, returned to all threads.
+__device__ __forceinline__ float max_of_columns(const Packing &a, int pair, int warp, int lane) {
     __shared__ float of_warps[kWarps];
     float most = 0.0f;
     for (int chunk = warp; chunk < a.chunks; chunk += kWarps) {
         Values values;
         load(values, a, chunk, pair, lane);
 #pragma unroll
-        for (int i = 0; i < int(sizeof(Values) / sizeof(float)); ++i) most = largest(most, (&values[0][0][0][0])[i]);
+        for (int i = 0; i < int(sizeof(Values) / sizeof(float)); ++i) most = max_magnitude(most, (&values[0][0][0][0])[i]);
     }
-    most = largest_of_lanes<1, kLanes>(most);
+    most = max_over_lanes<1, kLanes>(most);
     if (lane == 0) of_warps[warp] = most;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) most = largest(most, of_warps[i]);
+    for (int i = 0; i < kWarps; ++i) most = max_magnitude(most, of_warps[i]);
     return most;
 }
 
-// A block packs 16 columns, which share a scale whatever the term; its warps take 32 terms in turns.
+// A block packs 16 columns, which share one scale for all terms. Its warps take chunks of 32 terms in turn.
 template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_kernel(const Packing a) {
-    wait_for_previous();
+    pdl_wait();
     const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = blockIdx.x;
-    const ColumnScale scale(P::kScaled ? largest_of_columns(a, pair, warp, lane) : 0.0f);
+    const ColumnScale scale(P::kScaled ? max_of_columns(a, pair, warp, lane) : 0.0f);
     for (int chunk = warp; chunk < a.chunks; chunk += kWarps) {
         Values values;
         load(values, a, chunk, pair, lane);
@@ -89,7 +89,7 @@ template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_ke
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const float *two = values[step][fragment][half];
-                    split<P>(two[0], two[1], scale.to, high[fragment][half], low[fragment][half]);
+                    split<P>(two[0], two[1], scale.factor, high[fragment][half], low[fragment][half]);
                 }
             }
             to[step * P::kPlanes * kLanes] = uint4{high[0][0], high[0][1], high[1][0], high[1][1]};
@@ -97,14 +97,14 @@ template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_ke
                 to[(step * P::kPlanes + 1) * kLanes] = uint4{low[0][0], low[0][1], low[1][0], low[1][1]};
             }
         }
-        if (lane == 0) a.backs[block] = scale.back;
+        if (lane == 0) a.inv_scales[block] = scale.inverse;
     }
     const int blocks = a.chunks * a.pairs;
-    if (pair == 0 && int(threadIdx.x) < (4 - blocks % 4) % 4) a.backs[blocks + threadIdx.x] = 0.0f;
-    // No early start for the next kernel: tile programs whose weights are settled read this before they wait.
+    if (pair == 0 && int(threadIdx.x) < (4 - blocks % 4) % 4) a.inv_scales[blocks + threadIdx.x] = 0.0f;
+    // No pdl_trigger: a tile program with settled weights reads this operand before its pdl_wait.
 }
 
-int planes(int precision) { return precision == TURBOFNO_FP32 ? Fp32::kPlanes : 1; }
+int planes(int precision) { return precision == TURBOFNO_FP32 ? PrecisionFp32::kPlanes : 1; }
 
 int blocks(const turbofno_operand &o) { return ceil_div(o.terms, kTerms) * ceil_div(o.padded_columns, kColumns); }
 
@@ -114,9 +114,9 @@ size_t word_bytes(const turbofno_operand &o) {
 
 auto kernel_for(int precision) -> void (*)(Packing) {
     switch (precision) {
-    case TURBOFNO_TF32: return pack_kernel<Tf32>;
-    case TURBOFNO_BF16: return pack_kernel<Bf16>;
-    default: return pack_kernel<Fp32>;
+    case TURBOFNO_TF32: return pack_kernel<PrecisionTf32>;
+    case TURBOFNO_BF16: return pack_kernel<PrecisionBf16>;
+    default: return pack_kernel<PrecisionFp32>;
     }
 }
 
@@ -135,10 +135,10 @@ extern "C" turbofno_status turbofno_pack_operand(const turbofno_operand *operand
     Packing a{};
     a.matrix = operand->matrix;
     a.words = static_cast<uint4 *>(operand->operand);
-    a.backs = reinterpret_cast<float *>(static_cast<char *>(operand->operand) + word_bytes(*operand));
+    a.inv_scales = reinterpret_cast<float *>(static_cast<char *>(operand->operand) + word_bytes(*operand));
     a.columns = operand->columns;
     a.terms = operand->terms;
     a.chunks = ceil_div(operand->terms, kTerms);
     a.pairs = ceil_div(operand->padded_columns, kColumns);
-    return launch_dependent(kernel_for(operand->precision), dim3(unsigned(a.pairs)), kWarps * kLanes, 0, stream, a);
+    return launch_pdl(kernel_for(operand->precision), dim3(unsigned(a.pairs)), kWarps * kLanes, 0, stream, a);
 }

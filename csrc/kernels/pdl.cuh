@@ -1,6 +1,5 @@
-// Programmatic dependent launch: a kernel may start while the one before it in the stream still runs (sm_90 and later;
-// an ordinary launch elsewhere). Each of its threads calls wait_for_previous before it reads or writes what another
-// kernel does.
+// Programmatic dependent launch (PDL): a kernel may start while the previous one in the stream still runs. From sm_90 on;
+// an ordinary launch elsewhere. Every thread calls pdl_wait before it touches memory that an earlier kernel uses.
 #pragma once
 
 #include "architecture.h"
@@ -8,25 +7,25 @@
 
 namespace turbofno {
 
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Once all blocks have come here the next kernel's may start. Not before the end is near: they would crowd on the few
-// multiprocessors that this kernel leaves free.
-__device__ __forceinline__ void let_next_start() {
+// The next kernel may start once all blocks have called this. Call it near the end only: earlier, the next kernel's blocks
+// would crowd onto the few multiprocessors that this one leaves free.
+__device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Not by the card: older code on it does not wait.
-inline bool overlaps_launches() { return code_architecture() >= 90; }
+// Depends on the code, not on the device: code compiled for sm_80 contains no wait.
+inline bool pdl_supported() { return compiled_architecture() >= 90; }
 
 template <typename Arguments>
-turbofno_status launch_dependent(void (*kernel)(Arguments), dim3 blocks, int threads, size_t shared_bytes,
+turbofno_status launch_pdl(void (*kernel)(Arguments), dim3 blocks, int threads, size_t shared_bytes,
                                  cudaStream_t stream, const Arguments &arguments) {
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -37,7 +36,7 @@ turbofno_status launch_dependent(void (*kernel)(Arguments), dim3 blocks, int thr
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &overlap;
-    config.numAttrs = overlaps_launches() ? 1 : 0;
+    config.numAttrs = pdl_supported() ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, arguments);
     return launched();
 }

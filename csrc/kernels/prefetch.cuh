@@ -1,18 +1,18 @@
-// A warp's own copy of its next 16 points of a field, on its way into shared memory while the points before it are
-// computed. Channels last, 16 neighbouring points of a row are neighbours in memory too, so this is one piece.
+// Prefetch of a warp's next 16 points of a field to shared memory, while it computes the current ones. In a channels-last
+// field 16 neighbouring points of a row are contiguous, so one bulk copy does it.
 #pragma once
 
-#include "products.cuh"
+#include "warp_mma.cuh"
 
 namespace turbofno {
 
 #if __CUDA_ARCH__ >= 900
 
-// Hopper's bulk copy, an mbarrier counts its bytes.
-struct Inbox {
+// Hopper's bulk copy; an mbarrier counts the bytes that have arrived.
+struct PrefetchBuffer {
     unsigned buffer, barrier, phase;
 
-    __device__ __forceinline__ Inbox(void *buffer, void *barrier_, bool used, int lane)
+    __device__ __forceinline__ PrefetchBuffer(void *buffer, void *barrier_, bool used, int lane)
         : buffer(shared_address(buffer)), barrier(shared_address(barrier_)), phase(0) {
         if (used && lane == 0) {
             asm volatile("mbarrier.init.shared.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
@@ -20,8 +20,8 @@ struct Inbox {
         __syncwarp();
     }
 
-    // All lanes have read what was here.
-    __device__ __forceinline__ void send_for(const char *from, int bytes, int lane) const {
+    // Call after all lanes have read the previous contents.
+    __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         if (lane == 0) {
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
                          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];" ::"r"(barrier),
@@ -40,12 +40,12 @@ struct Inbox {
 
 #else
 
-struct Inbox {
+struct PrefetchBuffer {
     unsigned buffer;
 
-    __device__ __forceinline__ Inbox(void *buffer, void *, bool, int) : buffer(shared_address(buffer)) {}
+    __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(shared_address(buffer)) {}
 
-    __device__ __forceinline__ void send_for(const char *from, int bytes, int lane) const {
+    __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         for (int at = 16 * lane; at < bytes; at += 16 * 32) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(buffer + at), "l"(from + at) : "memory");
         }

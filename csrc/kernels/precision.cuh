@@ -1,11 +1,11 @@
-// Real matrix products on tensor cores, at float32 accuracy where the precision asks for it.
+// The three precisions of real matrix products on half-precision tensor cores.
 //
-// fp32: a value is scaled by a power of two and split into two halves, value = high + low with |low| <= 2^-11 |value|;
-// three products are summed, low.high + high.low + high.high, and what is left out is about 2^-22. The scale puts the
-// largest value that shares it between 2^14 and 2^15, where the split leaves an error of 2^-39 of that value.
-// tf32: high.high alone. bf16: one product of bfloat16 values, no scales.
+// fp32: a value is scaled by a power of two and split into two float16 values, value = high + low with
+// |low| <= 2^-11 |value|. Three products are summed, low.high + high.low + high.high; the omitted one is about 2^-22. The
+// scale puts the largest value that shares it between 2^14 and 2^15, where the split's error is 2^-39 of that value.
+// tf32: high.high only; float16 has as many significant bits as TF32. bf16: one product of bfloat16 values, no scales.
 //
-// mma.m16n8k16 takes its operands as follows, g = lane / 4, t = lane % 4; a register holds two neighbouring terms:
+// Operand layout of mma.m16n8k16, g = lane / 4, t = lane % 4; a register holds two neighbouring terms:
 //     A    (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)   of 16 rows, 16 terms
 //     B    (2t, g), (2t + 8, g)                                 of 16 terms, 8 columns
 //     sum  (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)   of 16 rows, 8 columns
@@ -17,17 +17,17 @@
 
 namespace turbofno {
 
-struct Fp32 {
+struct PrecisionFp32 {
     using Field = float;
     static constexpr bool kSplit = true, kScaled = true;
     static constexpr int kPlanes = 2; // of an operand: high and low
 };
-struct Tf32 {
+struct PrecisionTf32 {
     using Field = float;
     static constexpr bool kSplit = false, kScaled = true;
     static constexpr int kPlanes = 1;
 };
-struct Bf16 {
+struct PrecisionBf16 {
     using Field = __nv_bfloat16;
     static constexpr bool kSplit = false, kScaled = false;
     static constexpr int kPlanes = 1;
@@ -36,36 +36,36 @@ struct Bf16 {
 __device__ __forceinline__ uint32_t word(__half2 pair) { return *reinterpret_cast<uint32_t *>(&pair); }
 __device__ __forceinline__ uint32_t word(__nv_bfloat162 pair) { return *reinterpret_cast<uint32_t *>(&pair); }
 
-// The larger magnitude; NaN if there is one, which fmaxf would drop.
-__device__ __forceinline__ float largest(float magnitude, float value) {
+// The larger magnitude. Propagates NaN, which fmaxf would drop.
+__device__ __forceinline__ float max_magnitude(float magnitude, float value) {
     float result;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(magnitude), "f"(fabsf(value)));
     return result;
 }
 
-// The largest magnitude of the lanes that `mask`'s bits tell apart.
-template <int FROM, int TO> __device__ __forceinline__ float largest_of_lanes(float magnitude) {
+// The largest magnitude over the lanes that differ in the bits FROM .. TO / 2 only.
+template <int FROM, int TO> __device__ __forceinline__ float max_over_lanes(float magnitude) {
 #pragma unroll
     for (int bit = FROM; bit < TO; bit *= 2) {
-        magnitude = largest(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, bit));
+        magnitude = max_magnitude(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, bit));
     }
     return magnitude;
 }
 
-// The power of two that brings a largest magnitude to 2^14 .. 2^15, and its inverse; NaN if it is not finite, so that
-// all products with it are NaN.
+// The power of two that scales a largest magnitude to 2^14 .. 2^15, and its inverse. The scale is NaN if the magnitude is
+// not finite, so that all products with it are NaN.
 struct Scale {
-    float to, back;
+    float factor, inverse;
 };
 
 __device__ __forceinline__ Scale scale_of(float magnitude) {
     const unsigned exponent = __float_as_uint(magnitude) >> 23;
     const unsigned to = min(268u - exponent, 253u); // both 2^to and 2^-to are normal numbers
-    const float infected = exponent == 255u ? __uint_as_float(0x7fffffffu) : 0.0f;
-    return {__uint_as_float(to << 23) + infected, __uint_as_float((254u - to) << 23)};
+    const float nan_if_not_finite = exponent == 255u ? __uint_as_float(0x7fffffffu) : 0.0f;
+    return {__uint_as_float(to << 23) + nan_if_not_finite, __uint_as_float((254u - to) << 23)};
 }
 
-// Two bfloat16 values, NaN for what is not finite.
+// Replaces non-finite values by NaN.
 __device__ __forceinline__ uint32_t finite_or_nan(__nv_bfloat162 pair) {
     return word(__hfma2(pair, __floats2bfloat162_rn(0.0f, 0.0f), pair));
 }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void split(float a, float b, float scale, uint32_t &h
 }
 
 template <typename P>
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if constexpr (P::kScaled) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"
@@ -101,8 +101,8 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a
     }
 }
 
-// An 8 x 8 matrix of halves, a row on every four lanes, transposed.
-__device__ __forceinline__ uint32_t transposed(uint32_t halves) {
+// Transposes an 8 x 8 matrix of halves, one row per four lanes.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t halves) {
     uint32_t result;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(halves));
     return result;

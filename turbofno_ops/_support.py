@@ -1,6 +1,6 @@
-"""Verdicts: which GPUs, tile programs and spectral products the CUDA kernels serve, and why not, in words.
+"""Support checks: which GPUs, tile programs and spectral products the CUDA kernels run.
 
-The limits themselves are those of the kernels' host code (csrc/plan) and are asked there.
+The limits of shapes are in the kernels' host code (csrc/plan), which these functions call.
 """
 
 from __future__ import annotations
@@ -31,32 +31,39 @@ class Device(NamedTuple):
 
 
 A100 = Device(108, 163 * 1024, False)
-"""The limits that shapes are judged by where there is no GPU."""
+"""The limits that shapes are checked against without a GPU."""
 
 
 @cache
 def device_limits(device: torch.device) -> Device:
-    """Of a CUDA device."""
+    """Return the limits of a CUDA device."""
     found = torch.cuda.get_device_properties(device)
-    # an attribute that builds of PyTorch with CUDA have and its annotations leave out
+    # present in CUDA builds of PyTorch, but missing in its type annotations
     shared_bytes: int = getattr(found, "shared_memory_per_block_optin")  # noqa: B009
     return Device(found.multi_processor_count, shared_bytes, has_warpgroups(device))
 
 
 @cache
 def gpu_refusal(device: torch.device) -> str | None:
-    """The reason why the CUDA kernels do not run on this GPU, in words, or None if they do."""
+    """Return the reason why the CUDA kernels do not run on a GPU, or None if they do.
+
+    Args:
+        device: A CUDA device.
+
+    Example:
+        >>> gpu_refusal(torch.device("cuda", 0))  # doctest: +SKIP
+    """
     status = native_status()
     if not status.loaded:
         return status.detail
     found = torch.cuda.get_device_properties(device)
     if found.major < _OLDEST_MAJOR:
         return f"they need compute capability {_OLDEST_MAJOR}.0, {device} has {found.major}.{found.minor}"
-    # CUDA keeps 1 KiB of a multiprocessor's
+    # CUDA reserves 1 KiB per multiprocessor
     if found.shared_memory_per_multiprocessor <= _SHARED_MEMORY:
         return (
-            f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have it; {device} "
-            f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB a multiprocessor"
+            f"a block needs {_SHARED_MEMORY // 1024} KiB of shared memory, as A100 and Hopper have; {device} "
+            f"({found.name}) has {found.shared_memory_per_multiprocessor // 1024} KiB per multiprocessor"
         )
     return code_refusal(device)
 
@@ -73,10 +80,18 @@ def program_refusal(
     precision: str,
     device: torch.device | None = None,
 ) -> str | None:
-    """The reason why the kernels do not run a tile program, in words, or None if they do.
+    """Return the reason why the kernels do not support a tile program, or None if they do.
 
-    `channels` are those of y after its first step; `modes` are those of the last axis that the mixed spectra have,
-    `next_modes` those that an analysis keeps. Without a device an A100 is meant.
+    Args:
+        steps: The program.
+        batch: Batch size.
+        channels: Channels of y after the first step.
+        channels_of_x: Channels of x; 0 if the program does not read x.
+        size: The grid.
+        modes: Modes of the last axis in the mixed spectra.
+        next_modes: Modes of the last axis that an analysis keeps.
+        precision: One of `PRECISIONS`.
+        device: The GPU; by default the limits of an A100.
     """
     limits = A100 if device is None else device_limits(device)
     shape = Shape(batch, size, channels, channels_of_x, modes, next_modes, precision, *limits)
@@ -87,7 +102,7 @@ def program_refusal(
 def product_refusal(
     batch: int, c_in: int, c_out: int, size: Size, out_size: Size, modes: Size, precision: str
 ) -> str | None:
-    """The reason why the kernels do not run a spectral product, in words, or None if they do."""
-    # how many multiprocessors there are decides nothing here
+    """Return the reason why the kernels do not support a spectral product, or None if they do."""
+    # the number of multiprocessors does not matter here
     shape = ProductShape(batch, c_in, c_out, size, out_size, modes, precision, A100.multiprocessors)
     return _spectral_product.refusal(shape)

@@ -1,4 +1,4 @@
-"""The column tables of the CUDA kernels hold the transforms of torch.fft, in the order that columns.cu reads."""
+"""The axis tables of the CUDA kernels equal the transforms of torch.fft, in the layout of transform_axis.cu."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from turbofno_ops._cuda_tables import column_analysis, column_synthesis
+from turbofno_ops._cuda_tables import axis_analysis, axis_synthesis
 
 CPU = torch.device("cpu")
 
 
 def matrices(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both matrices [rows, terms] of a table, high and low parts added, in float64."""
+    """Return both matrices [rows, terms] of a table, high and low parts added, in float64."""
     parts = table.double().sum(dim=3)  # [tile, step, kind, 8, 4, term // 4, row // 8]
     tiles, steps = parts.shape[:2]
     cosine, sine = parts.permute(2, 0, 6, 3, 1, 5, 4).reshape(2, tiles * 16, steps * 8)
@@ -21,7 +21,7 @@ def matrices(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def transform(table: torch.Tensor, field: torch.Tensor, count: int) -> torch.Tensor:
-    """What columns.cu makes of complex `field` [size]: `count` values, by folded sums in FFT order."""
+    """Transform complex `field` [size] to `count` values like transform_axis.cu, by folded sums in FFT order."""
     size = len(field)
     cosine, sine = matrices(table)
     terms = size // 2 + 1
@@ -48,16 +48,16 @@ def test_tables_transform_as_torch_fft(attempt: int) -> None:
     full = torch.fft.fft(field, norm="forward")
     above, below = (modes + 1) // 2, modes // 2
     kept = torch.cat([full[:above], full[points - below :]])
-    found = transform(column_analysis(points, modes, CPU), field, modes)
+    found = transform(axis_analysis(points, modes, CPU), field, modes)
     assert (found - kept).norm() <= 4e-7 * kept.norm(), (seed, points, modes)
 
     padded = torch.zeros(points, dtype=torch.complex128)
     padded[:above], padded[points - below :] = kept[:above], kept[above:]
     back = torch.fft.ifft(padded, norm="forward")
-    found = transform(column_synthesis(points, modes, CPU), kept, points)
+    found = transform(axis_synthesis(points, modes, CPU), kept, points)
     assert (found - back).norm() <= 4e-7 * back.norm(), (seed, points, modes)
 
 
 def test_high_parts_are_tf32_numbers() -> None:
-    table = column_analysis(85, 24, CPU)
+    table = axis_analysis(85, 24, CPU)
     assert (table.view(torch.int32) & 0x1FFF).eq(0).all()

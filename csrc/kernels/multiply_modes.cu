@@ -1,17 +1,15 @@
-// One complex product of the channels a mode: out[b][o] = sum over c of in[b][c] weight[c][o].
+// One complex channel matrix per mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
 // in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; kx counts the kept modes of all axes
-// but the last, in 1D it is one, and `in` and `out` are the spectra themselves. A block takes one kx, 1 to 4 neighbouring
-// ky (so that what it reads and writes lies together in memory), 8 to 32 batch elements and some output channels; a warp one
-// ky and 16 output channels.
+// but the last (one in 1D, where `in` and `out` are the spectra themselves). A block takes one kx, 1 to 4 neighbouring ky
+// for contiguous reads and writes, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
 //
-// On tensor cores: the A operand is the weights, 16 output channels by 4 complex input channels, the terms being their real
-// parts and then their imaginary parts; the B operand is the input, 4 channels by 8 batch elements. The real part of the
-// product is (re, -im) of the weights times (re, im) of the input, its imaginary part (re, im) times (im, re). A row of the
-// tensor cores may be any output channel: row g is channel 2g and row g + 8 channel 2g + 1, so that a lane reads its weights
-// as 16 bytes. Weights are read once for all of the block's batch elements.
+// On tensor cores, A holds the weights: 16 output channels by 4 complex input channels, first their real, then their
+// imaginary parts. B holds the input: 4 channels by 8 batch elements. The real part of the product is (re, -im) of the
+// weights times (re, im) of the input, the imaginary part (re, im) times (im, re). Row g is channel 2g and row g + 8 channel
+// 2g + 1, so that a lane reads its weights as 16 bytes. Weights are read once for all batch elements of the block.
 #include "async_copy.cuh"
-#include "dependent_launch.cuh"
+#include "pdl.cuh"
 #include "../plan/spectral_plan.h"
 #include "split_tf32.cuh"
 
@@ -27,7 +25,7 @@ struct Product {
     int shared_in, shared_out; // pitches, from one batch element to the next in shared memory
 };
 
-// Weights of channels c and o, o + 1; zero where there is none.
+// Copies the weights of input channel c and output channels o, o + 1; zeros out of range.
 template <bool EVEN>
 __device__ __forceinline__ void copy_weights(float4 *to, const Product &a, const float2 *weight, int c, int o) {
     const bool inside = c < a.c_in && o < a.c_out;
@@ -66,12 +64,12 @@ __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, co
     }
     float part[BATCH][2][4] = {};
 #pragma unroll
-    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // the small ones first, independent ones side by side
+    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // small products first; independent ones interleaved
 #pragma unroll
         for (int n = 0; n < BATCH; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                multiply_add(part[n][i], product == 0 ? a_low[i] : a_high[i],
+                mma(part[n][i], product == 0 ? a_low[i] : a_high[i],
                              product == 1 ? b_low[n][i] : b_high[n][i]);
             }
         }
@@ -86,14 +84,13 @@ __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, co
     }
 }
 
-// Lanes of one warp walk over channels, AT_ONCE modes each: what a lane reads and writes in every `step` channels.
+// First channel and mode of a lane; it copies AT_ONCE modes of every kStep-th channel.
 template <int MODES, int AT_ONCE> struct Walk {
     static constexpr int kPieces = MODES / AT_ONCE, kStep = 32 / kPieces;
     const int channel = threadIdx.x % 32 / kPieces, mode = threadIdx.x % kPieces * AT_ONCE;
 };
 
-// A batch element's `channels` channels of MODES modes each, of which `modes` exist, to shared memory; zeros from
-// channel `count` on.
+// Copies `channels` channels of MODES modes each, of which `modes` exist, to shared memory; zeros from channel `count` on.
 template <int MODES, int AT_ONCE>
 __device__ void copy_in(float2 *to, const float2 *from, int channels, int count, int modes, int stride) {
     const Walk<MODES, AT_ONCE> walk;
@@ -124,7 +121,7 @@ __device__ void copy_out(float2 *to, const float2 *from, int channels, int modes
 }
 
 template <int BATCH, int MODES, bool SPLIT, bool EVEN>
-__global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
+__global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
     multiply_modes_kernel(const Product a) {
     constexpr int kPair = MODES > 1 ? 2 : 1;
     extern __shared__ __align__(16) float4 weights[]; // [stage][warp][2 steps][32]
@@ -143,8 +140,8 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
 
     const int y = min(warp % MODES, modes - 1);
     const float2 *weight = a.weight + (int64_t(kx) * a.modes_w + y0 + y) * a.c_in * a.c_out;
-    // A warp copies the weights of 4 channels in lines of 128 bytes and reads them in the tensor cores' order,
-    // rearranged in between so that neither meets a bank twice.
+    // A warp copies the weights of 4 channels in lines of 128 bytes and reads them in mma order. The swizzle avoids bank
+    // conflicts in both.
     const int c_copied = lane / 8, o_copied = o0 + warp / MODES * 16 + lane % 8 * 2;
     float4 *const stages = weights + warp * 64;
     const int written = c_copied * 8 + (lane % 8 ^ 2 * c_copied), read = t * 8 + (g ^ 2 * t);
@@ -154,11 +151,11 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
         copy_weights<EVEN>(to + 32, a, weight, c + 4 + c_copied, o_copied);
         commit_copies();
     };
-    // The transform before this kernel has waited for whoever made the weights; in 1D nobody has.
-    if (a.in_pitch == 0) wait_for_previous();
+    // Weights may be read before pdl_wait because the transform before this kernel has waited for them. In 1D there is none.
+    if (a.in_pitch == 0) pdl_wait();
 #pragma unroll
     for (int n = 0; n < kWeightStages - 1; ++n) copy_stage(n, 8 * n);
-    if (a.in_pitch > 0) wait_for_previous();
+    if (a.in_pitch > 0) pdl_wait();
 
     const int padded = (a.c_in + 7) / 8 * 8;
     for (int b = warp; b < batch; b += warps) {
@@ -181,14 +178,14 @@ __global__ void __launch_bounds__(32 * kMostModeWarps, BATCH == 1 ? 4 : BATCH ==
             const int c = c0 + 8 * n;
             if (c >= padded) break;
             wait_copies<kWeightStages - 2>();
-            __syncwarp(); // the weights are there, and all have read those that are overwritten next
+            __syncwarp(); // the weights have arrived; those overwritten next have been read
             copy_stage((n + kWeightStages - 1) % kWeightStages, c + 8 * (kWeightStages - 1));
             const float4 *stage = stages + n * 2 * blockDim.x + read;
             multiply<BATCH, SPLIT>(sum, stage[0], z + c * MODES, a.shared_in);
             multiply<BATCH, SPLIT>(sum, stage[32], z + (c + 4) * MODES, a.shared_in);
         }
     }
-    let_next_start();
+    pdl_trigger();
 
     __syncthreads();
     float2 *tile = shared + warp / MODES * 16 * MODES + warp % MODES;
@@ -256,7 +253,7 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     const auto kernel = product->precision == TURBOFNO_FP32
                             ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
                             : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
-    // always the same number: another thread may be about to launch this kernel with more
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
-    return launch_dependent(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
+    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+    return launch_pdl(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
 }

@@ -1,0 +1,120 @@
+// Hopper's warpgroup products (wgmma): four warps of 16 rows each. B, and in an analysis A too, is read from shared memory.
+//
+// Operands in shared memory are 8 x 8 matrices of halves, 128 bytes each, without swizzle:
+//     B     [16 terms][high, low][8 terms][8 columns]     a row is 8 terms of a column
+//     A     [high, low][8 points][8 channels]             a row is 8 channels of a point, points are the terms
+#pragma once
+
+#include "../plan/tile_plan.h"
+#include "warp_mma.cuh"
+
+// Only sm_90a has these instructions.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define TURBOFNO_WGMMA_ENABLED
+#endif
+
+namespace turbofno {
+
+constexpr int kMatrixBytes = 128;
+
+// Lower half of the matrix descriptor of 16 terms of an operand: its address, and the bytes from 8 terms to the next 8.
+// Consecutive groups of 8 rows or columns are contiguous. To move within an operand, add the distance in 16-byte words.
+__device__ __forceinline__ unsigned descriptor_low(unsigned address, int term_bytes) {
+    return address >> 4 | unsigned(term_bytes >> 4) << 16;
+}
+constexpr int kMatrixWords = kMatrixBytes / 16;
+__device__ __forceinline__ uint64_t full_descriptor(unsigned low) { return uint64_t(kMatrixWords) << 32 | low; }
+
+// Makes this thread's writes to shared memory visible to wgmma after the next barrier.
+__device__ __forceinline__ void fence_proxy_async() {
+#ifdef TURBOFNO_WGMMA_ENABLED
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+#ifdef TURBOFNO_WGMMA_ENABLED
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(float (&d)[FRAGMENTS][4]) {
+#ifdef TURBOFNO_WGMMA_ENABLED
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+#pragma unroll
+    for (auto &fragment : d) { // keeps the compiler from reading d before the wait
+#pragma unroll
+        for (float &v : fragment) asm volatile("" : "+f"(v)::"memory");
+    }
+}
+
+#define TURBOFNO_SUM(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TURBOFNO_SUMS_2 TURBOFNO_SUM(0), TURBOFNO_SUM(1)
+#define TURBOFNO_SUMS_4 TURBOFNO_SUMS_2, TURBOFNO_SUM(2), TURBOFNO_SUM(3)
+#define TURBOFNO_SUMS_8 TURBOFNO_SUMS_4, TURBOFNO_SUM(4), TURBOFNO_SUM(5), TURBOFNO_SUM(6), TURBOFNO_SUM(7)
+#define TURBOFNO_OPERANDS_2 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TURBOFNO_OPERANDS_4 TURBOFNO_OPERANDS_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TURBOFNO_OPERANDS_8                                                                                            \
+    TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+
+// d = a . b, or +=. A, B and ADD are the asm operand numbers after those of d.
+#define TURBOFNO_WGMMA(FRAGMENTS, COLUMNS, TYPE, A, B, ADD, TRANSPOSED, ...)                                           \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE                                  \
+                 " {" TURBOFNO_OPERANDS_##FRAGMENTS "}, " A ", " B ", p, 1, 1, " TRANSPOSED ";\n}"                     \
+                 : TURBOFNO_SUMS_##FRAGMENTS                                                                           \
+                 : __VA_ARGS__)
+
+#define TURBOFNO_WGMMA_REGISTERS(TYPE)                                                                                 \
+    if constexpr (FRAGMENTS == 2) {                                                                                    \
+        TURBOFNO_WGMMA(2, "16", TYPE, "{%8, %9, %10, %11}", "%12", "%13", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),        \
+                         "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
+    } else if constexpr (FRAGMENTS == 4) {                                                                             \
+        TURBOFNO_WGMMA(4, "32", TYPE, "{%16, %17, %18, %19}", "%20", "%21", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),      \
+                         "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
+    } else {                                                                                                           \
+        TURBOFNO_WGMMA(8, "64", TYPE, "{%32, %33, %34, %35}", "%36", "%37", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),      \
+                         "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
+    }
+#define TURBOFNO_WGMMA_SHARED(TYPE)                                                                                    \
+    TURBOFNO_WGMMA(4, "32", TYPE, "%16", "%17", "%18", "1, 0", "l"(full_descriptor(a)), "l"(full_descriptor(b)), "r"(int(add)));
+
+// d = a . b over 16 terms (+= if `add`): 16 rows per warp by 8 FRAGMENTS columns, A from registers.
+template <typename P, int FRAGMENTS>
+__device__ __forceinline__ void wgmma(float (&d)[FRAGMENTS][4], const uint32_t (&a)[4], unsigned b, bool add) {
+    static_assert(FRAGMENTS == 2 || FRAGMENTS == 4 || FRAGMENTS == 8);
+#ifdef TURBOFNO_WGMMA_ENABLED
+    if constexpr (P::kScaled) {
+        TURBOFNO_WGMMA_REGISTERS("f16")
+    } else {
+        TURBOFNO_WGMMA_REGISTERS("bf16")
+    }
+#endif
+}
+
+// The same for 32 columns, with A in shared memory, rows contiguous.
+template <typename P>
+__device__ __forceinline__ void wgmma(float (&d)[kWgmmaColumns][4], unsigned a, unsigned b, bool add) {
+    static_assert(kWgmmaColumns == 4);
+#ifdef TURBOFNO_WGMMA_ENABLED
+    if constexpr (P::kScaled) {
+        TURBOFNO_WGMMA_SHARED("f16")
+    } else {
+        TURBOFNO_WGMMA_SHARED("bf16")
+    }
+#endif
+}
+
+#undef TURBOFNO_WGMMA_SHARED
+#undef TURBOFNO_WGMMA_REGISTERS
+#undef TURBOFNO_WGMMA
+#undef TURBOFNO_OPERANDS_8
+#undef TURBOFNO_OPERANDS_4
+#undef TURBOFNO_OPERANDS_2
+#undef TURBOFNO_SUMS_8
+#undef TURBOFNO_SUMS_4
+#undef TURBOFNO_SUMS_2
+#undef TURBOFNO_SUM
+
+} // namespace turbofno
