@@ -21,7 +21,7 @@ from ._errors import (
     TurboFNOError,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AsyncClient",
