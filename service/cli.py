@@ -89,7 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("model", metavar="MODEL", help="name of the model")
     predict.add_argument("input", metavar="INPUT.npy", type=Path, help="the field or batch")
     predict.add_argument(
-        "-o", "--output", metavar="OUT.npy", type=Path, required=True, help="file for the prediction"
+        "-o",
+        "--output",
+        metavar="OUT.npy",
+        type=Path,
+        required=True,
+        help="file for the prediction",
     )
     predict.add_argument("--version", metavar="V", help="version of the model (default: newest)")
     predict.add_argument(
@@ -364,7 +369,9 @@ def _read_array(path: Path) -> NDArray[np.floating[Any]]:
         with path.open("rb") as file:
             array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
-        raise _UsageError(f"there is no file {path}: expected a .npy file with the fields") from None
+        raise _UsageError(
+            f"there is no file {path}: expected a .npy file with the fields"
+        ) from None
     except ValueError as error:
         raise _UsageError(
             f"{path} is not a .npy file of numbers: {error}; write it with numpy.save"

@@ -139,9 +139,7 @@ def test_devices_are_numbers_or_names() -> None:
         ({"frontends": 1, "shared_memory_bytes": 1000}, "TURBOFNO_MAX_BODY_BYTES"),
     ],
 )
-def test_contradicting_process_settings_are_refused(
-    given: dict[str, Any], message: str
-) -> None:
+def test_contradicting_process_settings_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Settings(**given)
 
