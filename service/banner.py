@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from turbofno.service.codec.fields import grid_limits
-from turbofno.service.demo.sampling import parameters_of
+from turbofno.service.demo.sample_parameters import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from turbofno.service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
 from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer, codec_for_body
 from turbofno.service.demo.messages import Job
-from turbofno.service.demo.sampling import PARAMETER_NAMES, complete, parameters_of
+from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.described import REQUEST_BODY, RESPONSES, path_parameter
 from turbofno.service.http.offload import heavy_to_encode, offload

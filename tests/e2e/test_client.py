@@ -39,8 +39,8 @@ def test_a_sample_its_prediction_and_its_solution_agree(client: Client) -> None:
     smooth = client.sample("darcy-2d", seed=1, grid=43, parameters={"low": 5.0})
     assert smooth.shape == (1, 43, 43)
     assert smooth.min() == 5.0
-    with pytest.raises(BadInput, match="no_knob"):
-        client.sample("darcy-2d", parameters={"no_knob": 1.0})
+    with pytest.raises(BadInput, match="no_such_parameter"):
+        client.sample("darcy-2d", parameters={"no_such_parameter": 1.0})
 
 
 def test_the_card_is_the_file(client: Client) -> None:

@@ -136,7 +136,7 @@ def test_an_uploaded_field_is_predicted_and_what_the_solver_refuses_is_told(
     page.get_by_label("Upload").check()
     page.get_by_label("File (.npy)").set_input_files(tmp_path / "field.npy")
     alert = page.get_by_role("alert")
-    wait_for(alert, "as many points along one axis as along the other")
+    wait_for(alert, "same number of points on each axis")
     predicted = predict(server, "navier-stokes-2d", field[None].astype("f4"))[0]
     plot = figure(page, "Prediction").locator(".plot")
     plot.focus()
