@@ -145,7 +145,7 @@ def test_parse_cell_centres_and_field_normalization_are_refused_in_words() -> No
         parse_output_grid("32", changed(architecture=centred))
     grid = tiny_config().grid.model_copy(update={"minimum": (16,), "maximum": (16,)})
     fixed = changed(field_normalization=FieldNormalization(grid=(16,)), grid=grid)
-    with pytest.raises(InvalidField, match="its normalisation is a field there"):
+    with pytest.raises(InvalidField, match="its normalisation is defined"):
         parse_output_grid("32", fixed)
     assert parse_output_grid("16", fixed) == (16,)
 
