@@ -71,7 +71,7 @@ def test_a_rollout_beyond_its_evaluation_warns(server: ServerProcess) -> None:
         with pytest.warns(PredictionWarning) as caught:
             next(client.rollout("navier-stokes-2d", field, 41))
         assert "goes to step 41" in str(caught[0].message)
-        assert "was evaluated to step 40" in str(caught[0].message)
+        assert "was evaluated up to step 40" in str(caught[0].message)
         with pytest.warns(PredictionWarning) as caught:
             list(client.rollout("navier-stokes-2d", field + 0.3, 2))
         assert str(caught[0].message).startswith("step 1: input_distance")

@@ -29,7 +29,9 @@ def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:
     assert [one.reason for one in found] == ["grid", "input_distance", "residual"]
     assert set(REASONS) == {*(one.reason for one in found), HORIZON}
     _, distance, residual = (one.text for one in found)
-    assert distance.startswith("input_distance 9 of field 1 is above 1.06, which 1 in 1000 fields")
+    assert distance.startswith(
+        "input_distance 9 of field 1 is above 1.06, which only 1 in 1000 fields"
+    )
     assert residual.startswith(
         "residual 0.6 of field 1 is above 0.0367 (2 of 2 fields are above the limit), which"
     )

@@ -51,7 +51,7 @@ def test_values_are_counted_as_they_come_without_a_scrape() -> None:
     for _ in range(10_000):
         child.observe(1.0)
     child.observe_all([2.0] * 10_000)
-    assert len(child._uncounted) < 10_000, "they would pile up where nobody scrapes"
+    assert len(child._pending) < 10_000, "they would pile up where nobody scrapes"
     assert registry.get_sample_value("signal_count", {"model": "m"}) == 20_000
     assert registry.get_sample_value("signal_bucket", {"model": "m", "le": "1.0"}) == 10_000
     assert registry.get_sample_value("signal_sum", {"model": "m"}) == 30_000

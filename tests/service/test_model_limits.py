@@ -35,16 +35,16 @@ def test_they_come_back_as_written_and_through_a_process_launch() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("a", "no limits that are known"),
+        ("a", "does not state limits"),
         ("a fields=0", "N above 0"),
         ("a fields=-1", "expected NAME"),
         ("a rows=1", "expected NAME"),
         ("a fields=1 fields=2", "expected NAME"),
-        ("a fields=1, a batch=1", "given twice"),
+        ("a fields=1, a batch=1", "appears twice"),
         ("a batch=17", "TURBOFNO_MAX_BATCH_SIZE=16"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: str, says: str) -> None:
+def test_invalid_limits_are_refused(wrong: str, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Settings(model_limits=wrong)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ def test_they_hold_over_http(tmp_path: Path) -> None:
             assert (await post("/v1/models/bounded:predict", 6))[0] == 200, "given back"
             status, text, _ = await post("/v1/models/tiny-flow:predict", 500)
             assert (status, "TURBOFNO_MODEL_LIMITS" in text) == (413, True)
-            # Over a batch by itself: in pieces.
+            # More than a batch: split.
             status, _, content = await post("/v1/models/tiny-flow:rollout?steps=2&frames=last", 10)
             assert (status, np.load(io.BytesIO(content)).shape) == (200, (1, 10, 1, 16))
             metrics = (await client.get("/metrics")).text

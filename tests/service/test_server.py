@@ -123,7 +123,7 @@ def test_signal_drains_answers_what_was_accepted_and_exits_0(
         late = sockets.enter_context(server.connect())
         late.sendall(predict_head(len(BODY)) + BODY)
         status, body = read_response(late)
-        assert status == 503, "still listening, but takes no new work"
+        assert status == 503, "still listening, but refuses new work"
         assert b"shutting down" in body
         assert server.get("/readyz").status_code == 503
         assert server.get("/healthz").status_code == 200

@@ -79,7 +79,7 @@ def test_too_few_descriptors_are_refused_in_words(repository: Path, tmp_path: Pa
     for options in ((), ("--frontends", "2")):
         server = ServerProcess(repository, tmp_path / "log.txt", *options, shell="ulimit -n 100")
         assert server.process.wait(30) == 1
-        said = "cannot start: the limit of open files is 100 (ulimit -Hn), of which the service needs 128 itself"
+        said = "cannot start: the limit of open files (ulimit -Hn) is 100, of which the service itself needs 128"
         assert said in server.tail()
         assert "Traceback" not in server.tail()
 
@@ -91,7 +91,7 @@ def test_few_descriptors_are_fewer_connections(
     few = "ulimit -n 160"
     with ServerProcess(repository, tmp_path / "log.txt", *options, shell=few) as server:
         most = 64 if options else 32
-        assert f"at most {most} connections, not 4096; raise it to " in server.log.read_text()
+        assert f"at most {most} connections instead of 4096; raise it to " in server.log.read_text()
         held = [
             socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)
         ]
@@ -162,7 +162,7 @@ def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
         os.close(theirs)
         os.close(terminal)
         assert process.wait(20) == 0, log.read_text()
-        assert said("draining: no new work")
+        assert said("draining: refusing new requests")
         assert not said("Traceback")
     finally:
         process.kill()

@@ -167,7 +167,7 @@ def test_a_signal_above_its_threshold_warns_in_every_form_and_is_counted(
         (text,) = told.json()["warnings"]
         assert text == told.headers["x-warning"]
         assert re.match(
-            r"input_distance \S+ of field 1 is above 1.5, which 1 in 1000 fields ", text
+            r"input_distance \S+ of field 1 is above 1.5, which only 1 in 1000 fields ", text
         )
         binary = client.post(path, content=npy(bad), headers=NPY)
         assert "input_distance" in binary.headers["x-warning"]
@@ -234,7 +234,7 @@ def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
         )
         assert np.shape(whole.json()["trust"]["input_distance"]) == (2, 2)
         horizon, distance = whole.json()["warnings"]
-        assert "step 6, model tiny-warned was evaluated to step 4" in horizon
+        assert "step 6, model tiny-warned was evaluated up to step 4" in horizon
         assert re.match(r"step 3: input_distance \S+ of field .*is above 1.5", distance)
         assert "x-trust" not in whole.headers
         assert "trust_status" not in whole.json()
@@ -250,13 +250,13 @@ def check_rollout(user: Client, good: NDArray[np.float32], bad: NDArray[np.float
     with pytest.warns(PredictionWarning) as caught:
         frames = list(user.rollout("tiny-warned", both, 6))
     horizon, distance = (str(one.message) for one in caught)
-    assert "step 6, model tiny-warned was evaluated to step 4: its error beyond" in horizon
+    assert "step 6, model tiny-warned was evaluated up to step 4: its error after" in horizon
     assert re.match(r"step 1: input_distance \S+ of field 1 .*is above 1.5", distance)
     assert [set(frame.trust) for frame in frames] == [set(NAMES)] * 6
     assert frames[0].trust["input_distance"] > LIMIT
     assert [len(frame.warnings) for frame in frames] == [1, 0, 0, 0, 0, 0]
     # a part of it, resumed, ends as late
-    with pytest.warns(PredictionWarning, match="evaluated to step 4"):
+    with pytest.warns(PredictionWarning, match="evaluated up to step 4"):
         list(user.rollout("tiny-warned", good, 6, start=5))
 
 

@@ -132,7 +132,7 @@ def test_values_that_pass_float32_between_points_are_refused(given: int, asked: 
         headers={"Content-Type": NPY},
     )
     assert response.status_code == 422
-    assert "passes float32" in problem(response)["detail"]
+    assert "overflows float32" in problem(response)["detail"]
 
 
 def changed(**parts: Any) -> ModelConfig:
@@ -141,7 +141,7 @@ def changed(**parts: Any) -> ModelConfig:
 
 def test_parse_cell_centres_and_field_normalization_are_refused_in_words() -> None:
     centred = tiny_config().architecture.model_copy(update={"positional_grid": "cell_centres"})
-    with pytest.raises(InvalidField, match="centres of cells"):
+    with pytest.raises(InvalidField, match="cell centres"):
         parse_output_grid("32", changed(architecture=centred))
     grid = tiny_config().grid.model_copy(update={"minimum": (16,), "maximum": (16,)})
     fixed = changed(field_normalization=FieldNormalization(grid=(16,)), grid=grid)
