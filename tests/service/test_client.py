@@ -342,7 +342,7 @@ def test_read_timeout_is_deadline_exceeded_and_not_retried() -> None:
 
     with (
         client_for(handler, timeout=7.0) as client,
-        pytest.raises(DeadlineExceeded, match="no answer within 7 s"),
+        pytest.raises(DeadlineExceeded, match="no response within 7 s"),
     ):
         client.predict("m", FIELD)
     assert len(calls) == 1
@@ -404,7 +404,7 @@ def test_wait_ready_returns_once_ready_and_gives_up_after_its_time(pauses: list[
         client.wait_ready(10.0)
         assert len(pauses) == 2
         assert client.ready() is False
-        with pytest.raises(DeadlineExceeded, match=r"http://test not ready within 0\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"http://test was not ready within 0\.5 s"):
             client.wait_ready(0.5)
 
 

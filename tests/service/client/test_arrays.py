@@ -78,7 +78,7 @@ def test_what_is_no_array_of_real_numbers_is_refused(fields: Any) -> None:
             client.predict("m", fields)
         with pytest.raises(BadInput, match="'u0' must be an array of real numbers"):
             client.predict("m", {"u0": fields})
-        with pytest.raises(BadInput, match="there are no fields"):
+        with pytest.raises(BadInput, match="the dict of fields is empty"):
             client.predict("m", {})
 
 

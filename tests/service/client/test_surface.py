@@ -113,5 +113,5 @@ def test_an_api_key_is_sent_with_every_request() -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://host", ""])
 def test_a_url_without_http_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"must begin with http://"):
+    with pytest.raises(ValueError, match=r"begins with http://"):
         Client(url)
