@@ -1,4 +1,4 @@
-"""The words of warnings: one for each reason, no semicolon, which field and how many."""
+"""Texts of warnings: one for each reason, without semicolons, with the field and the number of fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` prints to be pasted."""
+"""The shell commands that `serve` prints."""
 
 from __future__ import annotations
 

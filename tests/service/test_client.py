@@ -1,4 +1,4 @@
-"""The client: what it sends, how it reads answers and refusals, when it tries again."""
+"""The client: requests, responses, errors, retries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def client_for(handler: Handler, **settings: object) -> Client:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Waits the client would have made; the clock moves on by them at once."""
+    """Records the pauses of the client, and advances the clock by them at once."""
     waited: list[float] = []
     real = time.monotonic
     monkeypatch.setattr(time, "sleep", waited.append)

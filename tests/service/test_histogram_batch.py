@@ -1,4 +1,4 @@
-"""A tally says what prometheus_client's own histogram says of the same values."""
+"""HistogramBatch has the same samples as prometheus_client's Histogram."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A foreign checkpoint, imported and served: predictions over HTTP are the original network's, in physical units."""
+"""An imported checkpoint: predictions over HTTP equal those of the original network, in physical units."""
 
 from __future__ import annotations
 

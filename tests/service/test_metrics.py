@@ -1,4 +1,4 @@
-"""The metric names are an interface: dashboards and alerts depend on them."""
+"""Metric names and labels, on which dashboards and alerts depend."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_triton_s_requests_are_those_whose_seconds_it_counts() -> None:
 
 
 def test_every_reason_to_refuse_is_counted_from_zero() -> None:
-    """Each that the source names stands in the list of those with a model, or without."""
+    """Each reason in the source is in REFUSED_WITH_MODEL or REFUSED_WITHOUT_MODEL."""
     named = set(GUARD_REASONS.values())
     for file in Path(metrics_module.__file__).parent.rglob("*.py"):
         text = file.read_text()

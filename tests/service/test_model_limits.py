@@ -1,4 +1,4 @@
-"""Limits of single models: how they are written, and that they hold."""
+"""Limits of single models: their text form, and that the service enforces them."""
 
 from __future__ import annotations
 

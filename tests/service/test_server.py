@@ -1,4 +1,4 @@
-"""The real server process: start, refusals below HTTP, drain on signals."""
+"""The real server process: start, refused connections, drain on signals."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_drain_time_bounds_the_drain(repository: Path) -> None:
 
 
 def save_large(root: Path, *, n_layers: int) -> None:
-    """A model for fields of 512 x 512: with one layer quick for its size, with many slow."""
+    """A model for fields of 512 x 512: fast with one layer, slow with many."""
     config = tiny_config("large", n_dim=2)
     architecture = config.architecture.model_copy(update={"n_layers": n_layers})
     grid = config.grid.model_copy(update={"maximum": (512, 512)})
@@ -210,7 +210,7 @@ def save_large(root: Path, *, n_layers: int) -> None:
 
 
 def large_request(n_fields: int) -> bytes:
-    """1 MiB a field; the answer has 2 MiB a field."""
+    """Fields of 1 MiB each; outputs have 2 MiB each."""
     buffer = io.BytesIO()
     np.save(buffer, np.zeros((n_fields, 1, 512, 512), np.float32))
     head = (

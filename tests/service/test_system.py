@@ -1,4 +1,4 @@
-"""A real server with streams, descriptors and terminals that are not as they should be."""
+"""A real server with closed streams, few file descriptors, and a closed terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_closed_standard_streams_are_nothing_and_no_socket(
 def test_streams_that_nobody_reads_any_more_fail_nothing(
     repository: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    # both into a pipe whose reader is gone before the first line
+    # stdout and stderr into a pipe whose reader is gone before the first line
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -132,10 +132,10 @@ def test_the_soft_limit_is_raised_as_far_as_allowed(repository: Path, tmp_path: 
 def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
     repository: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """While the terminal is there, SIGHUP ends nothing."""
+    """While the terminal is open, SIGHUP ends nothing."""
     log = tmp_path / "log.txt"
     terminal, theirs = pty.openpty()
-    # a session of its own, whose terminal is the one that it opens first
+    # a new session, whose controlling terminal is the first that it opens
     serve = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""Signals in answers and the warnings they turn into: forms and protocols, batches and processes, metrics, the client."""
+"""Trust signals and their warnings: formats and protocols, batches, processes, metrics, the client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATH = "/v1/models/tiny-judged:predict"
 NPY = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
 NAMES = ["input_distance", "residual"]
 LIMIT = 1.5
-"""The input_distance above which tiny-warned warns: noise ten times as large is far above, none is far below."""
+"""The threshold of tiny-warned for input_distance: noise ten times as large is far above."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fields(count: int = 5) -> NDArray[np.float32]:
-    """Ever larger ones."""
+    """Fields of increasing size."""
     noise = generator().normal(size=(count, 1, 32))
     return (noise * np.arange(1, count + 1)[:, None, None]).astype(np.float32)
 
@@ -85,7 +85,7 @@ def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path:
     inputs = fields()
     want = expected(repository, inputs)
     assert list(want) == NAMES
-    # cut in batches of two, whose parts must come together in order
+    # split into batches of two, whose signals must be joined in order
     with serving(repository, tmp_path / "log", "--max-batch-size", "2") as client:
         as_json = client.post(PATH, json={"inputs": {"input": inputs.tolist()}})
         for name in NAMES:
@@ -138,13 +138,13 @@ def test_signals_cross_processes_and_reach_the_client(repository: Path) -> None:
 
 
 def good_and_bad() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Fields [1, 1, 32] as in training, and ten times as large."""
+    """Fields [1, 1, 32]: one as in training, one ten times as large."""
     good = np.random.default_rng(0).normal(size=(1, 1, 32)).astype(np.float32)
     return good, 10 * good
 
 
 def counts(metrics: str, model: str) -> dict[str, float]:
-    """Reason -> answers that warned."""
+    """Reason -> number of responses with a warning."""
     pattern = (
         rf'^turbofno_prediction_warnings_total{{model="{model}",reason="(\w+)",version="1"}} (\S+)$'
     )
@@ -255,7 +255,7 @@ def check_rollout(user: Client, good: NDArray[np.float32], bad: NDArray[np.float
     assert [set(frame.trust) for frame in frames] == [set(NAMES)] * 6
     assert frames[0].trust["input_distance"] > LIMIT
     assert [len(frame.warnings) for frame in frames] == [1, 0, 0, 0, 0, 0]
-    # a part of it, resumed, ends as late
+    # a resumed rollout ends at the same step
     with pytest.warns(PredictionWarning, match="evaluated up to step 4"):
         list(user.rollout("tiny-warned", good, 6, start=5))
 

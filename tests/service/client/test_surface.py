@@ -36,7 +36,7 @@ def public(kind: type) -> dict[str, Any]:
     return {name: one for name, one in inspect.getmembers(kind) if not name.startswith("_")}
 
 
-def test_all_names_are_there_and_nothing_else_is_public() -> None:
+def test_the_public_names_are_those_of_all() -> None:
     assert len(set(turbofno_client.__all__)) == len(turbofno_client.__all__)
     shown = {
         name
@@ -68,7 +68,7 @@ def test_every_method_has_a_docstring_and_its_own_keywords(kind: type) -> None:
     assert "[channels, *grid]" in (inspect.getdoc(public(kind)["predict"]) or "")
 
 
-def test_async_methods_are_seen_as_such() -> None:
+def test_async_methods_are_coroutine_functions() -> None:
     for name, method in public(AsyncClient).items():
         assert inspect.iscoroutinefunction(method) == (name != "rollout"), name
 

@@ -30,7 +30,7 @@ def decode(body: bytes, header_length: int | None = None) -> InferRequest:
 
 
 def request_of(blob: bytes = b"", /, **changes: Any) -> tuple[bytes, int]:
-    """A valid JSON request with `changes` to the input (keys in lower case) or, after "r_", the top."""
+    """A valid JSON request with `changes` to its input or, for keys with "r_", to the request."""
     entry: dict[str, Any] = {"name": "input", "shape": [1, 1, 4], "datatype": "FP32"}
     top: dict[str, Any] = {}
     for key, value in changes.items():

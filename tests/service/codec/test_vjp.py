@@ -15,7 +15,7 @@ from turbofno.service.codec.vjp import arrays_from_vjp, units_of_vjp, vjp_from_a
 from turbofno.service.errors import InvalidField, PayloadTooLarge
 
 CONFIG = tiny_config("tiny-2d", n_dim=2)
-"""u0 -> u, v on 8 x 8 to 64 x 64 points."""
+"""Input u0, outputs u and v, on 8 x 8 to 64 x 64 points."""
 RNG = generator(__name__)
 X = RNG.standard_normal((3, 1, 9, 11))
 V = RNG.standard_normal((3, 2, 9, 11))
