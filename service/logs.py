@@ -36,11 +36,7 @@ def configure(settings: Settings, *, process: str = "") -> None:
     handler.setFormatter(
         JsonFormatter(process) if settings.log_format == "json" else ConsoleFormatter(process)
     )
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(settings.log_level.upper())
+    logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
     # The service has its own access log.
     logging.getLogger("uvicorn.access").disabled = True
 

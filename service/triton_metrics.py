@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from turbofno.service.metrics import MODEL
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Protocol
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 _Values = dict[tuple[str, ...], float]
 
-MODEL = ("model", "version")
 DURATIONS = {
     "request": "request_duration",
     "queue": "queue",

@@ -86,11 +86,11 @@ def encode_npy(answer: ResponseData) -> bytes:
 def pieces(array: NDArray[np.float32]) -> tuple[bytes, memoryview]:
     """Header and values of an .npy file of the array (float32, C order); the values are a view if possible."""
     contiguous = np.ascontiguousarray(array, dtype="<f4")
-    return header_of(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
+    return _header(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
 
 
 @lru_cache(maxsize=256)
-def header_of(shape: tuple[int, ...]) -> bytes:
+def _header(shape: tuple[int, ...]) -> bytes:
     """The bytes before the values of an .npy file, for float32 of this shape in C order."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(

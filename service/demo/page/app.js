@@ -86,7 +86,7 @@ function forgetAnswer(why = "") {
   byId("commands").hidden = true;
   byId("command").hidden = true;
   byId("copied").textContent = "";
-  showNoRequest(byId("request"), why || "Nothing was asked yet.");
+  showNoRequest(byId("request"), why || "No request yet.");
 }
 
 function forgetInput(why) {
