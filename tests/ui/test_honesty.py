@@ -164,7 +164,7 @@ def test_signals_and_several_warnings_are_shown(page: Page) -> None:
     page.route(re.compile(":predict"), answer)
     open_at(page, "tiny-1d")
     text = page.locator("#request").inner_text()
-    assert re.search(r"Distance of the input\s.*above, unusual\s+2\.5", text, re.DOTALL)
+    assert re.search(r"Distance of the input\s.*above 1 is unusual.*\s+2\.5", text, re.DOTALL)
     assert page.locator("#verdict p").all_text_contents() == ["Warning the grid", "Warning the distance"]  # fmt: skip
 
 
