@@ -49,7 +49,7 @@ def test_one_field_is_not_numbered_and_a_value_at_the_threshold_does_not_warn(
     assert " of field" not in one.text
 
 
-def test_without_thresholds_or_signals_nothing_is_warned_of(flow: ModelConfig) -> None:
+def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
     assert of_prediction(flow, (64, 64), None, {}) == ()
     assert of_trust(tiny_config(), (16,), {"residual": (1e6,)}) == ()
 
@@ -62,7 +62,7 @@ def test_a_rollout_warns_beyond_the_steps_of_its_evaluation(
     assert of_horizon(tiny_config(), last) == ()
 
 
-def test_a_reason_is_told_with_the_first_frame_it_holds_for(flow: ModelConfig) -> None:
+def test_a_reason_is_reported_with_its_first_frame(flow: ModelConfig) -> None:
     some = FrameWarnings(flow, (64, 64))
     assert some.of(Frame(1, None, {"residual": (0.001,)})) == ()
     (first,) = some.of(Frame(2, None, {"residual": (0.5,)}))

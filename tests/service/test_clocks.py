@@ -33,7 +33,7 @@ def reads_the_wall_clock(source: str) -> bool:
     return False
 
 
-def test_only_what_tells_dates_to_people_reads_the_wall_clock() -> None:
+def test_only_what_tells_dates_to_people_looks_at_the_wall_clock() -> None:
     # tests/e2e/test_faults.py runs with a jumping clock; this test covers all processes and code paths.
     root = Path(settings.__file__).parent
     found = {

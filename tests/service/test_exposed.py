@@ -203,7 +203,9 @@ def self_signed(certificates: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_the_client_checks_certificates_as_it_is_told(self_signed: str, certificates: Path) -> None:
+def test_the_client_checks_certificates_according_to_verify(
+    self_signed: str, certificates: Path
+) -> None:
     for verify in (str(certificates / "authority.pem"), trusting(certificates), False):
         with Client(self_signed, verify=verify) as client:
             assert client.models() == []
@@ -231,7 +233,7 @@ def test_the_client_checks_certificates_as_it_is_told(self_signed: str, certific
         ),
     ],
 )
-def test_files_that_cannot_be_used_are_named_at_the_start(
+def test_unusable_files_fail_the_start_with_their_names(
     certificates: Path, names: dict[str, str], says: str
 ) -> None:
     openssl(
@@ -244,5 +246,5 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
     assert says in str(caught.value)
 
 
-def test_without_a_certificate_nothing_is_asked_of_uvicorn() -> None:
+def test_without_a_certificate_there_are_no_tls_options() -> None:
     assert tls_options(Settings()) == {}

@@ -22,7 +22,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
     }
 
 
-def test_a_tally_is_a_histogram() -> None:
+def test_the_samples_equal_those_of_a_histogram() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     histogram_batch = HistogramBatch(
         "signal", "A signal.", ("model", "version"), BOUNDS, registry=ours
@@ -44,7 +44,7 @@ def test_a_tally_is_a_histogram() -> None:
         np.testing.assert_allclose(found[key], value, rtol=1e-12)
 
 
-def test_values_are_counted_as_they_come_without_a_scrape() -> None:
+def test_values_are_counted_without_a_scrape() -> None:
     registry = CollectorRegistry()
     histogram_batch = HistogramBatch("signal", "A signal.", ("model",), BOUNDS, registry=registry)
     child = histogram_batch.labels("m")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_they_come_back_as_written_and_through_a_process_launch() -> None:
+def test_limits_survive_text_and_json() -> None:
     settings = Settings(model_limits=" a fields=3  batch=2,b bytes=100,")  # type: ignore[arg-type]
     assert settings.model_limits == {"a": ModelLimits(3, 0, 2), "b": ModelLimits(0, 100, 0)}
     assert parse(text(settings.model_limits)) == settings.model_limits
@@ -49,7 +49,7 @@ def test_invalid_limits_are_refused(wrong: str, says: str) -> None:
         Settings(model_limits=wrong)  # type: ignore[arg-type]
 
 
-def test_front_ends_share_a_models_bytes_but_each_takes_any_body_that_fits() -> None:
+def test_front_ends_share_a_models_bytes_but_each_accepts_any_allowed_body() -> None:
     limits = "a fields=8 bytes=1000, b bytes=4000000000, c batch=2"
     settings = Settings(model_limits=limits, frontends=4)  # type: ignore[arg-type]
     shared = frontend_settings(settings).model_limits
@@ -58,7 +58,7 @@ def test_front_ends_share_a_models_bytes_but_each_takes_any_body_that_fits() -> 
     }  # fmt: skip
 
 
-def test_a_name_that_is_no_model_fails_the_start(tmp_path: Path) -> None:
+def test_limits_of_an_unknown_model_fail_the_start(tmp_path: Path) -> None:
     save_tiny(tmp_path)
 
     async def main() -> None:
@@ -69,7 +69,7 @@ def test_a_name_that_is_no_model_fails_the_start(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_they_hold_over_http(tmp_path: Path) -> None:
+def test_limits_are_enforced_over_http(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bounded")
     module = rollable_module()
     save_rollable(tmp_path, module)

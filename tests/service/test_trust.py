@@ -81,7 +81,7 @@ def check_headers(response: httpx.Response, values: dict[str, list[float]]) -> N
         assert float(header) == pytest.approx(max(values[name]), rel=1e-3)
 
 
-def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path: Path) -> None:
+def test_every_response_has_trust_signals(repository: Path, tmp_path: Path) -> None:
     inputs = fields()
     want = expected(repository, inputs)
     assert list(want) == NAMES
@@ -114,7 +114,7 @@ def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path:
         assert re.search(count, metrics, re.MULTILINE), metrics
 
 
-def test_off_nothing_is_computed_or_said(repository: Path, tmp_path: Path) -> None:
+def test_without_the_setting_there_are_no_signals(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log", "--trust", "false") as client:
         response = client.post(PATH, json={"inputs": {"input": fields().tolist()}})
         assert "trust" not in response.json()
@@ -222,7 +222,7 @@ def check_untold_rollout(client: httpx.Client, none: str) -> None:
     assert client.post(path, content=flow, headers=as_json | accept).headers["x-trust"] == none
 
 
-def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
+def test_rollout_frames_have_signals_and_warnings_also_of_its_length(
     repository: Path, tmp_path: Path
 ) -> None:
     good, bad = good_and_bad()
