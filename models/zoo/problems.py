@@ -24,7 +24,7 @@ from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
 TRAINING_SEED = 1
 HELD_OUT_SEED = 2
 CALIBRATION_SEED = 4
-"""Of the fields that the thresholds of the trust signals come from; 3 is that of service/demo/solvers.py."""
+"""Of the fields that the thresholds of the trust signals come from; 3 is that of service/demo/solutions.py."""
 
 Device = torch.device | str
 Simulate = Callable[..., torch.Tensor]
