@@ -1,1 +1,1 @@
-"""The inference service: HTTP in, batched spectral operators, HTTP out."""
+"""Inference service for trained Fourier neural operators: HTTP, batching, and the models on their device."""

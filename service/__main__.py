@@ -1,7 +1,19 @@
-"""Entry point of `python -m turbofno.service`."""
+"""Entry point of the command `turbofno` and of `python -m turbofno.service`."""
 
 import sys
 
-from turbofno.service.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; without the service's dependencies, one line on stderr and exit status 2."""
+    try:
+        from turbofno.service.cli import main as run
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"turbofno: the service is not installed (no module {error.name!r}); pip install 'turbofno[serve]'\n"
+        )
+        return 2
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Reasons why an answer may be worse than its model's card says: its grids, its trust signals, the length of its rollout."""
+"""Warnings that a response may be worse than its model's card states: by its grids, trust signals or rollout length."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 GRID, HORIZON = "grid", "horizon"
 REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON)
-"""Labels of the metric of warnings."""
+"""Values of the label `reason` in the metric of warnings."""
 
 _MEANING = {
     INPUT_DISTANCE: "model {model} was not trained on such inputs",
-    RESIDUAL: "the answer misses the PDE by about that relative error",
+    RESIDUAL: "the relative error of the prediction is about that large",
 }
 
 
 class AnswerWarning(NamedTuple):
-    """One warning; the text holds no semicolon, which separates texts in the header."""
+    """One warning. The text has no semicolon, which separates the texts in the header."""
 
     reason: str
     text: str
@@ -32,9 +32,10 @@ class AnswerWarning(NamedTuple):
 def of_prediction(
     config: ModelConfig, input_grid: Grid, output_grid: Grid | None, trust: Trust
 ) -> tuple[AnswerWarning, ...]:
-    """The warnings of an answer to fields on `input_grid`; `output_grid` is None if none was asked for.
+    """The warnings of a prediction for fields on `input_grid`; `output_grid` is None if the request has none.
 
-    What a coarse input does not say of its field shows in the signals also where the model runs on its training grid.
+    Thresholds are those of the input grid, also if the model runs on its training grid: a coarse input raises the
+    signals.
     """
     return of_grids(config, input_grid, output_grid) + of_trust(config, input_grid, trust)
 
@@ -42,14 +43,14 @@ def of_prediction(
 def of_grids(
     config: ModelConfig, input_grid: Grid, output_grid: Grid | None = None
 ) -> tuple[AnswerWarning, ...]:
-    """The grids on which the model's error was not measured."""
+    """A warning for each grid on which the model's error was not measured."""
     return tuple(
         AnswerWarning(GRID, text) for text in grid_warnings(config, input_grid, output_grid)
     )
 
 
 def of_trust(config: ModelConfig, grid: Grid, trust: Trust) -> tuple[AnswerWarning, ...]:
-    """The signals that are above the model's thresholds for the grid of the input; none without thresholds."""
+    """A warning for each signal above the model's threshold for the input grid; none without thresholds."""
     if config.statistics is None or config.statistics.thresholds is None:
         return ()
     known = config.statistics.thresholds
@@ -63,7 +64,7 @@ def of_trust(config: ModelConfig, grid: Grid, trust: Trust) -> tuple[AnswerWarni
             others = "" if above == 1 else f" ({above} of {len(values)} fields are above the limit)"
             meaning = _MEANING[signal].format(model=config.name)
             text = (
-                f"{signal} {worst:.3g}{where} is above {limit:.3g}{others}, which 1 in "
+                f"{signal} {worst:.3g}{where} is above {limit:.3g}{others}, which only 1 in "
                 f"{1 / known.exceeded_by:.0f} fields like the training data exceeds: {meaning}"
             )
             found.append(AnswerWarning(signal, text))
@@ -71,31 +72,31 @@ def of_trust(config: ModelConfig, grid: Grid, trust: Trust) -> tuple[AnswerWarni
 
 
 def of_horizon(config: ModelConfig, last: int) -> tuple[AnswerWarning, ...]:
-    """A rollout to step `last` that is longer than those on which the model was evaluated."""
+    """A warning if a rollout to step `last` is longer than those on which the model was evaluated."""
     most = config.evaluated_steps
     if not most or last <= most:
         return ()
     text = (
-        f"the rollout goes to step {last}, model {config.name} was evaluated to step {most}: its error beyond is "
-        "not known"
+        f"the rollout goes to step {last}, model {config.name} was evaluated up to step {most}: its error after that "
+        "is unknown"
     )
     return (AnswerWarning(HORIZON, text),)
 
 
 class FrameWarnings:
-    """The warnings of a rollout's frames, each reason once: with the first frame that it holds for."""
+    """The warnings of a rollout's frames, each reason only with its first frame."""
 
     def __init__(self, config: ModelConfig, grid: Grid) -> None:
         self._config = config
         self._grid = grid
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:
-        """The warnings that begin with this frame."""
+        """The warnings that are new with this frame."""
         new = [
             AnswerWarning(reason, f"step {frame.step}: {text}")
             for reason, text in of_trust(self._config, self._grid, frame.trust)
-            if reason not in self._told
+            if reason not in self._reported
         ]
-        self._told.update(one.reason for one in new)
+        self._reported.update(one.reason for one in new)
         return tuple(new)

@@ -1,4 +1,4 @@
-"""Composition root: puts settings, metrics, admission, engine and routes together into one application."""
+"""Builds the application from settings: metrics, admission, engine, routes; and drains it."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def create_app(
     slots: QueueCapacity | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
-    """The application; its engine runs from lifespan start to end. Without `engine` it is one in this process.
+    """Build the application. Its engine runs from lifespan start to end.
 
-    Models load in the background once the application has started, so that it can say that it is alive but
-    not ready.
+    Models load in the background, so that the server reports that it is alive but not ready.
 
     Args:
-        metrics, slots: those that a given engine shares with the application.
-        scrape: gives the text of /metrics, if this process alone does not know all of it.
+        engine: by default one in this process.
+        metrics, slots: those of the given engine.
+        scrape: returns the text of /metrics, if several processes contribute to it.
 
     Raises:
         ValueError: a wrong repository, model name, device or key file; tracing that cannot be set up.
@@ -76,7 +76,7 @@ def create_app(
         guard=Guard(settings),
         scrape=scrape or metrics.text,
         keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
-        # A browser asks for a page without a key, before there is a field to put one in.
+        # A browser loads the page without a key; the user enters it there.
         open_paths=HEALTH
         | PAGE_PATHS
         | {"/"}
@@ -103,10 +103,10 @@ def create_app(
         description="Inference for trained Fourier neural operators.",
         lifespan=lifespan,
         redirect_slashes=False,
-        # FastAPI's own pages load their files from a CDN.
+        # FastAPI's documentation pages load files from a CDN.
         docs_url=None,
         redoc_url=None,
-        # Its own spans and metrics: ours begin before it, and go past it.
+        # The service's own spans and metrics also cover what happens outside FastAPI.
         telemetry={
             "tracing": False,
             "metrics": False,
@@ -124,7 +124,7 @@ def create_app(
 
 
 def _local_engine(settings: Settings, metrics: Metrics, slots: QueueCapacity) -> Engine:
-    # Brings PyTorch along, of which a front end has no use.
+    # Imports PyTorch, which front ends do not need.
     from turbofno.service.engine.local import LocalEngine
 
     return LocalEngine(settings, metrics, slots)
@@ -145,7 +145,7 @@ async def _flush_traces() -> None:
 
 
 async def drain(context: AppContext) -> None:
-    """Admit nothing more, finish what was admitted within the drain time, then stop the engine. Repeatable."""
+    """Refuse new requests, finish the admitted ones within the drain time, then stop the engine. Repeatable."""
     settings = context.settings
     until = time.monotonic() + settings.drain_seconds
     context.admission.start_draining()

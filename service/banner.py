@@ -1,4 +1,4 @@
-"""What `serve` tells a person once it is ready: where the docs are and a call of every model to paste."""
+"""The text that `serve` prints once it is ready: the URL, and a shell command for each model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from turbofno.service.codec.fields import grid_limits
-from turbofno.service.demo.sampling import parameters_of
+from turbofno.service.demo.sample_parameters import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
 
 _POINTS = 32
-"""Per grid axis of a made-up field, where the model allows it: short enough to read the answer."""
+"""Points on each axis of a generated field, if the model allows it: few enough to read the output."""
 
 
 def greet(url: str, context: AppContext) -> None:
-    """Print the text for the models that are ready."""
+    """Print the banner for the models that are ready."""
     engine = context.engine
     names = dict.fromkeys(status.name for status in engine.statuses() if status.state == "READY")
-    # Where standard output goes may be full or closed by now; that is no reason not to serve.
+    # Serve also if standard output is full or closed.
     with suppress(OSError):
         configs = [engine.config(name) for name in names]
         sys.stdout.write(banner(url, configs, page=context.settings.ui) + "\n")
@@ -31,22 +31,22 @@ def greet(url: str, context: AppContext) -> None:
 
 
 def banner(url: str, configs: Sequence[ModelConfig], *, page: bool) -> str:
-    """The text, a line to paste for every model.
+    """The text, with a shell command for each model.
 
-    Each sends a field from the distribution that the model was trained on; one that the server cannot draw, because it
-    has no sampler for it or none `page`, with which samplers are switched off, a smooth field made on the spot.
+    Each command sends a field from the distribution of the training data if the server has a sampler for the model
+    (only with `page`), else a sine wave.
     """
-    look = f"; to look at it: {url}/ui" if page else ""
+    look = f"; web page: {url}/ui" if page else ""
     lines = [f"turbofno is ready at {url} (documentation: {url}/docs{look}). Try:", ""]
     for config in configs:
-        # In one line, whatever it holds: the next is to be pasted.
+        # On one line, because it is a shell comment.
         description = " ".join(config.description.split())
-        call = _sampled if page and parameters_of(config.pde) else _made_up
+        call = _sample_command if page and parameters_of(config.pde) else _wave_command
         lines += [f"# {config.name}: {description}", call(url, config), ""]
     return "\n".join(lines)
 
 
-def _sampled(url: str, config: ModelConfig) -> str:
+def _sample_command(url: str, config: ModelConfig) -> str:
     model = f"{url}/v1/models/{config.name}"
     return (
         f"curl -sS {model}/sample | curl -sS {model}:predict "
@@ -54,7 +54,7 @@ def _sampled(url: str, config: ModelConfig) -> str:
     )
 
 
-def _made_up(url: str, config: ModelConfig) -> str:
+def _wave_command(url: str, config: ModelConfig) -> str:
     lowest, highest = grid_limits(config)
     grid = [min(max(_POINTS, low), high) for low, high in zip(lowest, highest, strict=True)]
     inputs = ", ".join(
@@ -72,7 +72,7 @@ def _made_up(url: str, config: ModelConfig) -> str:
 
 
 def _wave(config: ModelConfig, channel: int, grid: Sequence[int]) -> str:
-    """A Python expression: one sine wave an axis, with the mean and spread of the training data."""
+    """A Python expression for a product of sine waves with the mean and deviation of the training data."""
     expression = "*".join(f"sin(2*pi*{axis}/{n})" for axis, n in zip("ijk", grid, strict=False))
     if config.statistics is not None:
         seen = config.statistics.inputs[channel]

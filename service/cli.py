@@ -28,6 +28,7 @@ from turbofno.service.settings import (
     misspelt_variables,
 )
 from turbofno.service.system import open_standard_streams
+from turbofno.service.version import VERSION
 from turbofno_client import Client, TurboFNOError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
 class _UsageError(Exception):
-    """What the user gave cannot be used; the message says what to do instead."""
+    """Unusable arguments or files; the message says how to mend them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,13 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="turbofno", description="Inference service for trained Fourier neural operators."
     )
+    parser.add_argument("--version", action="version", version=f"turbofno {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser(
         "serve",
         help="serve the models of a repository over HTTP",
         description="Serve the models of a repository over HTTP until SIGTERM or Ctrl-C. "
-        "Every option can also be set by the environment variable that its help names.",
+        "Each option can also be set by the environment variable in parentheses.",
     )
     _add_settings(serve)
     serve.set_defaults(command=_serve)
@@ -81,63 +83,69 @@ def _parser() -> argparse.ArgumentParser:
     predict = commands.add_parser(
         "predict",
         help="run one model on a .npy file",
-        description="Run one model on a field [channels, *grid], a batch [n, channels, *grid] or, for one input "
-        "channel, a field as it is, [*grid].",
+        description="Run one model on a field [channels, *grid], a batch [n, channels, *grid] or, for a model with "
+        "one input channel, a field [*grid].",
     )
     predict.add_argument("model", metavar="MODEL", help="name of the model")
     predict.add_argument("input", metavar="INPUT.npy", type=Path, help="the field or batch")
     predict.add_argument(
-        "-o", "--output", metavar="OUT.npy", type=Path, required=True, help="where the answer goes"
+        "-o",
+        "--output",
+        metavar="OUT.npy",
+        type=Path,
+        required=True,
+        help="file for the prediction",
     )
     predict.add_argument("--version", metavar="V", help="version of the model (default: newest)")
     predict.add_argument(
         "--output-grid",
         type=_grid,
         metavar="N[,N..]",
-        help="points on each axis of the answer (default: the input's); the model then runs on its training grid",
+        help="points on each axis of the prediction; the model then runs on its training grid "
+        "(default: the grid of the input)",
     )
     predict.add_argument(
         "--plot",
         metavar="OUT.png",
         type=Path,
-        help="also draw the first field beside its prediction (needs matplotlib)",
+        help="also plot the first field beside its prediction (needs matplotlib)",
     )
     where = predict.add_mutually_exclusive_group()
     _add_url(where)
     where.add_argument(
         "--local",
         action="store_true",
-        help=f"run the checkpoint in {env_name('model_repository')} here, without a server",
+        help=f"run the checkpoint in {env_name('model_repository')} in this process, without a server",
     )
     predict.set_defaults(command=_predict)
 
     imports = commands.add_parser(
         "import",
-        help="turn a checkpoint of another library into a model that can be served",
-        description="Turn a checkpoint of another library into a native one. Nothing in the file is "
-        "executed. Formats, settings and what is tested: docs/checkpoints-import.md.",
+        help="convert a checkpoint of another library",
+        description="Convert a checkpoint of another library into a model that can be served. No code in the file is "
+        "executed. Formats and options: docs/reference/import.md.",
     )
     import_arguments.add_arguments(imports)
     imports.add_argument(
         "--repository",
         metavar="DIR",
         type=Path,
-        help=f"where the model goes (default: from {env_name('model_repository')})",
+        help=f"folder for the model (default: from {env_name('model_repository')})",
     )
     imports.set_defaults(command=_import)
 
     verify = commands.add_parser(
         "verify",
         help="compare a model with the solver of its PDE",
-        description="Run solver and model on fresh inputs: errors, speed-up at equal error, pictures. "
-        "Ends with 1 where the model is clearly worse than its card states. How: docs/verify.md.",
+        description="Run model and solver on fresh inputs; print errors and the speed-up at equal error. "
+        "The exit status is 1 if the model is clearly worse than its card states. Method: docs/how-to/verify.md.",
     )
     verify_arguments.add_arguments(verify)
     verify.add_argument(
         "--repository",
         metavar="DIR",
         type=Path,
-        help=f"where NAME is (default: from {env_name('model_repository')})",
+        help=f"repository that holds NAME (default: from {env_name('model_repository')})",
     )
     verify.add_argument(
         "--device",
@@ -147,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.set_defaults(command=_verify)
 
-    models = commands.add_parser("models", help="list what a server has")
+    models = commands.add_parser("models", help="list the models of a server")
     _add_url(models)
     models.set_defaults(command=_models)
 
@@ -166,12 +174,12 @@ def _grid(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected points on each axis, for example 128,128, got {text!r}"
+            f"{text!r} is not a grid: expected the number of points on each axis, for example 128,128"
         ) from None
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """An option for each field of Settings; the values stay text, which Settings checks."""
+    """Add an option for each field of Settings, which checks the values."""
     for name, field in Settings.model_fields.items():
         parser.add_argument(
             "--" + name.replace("_", "-"),
@@ -185,8 +193,8 @@ def _add_url(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"where the server listens (default: from {env_name('host')} and {env_name('port')}); "
-        f"an API key, where it asks for one, is taken from {API_KEY_VARIABLE}",
+        help=f"address of the server (default: from {env_name('host')} and {env_name('port')}); "
+        f"{API_KEY_VARIABLE} holds the API key, if it needs one",
     )
 
 
@@ -199,7 +207,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        # A default computed from another setting fails along with it; only the cause is of use.
+        # A default that is computed from an invalid setting fails too; report only the cause.
         problems = [one for one in error.errors() if one["type"] != "default_factory_not_called"]
         raise _UsageError("; ".join(map(_setting_problem, problems))) from None
 
@@ -221,9 +229,9 @@ def _url(arguments: argparse.Namespace) -> str:
 
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    # A log for machines must hold nothing but its own lines.
+    # A JSON log must contain only JSON.
     for_people = settings.log_format == "console"
-    # Slow to import, and needed by this command alone.
+    # Slow to import; only this command needs it.
     if settings.frontends:
         from turbofno.service.processes.start import run_processes
 
@@ -256,7 +264,7 @@ def _assignment(name: str, value: Any) -> str:
 
 def _import(arguments: argparse.Namespace) -> int:
     repository = arguments.repository or _settings(arguments).model_repository
-    # Slow to import, and needed by this command alone.
+    # Slow to import; only this command needs it.
     from turbofno.models.importers.command import run
 
     return run(arguments, repository)
@@ -268,16 +276,19 @@ def _verify(arguments: argparse.Namespace) -> int:
         settings = settings.model_copy(update={"model_repository": arguments.repository})
     if arguments.out is not None:
         _require_matplotlib("--out")
-    # Slow to import, and needed by this command alone.
+    # Slow to import; only this command needs it.
     from turbofno.models.verify.command import run
-    from turbofno.service.local import load_as_served, located
+    from turbofno.service.local import find_checkpoint, load_as_served
 
     name = arguments.model
     folder = Path(name)
     if not (folder / CONFIG_FILE).is_file():
         if len(folder.parts) > 1:
-            raise _UsageError(f"{folder} is not the folder of a checkpoint: no {CONFIG_FILE} there")
-        folder = located(settings.model_repository, name)
+            raise _UsageError(
+                f"{folder} is not the folder of a checkpoint: it has no {CONFIG_FILE}; give the name of a model in "
+                "--repository or the folder of one"
+            )
+        folder = find_checkpoint(settings.model_repository, name)
     return run(arguments, load_as_served(folder, settings, max_batch=arguments.n))
 
 
@@ -301,7 +312,7 @@ def _models(arguments: argparse.Namespace) -> int:
 
 
 def _described(model: dict[str, Any]) -> str:
-    """Its description and, if it runs as no chain of kernels on a GPU, the reason."""
+    """The model's description and, if there is one, the reason why it does not run through the CUDA kernels."""
     why = model.get("execution_reason")
     return f"{model['description']} ({why})" if why else str(model["description"])
 
@@ -358,11 +369,15 @@ def _read_array(path: Path) -> NDArray[np.floating[Any]]:
         with path.open("rb") as file:
             array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
-        raise _UsageError(f"there is no file {path}") from None
+        raise _UsageError(
+            f"there is no file {path}: expected a .npy file with the fields"
+        ) from None
     except ValueError as error:
-        raise _UsageError(f"{path} is not a .npy file of numbers: {error}") from None
+        raise _UsageError(
+            f"{path} is not a .npy file of numbers: {error}; write it with numpy.save"
+        ) from None
     if array.dtype.kind not in "fiub":
-        raise _UsageError(f"{path} must hold real numbers, not {array.dtype}")
+        raise _UsageError(f"{path} has dtype {array.dtype}: expected real numbers, such as float32")
     return array if array.dtype.kind == "f" else array.astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""The parts of one application."""
+"""The objects of one application that its requests use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """The parts of the running service that requests need. Operations have it as `call.context`, FastAPI's routes as `context_of`."""
+    """The objects that requests use; operations access it as `call.context`, FastAPI's routes through `context_of`."""
 
     settings: Settings
     engine: Engine
@@ -36,15 +36,15 @@ class AppContext:
     served: ServedModels
     guard: Guard
     scrape: Callable[[], Awaitable[bytes]]
-    """The metrics of the whole service, in the text format."""
+    """Returns the metrics of the whole service in the text format."""
     keys: Keys | None = None
-    """None: anyone may call."""
+    """None: no API key is needed."""
     open_paths: frozenset[str] = field(default_factory=frozenset)
-    """Those that need no key."""
+    """Paths that need no key."""
     tracer: RequestTracer | None = None
-    """None: requests are not traced."""
+    """None: tracing is off."""
     solver: SolverProcess | None = None
-    """None: switched off."""
+    """None: samplers and solvers are off."""
 
 
 def context_of(request: Request) -> AppContext:

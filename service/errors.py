@@ -1,26 +1,26 @@
-"""Every error a caller can meet, and the one table from error to HTTP status.
+"""All errors that become a response, with their HTTP status.
 
 ServiceError
- ├─ BadRequest             400  the request cannot be understood (JSON, header, body length, parameter)
- ├─ InvalidField           422  understood, but the model cannot take it (shape, channels, dtype, NaN, overflow)
- │   ├─ NotRollable        422  a rollout of a model whose output is not its next input
- │   ├─ NotDifferentiable  422  a gradient of a model that has none here
- │   └─ BlowUp             422  a rollout left what the model knows, at a named step
- ├─ Unauthorized           401  no API key, or none that is known
- ├─ Forbidden              403  switched off on this server; the message names the setting
+ ├─ BadRequest             400  malformed request (JSON, header, body length, parameter)
+ ├─ InvalidField           422  well formed, but the model cannot take it (shape, channels, dtype, NaN, overflow)
+ │   ├─ NotRollable        422  rollout of a model whose output is not its next input
+ │   ├─ NotDifferentiable  422  gradient of a model that has none here
+ │   └─ BlowUp             422  a rollout diverged, at a named step
+ ├─ Unauthorized           401  no API key, or an unknown one
+ ├─ Forbidden              403  disabled on this server; the message names the setting
  ├─ NotFound               404  no such route, model or version
  ├─ MethodNotAllowed       405
- ├─ NotAcceptable          406  none of the Accept types can be given
+ ├─ NotAcceptable          406  no type of Accept is supported
  ├─ RequestTimeout         408  the client was too slow to send its request
- ├─ PayloadTooLarge        413  over a stated limit
- ├─ UnsupportedMediaType   415  Content-Type or Content-Encoding we do not read
- ├─ Misdirected            421  asked by a host name that is not this server's
- ├─ QueueFull              429  come back after `retry_after` seconds
- ├─ Unsupported            501  part of the protocol this server does not offer
- ├─ Unavailable            503  loading, draining, or the device is out of memory
- │   └─ DeviceLost         503  the GPU failed in a way that only a new process mends
+ ├─ PayloadTooLarge        413  over a limit, which the message names
+ ├─ UnsupportedMediaType   415  unsupported Content-Type or Content-Encoding
+ ├─ Misdirected            421  the Host header is not a name of this server
+ ├─ QueueFull              429  overloaded; retry after `retry_after` seconds
+ ├─ Unsupported            501  an unsupported part of the protocol
+ ├─ Unavailable            503  loading, draining, or out of memory
+ │   └─ DeviceLost         503  the GPU failed; only a new process can use it again
  ├─ DeadlineExceeded       504  the deadline passed before the work ran
- └─ InferenceFailed        500  the model itself failed; the log has the traceback
+ └─ InferenceFailed        500  the model failed; the log has the traceback
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import ClassVar
 
 
 class ServiceError(Exception):
-    """Base of all errors that become a response. `message` says what was wrong, what was expected and how to mend it."""
+    """Base of all errors that become a response. `message` states what was wrong, what was expected and how to mend it."""
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
@@ -43,7 +43,7 @@ class ServiceError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its part of the response's headers."""
+        """Headers that this error adds to the response."""
         if self.retry_after is None:
             return {}
         return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
@@ -66,7 +66,7 @@ class NotDifferentiable(InvalidField):
 
 
 class BlowUp(InvalidField):
-    """`step` is the first whose fields are not to be used; `reason` is 'not_finite' or 'energy'."""
+    """`step` is the first step with unusable fields; `reason` is 'not_finite' or 'energy'."""
 
     title, slug = "Rollout blew up", "blow-up"
 
@@ -84,7 +84,7 @@ class BlowUp(InvalidField):
 
 
 class Unauthorized(ServiceError):
-    """`sent` is True if there was a key, which is not known."""
+    """`sent` is True if the request had a key, which is unknown."""
 
     status, title, slug = 401, "Unauthorized", "unauthorized"
 
@@ -109,7 +109,7 @@ class NotFound(ServiceError):
 
 
 class MethodNotAllowed(ServiceError):
-    """`allowed` are the methods that the path has, as in the header Allow."""
+    """`allowed` is the value of the header Allow."""
 
     status, title, slug = 405, "Method not allowed", "method-not-allowed"
 
@@ -161,7 +161,7 @@ class Unavailable(ServiceError):
 
 
 class DeviceLost(Unavailable):
-    """Nothing runs on the device any more; the server drains and exits, for its supervisor to start another."""
+    """The device is unusable for this process. The server drains and exits, so that its supervisor restarts it."""
 
 
 class DeadlineExceeded(ServiceError):

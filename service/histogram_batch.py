@@ -1,4 +1,4 @@
-"""Histograms whose values are counted in bulk: a call a value into prometheus_client's costs a request more than its batch."""
+"""Prometheus histograms that count values in bulk, which is far cheaper than one prometheus_client call for each value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from prometheus_client import CollectorRegistry
 
-_MOST_UNCOUNTED = 4096
+_MAX_PENDING = 4096
 
 
 class HistogramBatch(Collector):
@@ -36,23 +36,23 @@ class HistogramBatch(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> Child:
-        """The counts under these label values."""
+        """The histogram of these label values."""
         child = self._children.get(values)
         if child is None:
             child = self._children[values] = Child(self._bounds)
         return child
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """The family without samples, which claims its name in the registry."""
+        """The family without samples, which reserves its name in the registry."""
         yield self._family()
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Everything so far."""
+        """The family with all samples."""
         family = self._family()
         bounds = [*map(str, self._bounds.tolist()), "+Inf"]
         for values, child in list(self._children.items()):
-            upto, total = child.counted()
-            family.add_metric(values, list(zip(bounds, upto, strict=True)), total)
+            counts, total = child.counted()
+            family.add_metric(values, list(zip(bounds, counts, strict=True)), total)
         yield family
 
     def _family(self) -> HistogramMetricFamily:
@@ -60,35 +60,35 @@ class HistogramBatch(Collector):
 
 
 class Child:
-    """One histogram. For one thread, the event loop's: others would count the same values twice."""
+    """The histogram of one set of label values. Not thread-safe: for the event loop only."""
 
     def __init__(self, bounds: NDArray[np.float64]) -> None:
         self._bounds = bounds
-        self._uncounted: list[float] = []
+        self._pending: list[float] = []
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """Take in a value."""
-        self._uncounted.append(value)
-        if len(self._uncounted) >= _MOST_UNCOUNTED:
+        """Add a value."""
+        self._pending.append(value)
+        if len(self._pending) >= _MAX_PENDING:
             self._count()
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Take in several."""
-        self._uncounted.extend(values)
-        if len(self._uncounted) >= _MOST_UNCOUNTED:
+        """Add several values."""
+        self._pending.extend(values)
+        if len(self._pending) >= _MAX_PENDING:
             self._count()
 
     def counted(self) -> tuple[list[int], float]:
-        """How many values are within each bound, and in all, and their sum."""
+        """Cumulative counts of the buckets, the last of all values, and the sum of the values."""
         self._count()
         return np.cumsum(self._counts).tolist(), self._total
 
     def _count(self) -> None:
-        values = np.asarray(self._uncounted, np.float64)
-        self._uncounted.clear()
-        # a value that equals a bound is within it
-        places = np.searchsorted(self._bounds, values, side="left")
-        self._counts += np.bincount(places, minlength=len(self._counts))
+        values = np.asarray(self._pending, np.float64)
+        self._pending.clear()
+        # bounds are inclusive
+        buckets = np.searchsorted(self._bounds, values, side="left")
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
         self._total += float(values.sum())

@@ -1,4 +1,4 @@
-"""A checkpoint run as the server would, without one: one prediction with its checks, or the function alone."""
+"""Models in this process, without a server: one prediction with all checks, and a model to verify."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrediction:
-    """An answer, float32 in the rank of the input, and the model's configuration."""
+    """A prediction, float32 in the layout of the input, and the model's configuration."""
 
     fields: NDArray[np.float32]
     config: ModelConfig
     warnings: tuple[str, ...] = ()
 
 
-def located(root: Path, name: str, version: str | None = None) -> Path:
-    """The folder of a version, the newest if None, of the model `name` in the repository `root`.
+def find_checkpoint(root: Path, name: str, version: str | None = None) -> Path:
+    """The folder of a version of the model `name` in the repository `root`, by default of the newest.
 
-    Raises NotFound if there is no such one, NotADirectoryError if there is no such repository.
+    Raises NotFound if there is no such model or version, NotADirectoryError if there is no such repository.
     """
     known = discover(root)
     candidates = [one for one in known if one.name == name and version in (None, one.version)]
     if not candidates:
         have = ", ".join(f"{one.name} (version {one.version})" for one in known) or "none"
         wanted = name if version is None else f"{name} version {version}"
-        raise NotFound(f"there is no model {wanted} in {root}; there are: {have}")
+        raise NotFound(f"there is no model {wanted} in {root}, expected one of: {have}")
     return candidates[-1].path
 
 
@@ -67,16 +67,19 @@ def predict_local(
     Args:
         array: float [channels, *grid] or [n, channels, *grid], physical units.
         version: the newest if None.
-        device: "auto" (CUDA when there is any), "cpu", "cuda", "cuda:1", ...
+        device: "auto" (CUDA if there is a GPU, else the CPU), "cpu", "cuda", "cuda:1", ...
         output_grid: points on each axis of the answer, as "128,128"; the input's if None.
+
+    Returns:
+        float32 [out_channels, *grid] or [n, out_channels, *grid], physical units, with warnings.
 
     Raises:
         NotFound: the repository has no such model or version.
         CheckpointError: the checkpoint cannot be loaded.
-        BadRequest, InvalidField: the model cannot take this array, or has no answer on that grid.
-        Unavailable: memory ran out.
+        BadRequest, InvalidField: the model cannot take this array, or cannot answer on that grid.
+        Unavailable: out of memory.
     """
-    folder = located(root, name, version)
+    folder = find_checkpoint(root, name, version)
     target = resolve_device(device)
     model = load_model(folder, device=target, repository=root)
     config = model.config
@@ -96,7 +99,7 @@ def predict_local(
         if not out_of_memory(error):
             raise
         raise Unavailable(
-            f"there is not enough free memory to run model {name!r} on {len(fields)} fields at once; "
+            f"there is not enough free memory to run model {name!r} on {len(fields)} fields at once: "
             "split them, or use a coarser grid"
         ) from None
     if grid is not None:
@@ -110,8 +113,8 @@ def load_as_served(folder: Path, settings: Settings, *, max_batch: int) -> Verif
     """The checkpoint in `folder` on the device and in the precision of the settings, as the server runs it.
 
     Raises:
-        CheckpointError: it cannot be loaded.
-        ValueError: the device is not there.
+        CheckpointError: the checkpoint cannot be loaded.
+        ValueError: there is no such device.
     """
     device = resolve_device(settings.device)
     loaded = load_model(folder, device=device, repository=settings.model_repository)

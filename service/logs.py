@@ -1,4 +1,4 @@
-"""Logs: JSON lines for machines or short lines for people, each with the id of the request it is about."""
+"""Logging as JSON lines or short text lines, each with the id of its request."""
 
 from __future__ import annotations
 
@@ -20,39 +20,35 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 
 
 def accept_request_id(offered: bytes) -> str:
-    """The client's id if it is short and plain, else a new one: ids go into logs and headers as they are."""
+    """The client's request id if it is safe for logs and headers, else a new one."""
     if offered and _SANE_ID.fullmatch(offered):
         return offered.decode("ascii")
-    # Nobody needs to be unable to guess it, and a system call for each request would cost more than the rest of it.
+    # An id need not be unguessable; os.urandom would cost a system call.
     return f"{random.getrandbits(64):016x}"
 
 
 def configure(settings: Settings, *, process: str = "") -> None:
-    """Send everything, uvicorn's lines included, to standard error in the chosen form.
+    """Log everything, including uvicorn's lines, to standard error in the format of the settings.
 
-    `process` stands in every line, where the service is several.
+    `process` is the name of this process in each line, if the service has several.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter(process) if settings.log_format == "json" else ConsoleFormatter(process)
     )
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(settings.log_level.upper())
-    # Its lines about single requests would double the access line.
+    logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
+    # The service has its own access log.
     logging.getLogger("uvicorn.access").disabled = True
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What a caller passed as extra={"data": {...}}."""
+    """The data of extra={"data": {...}}."""
     data: dict[str, Any] = getattr(record, "data", {})
     return data
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, process, request_id, then the extra data."""
+    """Formats a record as one JSON object: time, level, logger, message, process, request_id, then the extra data."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
@@ -76,7 +72,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """Time, level, process, message, then the extra data as key=value."""
+    """Formats a record as a line: time, level, process, message, then the extra data as key=value."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()

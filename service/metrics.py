@@ -1,4 +1,4 @@
-"""Every metric of the service, in one registry for each application."""
+"""All metrics of the service, in one registry for each application."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ REFUSED_WITHOUT_MODEL = (
     "body_too_large", "connections", "draining", "form_type", "header_timeout", "header_too_large", "host", "no_http",
     "origin", "solver_busy", "solver_timeout", "unauthorized",
 )  # fmt: skip
-"""Reasons to refuse a request whose model is not known or does not matter."""
+"""Reasons to refuse a request before its model is known, or regardless of it."""
 REFUSED_WITH_MODEL = (
     "body_too_large", "caller_bytes", "caller_fields", "deadline", "draining", "inflight_bytes", "model_bytes",
     "model_fields", "queue_full", "too_late",
 )  # fmt: skip
 
 
-class _Remembers:
-    """`labels` out of a dictionary: prometheus_client makes strings and takes a lock at each call, ten for a request."""
+class _Cached:
+    """Caches `labels`, for which prometheus_client formats strings and takes a lock at each of ten calls for a request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._known: dict[tuple[object, ...], Self] = {}
@@ -66,21 +66,21 @@ class _Remembers:
         return found
 
     def remove(self, *values: object) -> None:
-        """Forget that child."""
+        """Remove the child with these label values."""
         self._known.clear()
         super().remove(*values)  # type: ignore[misc]
 
 
-class _Counter(_Remembers, Counter):
+class _Counter(_Cached, Counter):
     pass
 
 
-class _Gauge(_Remembers, Gauge):
+class _Gauge(_Cached, Gauge):
     pass
 
 
 class Metrics:
-    """All metrics, registered in `registry` so that several applications can live in one process."""
+    """All metrics, registered in `registry`, so that a process can have several applications."""
 
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
         self.registry = registry or CollectorRegistry()
@@ -89,35 +89,37 @@ class Metrics:
         )
         self.fields = self._counter("turbofno_fields", "Fields predicted.", MODEL)
         self.gradients = self._counter(
-            "turbofno_gradients", "Fields whose gradient was given.", MODEL
+            "turbofno_gradients", "Fields whose gradient was computed.", MODEL
         )
         self.prediction_warnings = self._counter(
             "turbofno_prediction_warnings",
-            "Answers with a warning, by what they warn of.",
+            "Responses with a warning, by its reason.",
             (*MODEL, "reason"),
         )
         self.rejections = self._counter(
             "turbofno_rejections",
-            "Requests refused or dropped, by reason, and the model they are for where that is known.",
+            "Requests refused or dropped, by reason, and by model if known.",
             ("reason", "model"),
         )
         for reason in REFUSED_WITHOUT_MODEL:
             self.rejections.labels(reason, "")
         self.models: set[tuple[str, str]] = set()
-        """Those that have been served, by name and version."""
+        """Name and version of each model that has been served."""
         self.backend_batches = self._counter(
             "turbofno_backend_batches",
-            "Device batches, by the spectral backend that really ran.",
+            "Device batches, by the spectral backend that ran them.",
             ("model", "backend", "precision"),
         )
         self.request_duration = self._seconds(
             "turbofno_request_duration_seconds",
-            "From request header to last response byte; without rollouts.",
+            "Time from request header to last response byte, without rollouts.",
         )
-        self.decode = self._seconds("turbofno_decode_seconds", "Body bytes to fields.")
-        self.queue = self._seconds("turbofno_queue_seconds", "Waiting for the device.")
-        self.compute = self._seconds("turbofno_compute_seconds", "The batches a request ran in.")
-        self.encode = self._seconds("turbofno_encode_seconds", "Fields to response bytes.")
+        self.decode = self._seconds("turbofno_decode_seconds", "Time to decode a request body.")
+        self.queue = self._seconds("turbofno_queue_seconds", "Time in the queue for the device.")
+        self.compute = self._seconds(
+            "turbofno_compute_seconds", "Time of the device batches of a request."
+        )
+        self.encode = self._seconds("turbofno_encode_seconds", "Time to encode a response.")
         self.steps = {
             "decode": self.decode,
             "queue": self.queue,
@@ -129,62 +131,62 @@ class Metrics:
             "turbofno_batch_size", "Fields in a device batch.", batch, COUNTS
         )
         self.batch_fill_ratio = self._histogram(
-            "turbofno_batch_fill_ratio", "Batch size over the largest allowed.", batch, RATIOS
+            "turbofno_batch_fill_ratio", "Batch size over the maximum batch size.", batch, RATIOS
         )
         self.batch_queue_depth = self._histogram(
             "turbofno_batch_queue_depth",
-            "Fields of the model left waiting when a batch was formed.",
+            "Fields of the model left in the queue when a batch was formed.",
             batch,
             (0, *COUNTS),
         )
         self._trust = {
             "input_distance": self._histogram(
                 "turbofno_input_distance",
-                "Distance of each field from the training data; one in 100 training fields is above 1.",
+                "Distance of each input field from the training data; 1 in 100 training fields is above 1.",
                 MODEL,
                 DISTANCES,
             ),
             "residual": self._histogram(
                 "turbofno_residual",
-                "How badly each answer misses the model's PDE, about its relative error.",
+                "Residual of the model's PDE for each output field, about its relative error.",
                 MODEL,
                 RESIDUALS,
             ),
         }
         self.rollout_steps = self._counter(
-            "turbofno_rollout_steps", "Steps of rollouts, of each field.", MODEL
+            "turbofno_rollout_steps", "Rollout steps computed, counted for each field.", MODEL
         )
         self.rollouts_ended = self._counter(
             "turbofno_rollouts_ended",
-            "Rollouts, by how they ended: done, blow_up, failed or left (by their client).",
+            "Rollouts, by outcome: done, blow_up, failed, or left (the client disconnected).",
             (*MODEL, "outcome"),
         )
         self.rollout_batch_size = self._histogram(
-            "turbofno_rollout_batch_size", "Fields that made a step together.", MODEL, COUNTS
+            "turbofno_rollout_batch_size", "Fields in a batch of a rollout step.", MODEL, COUNTS
         )
         self.solver = self._seconds(
             "turbofno_solver_seconds",
-            "Drawing a sample or solving a PDE, the wait for it included.",
+            "Time to draw a sample or solve a PDE, including the wait for earlier ones.",
         )
-        self.queue_depth = self._gauge("turbofno_queue_depth", "Fields waiting.", MODEL)
+        self.queue_depth = self._gauge("turbofno_queue_depth", "Fields in the queue.", MODEL)
         self.inflight_bytes = self._gauge(
             "turbofno_inflight_bytes",
-            "Body and unsent answer bytes of the requests being served.",
+            "Bytes of request bodies and unsent responses.",
             (),
         )
         self.shared_memory = self._gauge(
             "turbofno_shared_memory_bytes",
-            "Shared memory that bodies and answers under way lie in, where front ends are processes of their own.",
+            "Shared memory in use for request bodies and responses, with front ends.",
             (),
         )
         self.out_of_memory_splits = self._counter(
             "turbofno_out_of_memory_splits",
-            "Times a batch was cut in two because memory ran out.",
+            "Batches split in two because memory ran out.",
             MODEL,
         )
         self.lowered_batch_limit = self._gauge(
             "turbofno_lowered_batch_limit",
-            "Most fields in a batch where memory ran out lately, of the model's worst grid; absent otherwise.",
+            "Maximum batch size while it is lowered because memory ran out, for the model's worst grid; else absent.",
             MODEL,
         )
         self.model_loaded = self._gauge(
@@ -193,9 +195,9 @@ class Metrics:
             (*MODEL, "backend", "precision"),
         )
         self.model_load_seconds = self._gauge(
-            "turbofno_model_load_seconds", "How long loading and warming up took.", MODEL
+            "turbofno_model_load_seconds", "Time to load and warm up the model.", MODEL
         )
-        Info("turbofno_build", "What is running.", registry=self.registry).info(
+        Info("turbofno_build", "Versions of the service.", registry=self.registry).info(
             {
                 "version": version,
                 "torch": metadata.version("torch"),
@@ -209,7 +211,7 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def serve(self, model: str, version: str) -> None:
-        """Begin the counters of a model at zero: a counter that appears with its first event hides it from rates."""
+        """Create the counters of a model at zero: rate() misses the first event of a counter that starts with it."""
         self.models.add((model, version))
         for protocol in ("predict", "oip", "rollout", "vjp"):
             self.requests.labels(model, version, protocol, 200)
@@ -225,12 +227,12 @@ class Metrics:
         self.rejections.labels(reason, model).inc()
 
     def note_trust(self, model: str, version: str, trust: Mapping[str, Sequence[float]]) -> None:
-        """Count the signals of fields."""
+        """Record the trust signals of fields."""
         for signal, values in trust.items():
             self._trust[signal].labels(model, version).observe_all(values)
 
     async def text(self) -> bytes:
-        """All of them, in the text format."""
+        """All metrics in the text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
@@ -264,22 +266,26 @@ class DeviceMemory(Collector):
         models: Callable[[], int],
         staging: Callable[[], int],
     ) -> None:
-        """Report this CUDA device: the process's limit, and what models with their graphs, and staging, hold (bytes)."""
+        """Report this CUDA device.
+
+        `limit` is the memory limit of the process; `models` and `staging` return the bytes held by models with their
+        graphs, and by pinned staging buffers.
+        """
         self._device, self._limit = device, limit
         self._models, self._staging = models, staging
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         memory = GaugeMetricFamily(
             "turbofno_device_memory_bytes",
-            "CUDA memory of this process: allocated, reserved and peak_allocated by PyTorch, compiled models "
-            "with their graphs, and the limit.",
+            "CUDA memory of this process: allocated, reserved and peak_allocated by PyTorch; models with their "
+            "CUDA graphs; limit.",
             labels=["kind"],
         )
         staging = GaugeMetricFamily(
-            "turbofno_staging_bytes", "Pinned host memory that batches pass through."
+            "turbofno_staging_bytes", "Pinned host memory for copies of batches to the device."
         )
         if self._device is not None:
-            # Slow to import, and of no use in a process without a device.
+            # Slow to import; only needed with a device.
             import torch
 
             memory.add_metric(["allocated"], torch.cuda.memory_allocated(self._device))

@@ -1,4 +1,4 @@
-"""What single models may take of the service: the form of a setting."""
+"""Limits for single models, and their text form in the setting model_limits."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _LIMIT = re.compile(r"(fields|bytes|batch)=([1-9][0-9]{0,17})")
 
 
 class ModelLimits(NamedTuple):
-    """0: no limit but those of the service as a whole."""
+    """Limits for one model; 0 leaves only the limits of the whole service."""
 
     fields: int = 0
-    """Most fields in work at once: waiting, and on the device."""
+    """Maximum number of fields in progress: queued, and on the device."""
     bytes: int = 0
-    """Most body and unsent answer bytes of its requests at once."""
+    """Maximum bytes of the model's request bodies and unsent responses together."""
     batch: int = 0
-    """Most fields in one device batch, by which the memory goes that the model takes on the device."""
+    """Maximum number of fields in a device batch, which bounds the model's memory on the device."""
 
 
 UNLIMITED = ModelLimits()
 
 
 def parse(text: str) -> dict[str, ModelLimits]:
-    """Model -> its limits. Raises ValueError."""
+    """Parse "NAME fields=N, NAME batch=N" to limits by model. Raises ValueError."""
     limits: dict[str, ModelLimits] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, *words = part.split()
@@ -35,16 +35,16 @@ def parse(text: str) -> dict[str, ModelLimits]:
         given = {match[1]: int(match[2]) for match in matches if match is not None}
         if not words or None in matches or len(given) != len(words):
             raise ValueError(
-                f"{part!r} gives no limits that are known: expected {_FORM}, N above 0"
+                f"{part!r} does not state limits of a model: expected {_FORM}, with N above 0"
             )
         if name in limits:
-            raise ValueError(f"model {name!r} is given twice")
+            raise ValueError(f"model {name!r} appears twice: give all of its limits together")
         limits[name] = ModelLimits(**given)
     return limits
 
 
 def text(limits: Mapping[str, ModelLimits]) -> str:
-    """As `parse` reads it."""
+    """The inverse of `parse`."""
     return ", ".join(
         " ".join([name, *(f"{key}={value}" for key, value in one._asdict().items() if value)])
         for name, one in limits.items()

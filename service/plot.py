@@ -1,4 +1,4 @@
-"""Pictures of a model's input beside its prediction; needs the optional matplotlib."""
+"""Plots of a model's input beside its prediction; needs matplotlib, which is optional."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def save_picture(
     grid: GridSpec,
     title: str,
 ) -> None:
-    """Draw one field and its prediction, a panel a channel, input channels in the left column.
+    """Plot one field and its prediction, with a panel for each channel, input channels in the left column.
 
-    Lines for one grid axis, heat maps for two; of three axes the middle plane of the last.
+    Line plots for one grid axis, heat maps for two; for three axes, the middle plane of the last axis.
 
     Args:
-        path: where to write; its suffix chooses the format (.png, .svg, .pdf).
+        path: file to write; its suffix chooses the format (.png, .svg, .pdf).
         fields: [len(inputs), *grid], physical units.
         prediction: [len(outputs), *grid], physical units.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the suffix of `path` is no picture format.
+        ValueError: the suffix of `path` is not a picture format.
         OSError: `path` cannot be written.
     """
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def _draw(
         axes.set_ylabel(channel.quantity)
         axes.grid(visible=True, alpha=0.3)
         return
-    # Array axis 0 is x: transposed, so that x runs to the right and y upwards.
+    # Array axis 0 is x; imshow draws axis 0 upwards, so transpose.
     image = axes.imshow(
         values.T,
         origin="lower",

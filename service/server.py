@@ -1,4 +1,4 @@
-"""The server process: uvicorn with our bounds, and a clean drain on SIGTERM or SIGINT."""
+"""The server process: uvicorn with the service's limits, and a drain on SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 2
-"""How long clients may take to read the answers that are ready when the drain ends."""
+"""Time for clients to read the responses that are ready when the drain ends."""
 
 SWITCH_SECONDS = 0.0005
+"""Thread switch interval. The device thread releases the GIL at each torch call and, while the event loop is busy, gets
+it back only after this time; Python's default of 5 ms is longer than a small model takes."""
 YOUNG_OBJECTS = 10_000
+"""Threshold of the youngest garbage collection. Requests leave no cycles, and a few dozen concurrent ones exceed
+Python's default of 700."""
 
 
 def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
-    """Serve until a signal. Returns the exit status: 0 after a drain, 1 if the start failed or was aborted, or if
-    the GPU failed; then the answers that are ready go out first.
+    """Serve until a signal; return the exit status.
 
-    Ends the process itself, with that status, if the device is still busy.
+    The status is 0 after a drain, 1 if the start failed or was aborted, or if the GPU failed (after a drain). If the
+    device is still busy, the function ends the process with that status instead of returning.
 
-    `on_ready` is called once with the server's URL and its context, when all start-up models are warm.
+    `on_ready` is called once with the server's URL and context, when all models are warm.
     """
-    # Brings PyTorch along, of which a front end has no use.
+    # Imports PyTorch, which front ends do not need.
     from turbofno.service.pipeline.worker import THREAD_NAME
 
     logs.configure(settings)
     keep_freed_memory()
-    # The device thread gives the interpreter lock away at every torch call and, while the event loop
-    # is busy, gets it back only after this long: at Python's 5 ms that outweighs a small model.
     sys.setswitchinterval(SWITCH_SECONDS)
     terminal_is_gone = on_hangup()
     for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):
@@ -77,27 +79,24 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     failed = bool(context.engine.failure)
     status = 1 if server.force_exit or failed else 0
     if failed or any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()):
-        # Left behind in the middle of a batch, or a GPU whose memory cannot be freed any more: the end of
-        # the interpreter would meet that inside torch, which then aborts the process.
+        # With a batch still running, or a failed GPU, torch would abort the process at interpreter exit.
         logging.shutdown()
         os._exit(status)
     return status
 
 
 def keep_objects() -> None:
-    """Take what is there out of garbage collection, for good: what was imported, later what the models brought along.
+    """Exclude all present objects from garbage collection: first the imports, later the models.
 
-    Left among the rest, PyTorch's two hundred thousand objects are gone through again and again, and everybody waits;
-    a model's fifty thousand are 20 ms for a request to meet.
+    Traversing PyTorch's 200,000 objects would block all requests; those of one model, 50,000, take 20 ms.
     """
     gc.collect()
     gc.freeze()
-    # A request leaves no cycles behind; at Python's 700 a few dozen requests at once are enough to look for some.
     gc.set_threshold(YOUNG_OBJECTS)
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """uvicorn as this service uses it, whatever engine the application has. Raises ValueError if TLS cannot be set up."""
+    """The configuration of uvicorn. Raises ValueError if TLS cannot be set up."""
     context: AppContext = app.state.context
     return uvicorn.Config(
         app,
@@ -114,15 +113,15 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=FLUSH_SECONDS,
         **tls_options(settings),
-        # limit_concurrency stays unset: it answers plain text, and counts idle connections as load.
+        # limit_concurrency is unset: its response is plain text, and it counts idle connections.
     )
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first SIGTERM or SIGINT it keeps listening and answers 503 to new work until accepted work is done, then exits.
+    """A uvicorn server that drains on the first SIGTERM or SIGINT, and aborts on the second.
 
-    Balancers so see readiness go before connections are refused. A second one aborts. SIGHUP has keys and certificates read
-    again, or, once the terminal is gone, is the same as SIGTERM.
+    While it drains, it keeps listening and answers 503 to new requests, so that load balancers see that it is not ready
+    before connections are refused. SIGHUP reloads keys and certificates, or, if the terminal was closed, acts as SIGTERM.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class DrainingServer(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Unlike uvicorn's, does not raise the signal again after the drain: the exit status is 0."""
+        """Start the drain or abort. Unlike uvicorn's, it does not raise the signal again: the exit status is 0."""
         if self._draining or not self.started:
             self.force_exit = self.should_exit = True
             return
@@ -150,7 +149,7 @@ class DrainingServer(uvicorn.Server):
         self._context.admission.start_draining()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and ready for SIGHUP."""
+        """Start as uvicorn does, and handle SIGHUP."""
         if self.config.ssl is not None:
             self._certificates = Certificates(self._context.settings, self.config.ssl)
         if threading.current_thread() is threading.main_thread():
@@ -173,12 +172,12 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the listening socket, whatever port was picked."""
+        """The URL at which this machine reaches the listening socket."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return http_url(host, port, tls=self.config.is_ssl)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; who does not read the answers that are left has had the time to: else the end waits for them."""
+        """Shut down as uvicorn does, then abort connections whose clients do not read: the process would wait for them."""
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             if isinstance(connection, Edge) and connection.flow.write_paused:
@@ -195,7 +194,7 @@ class DrainingServer(uvicorn.Server):
             self._draining = True
             self._context.admission.start_draining()
         if self._draining and self._drain is None:
-            logger.info("draining: no new work, finishing what was accepted")
+            logger.info("draining: refusing new requests, finishing accepted ones")
             self._drain = asyncio.create_task(drain(self._context))
         if self._drain is not None and self._drain.done():
             self.should_exit = True

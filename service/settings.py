@@ -28,39 +28,43 @@ if TYPE_CHECKING:
 
 ENV_PREFIX = "TURBOFNO_"
 API_KEY_VARIABLE = ENV_PREFIX + "API_KEY"
-"""Where the command line's client finds its key; no setting of the server."""
+"""Holds the API key that the command line sends; not a setting of the server."""
 MIB = 1024 * 1024
 
 
 def env_name(setting: str) -> str:
-    """The environment variable of a setting, as error messages name it."""
+    """The environment variable of a setting, for error messages."""
     if setting not in Settings.model_fields:
-        raise KeyError(f"no setting is called {setting!r}")
+        raise KeyError(f"there is no setting {setting!r}")
     return ENV_PREFIX + setting.upper()
 
 
 def misspelt_variables(environment: Iterable[str]) -> list[str]:
-    """A line for each environment variable that looks like a setting and is none."""
+    """A warning for each environment variable that starts with TURBOFNO_ and is not a setting."""
     lines = []
     for name in sorted(environment):
         setting = name.upper().removeprefix(ENV_PREFIX).lower()
         known = setting in Settings.model_fields or name == API_KEY_VARIABLE
         if name.upper().startswith(ENV_PREFIX) and not known:
             close = difflib.get_close_matches(setting, Settings.model_fields, n=1)
-            remedy = f"did you mean {env_name(close[0])}?" if close else "see turbofno config"
+            remedy = (
+                f"did you mean {env_name(close[0])}?"
+                if close
+                else "`turbofno config` lists all settings"
+            )
             lines.append(f"{name} is not a setting; {remedy}")
     return lines
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
-    """Where this machine reaches a server that listens on `host`."""
+    """The URL at which this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def exposure_warnings(settings: Settings) -> list[str]:
-    """A line for each way in which whoever reaches the address or the files is trusted more than they may deserve."""
+    """A warning for each setting that exposes the server or its secrets to others."""
     return [*_exposed_address(settings), *_exposed_secrets(settings)]
 
 
@@ -69,29 +73,29 @@ def _exposed_address(settings: Settings) -> list[str]:
         return []
     if settings.api_keys_file is None:
         return [
-            f"listening on {settings.host}, not loopback, without API keys: whoever reaches it can use it "
-            f"({env_name('api_keys_file')})"
+            f"listening on {settings.host}, not loopback, without API keys: anyone who reaches it can use it; "
+            f"set {env_name('api_keys_file')}"
         ]
     if settings.tls_certificate is None:
         return [
-            f"listening on {settings.host}, not loopback, without TLS: API keys and fields can be read on the way, "
-            f"unless a proxy in front speaks TLS ({env_name('tls_certificate')})"
+            f"listening on {settings.host}, not loopback, without TLS: API keys and fields travel unencrypted; "
+            f"set {env_name('tls_certificate')}, or put a proxy with TLS in front"
         ]
     return []
 
 
 def _exposed_secrets(settings: Settings) -> list[str]:
-    """Files of keys that every user of the machine can read."""
+    """A warning for each file of keys that every user of the machine can read."""
     files = {"api_keys_file": settings.api_keys_file, "tls_key": settings.tls_key}
     return [
-        f"every user of this machine can read {env_name(setting)}={path}: take that away with chmod o-r"
+        f"every user of this machine can read {env_name(setting)}={path}: run chmod o-r on it"
         for setting, path in files.items()
         if path is not None and path.exists() and path.stat().st_mode & stat.S_IROTH
     ]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """True if only this machine can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -99,192 +103,226 @@ def is_loopback(host: str) -> bool:
 
 
 class Settings(BaseSettings):
-    """All limits are enforced with an error message that names the setting's environment variable."""
+    """All settings. A request that exceeds a limit gets an error that names the setting's environment variable."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=()
     )
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8080, ge=0, le=65535, description="TCP port; 0 picks a free one")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. The default accepts connections from this machine only; 0.0.0.0 accepts all.",
+    )
+    port: int = Field(
+        default=8080, ge=0, le=65535, description="TCP port, 0 to 65535; 0 picks a free one."
+    )
     model_repository: Path = Field(
         default=TRAINED,
-        description="folder that holds one folder for each model",
+        description="Folder with one subfolder for each model. The default holds the models of this package.",
     )
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
-        default=None, description="load only these models (comma-separated names); unset loads all"
+        default=None, description="Names of the models to load, comma-separated. Unset loads all."
     )
     ui: bool = Field(
         default_factory=lambda data: is_loopback(data.get("host", "")),
-        description="serve the web page /ui and the samplers and solvers that it uses; "
-        "unset does so only when the service listens on a loopback address",
+        description="Serve the web page /ui, and the samplers and PDE solvers that it calls. On by default only when "
+        "host is a loopback address, because solvers take seconds of CPU time.",
     )
     solver_seconds: PositiveFloat = Field(
-        default=20.0, description="most time that drawing a sample or solving a PDE may take"
+        default=20.0,
+        description="Time limit for drawing one sample or solving one PDE, in seconds, above 0.",
     )
     api_keys_file: Path | None = Field(
         default=None,
-        description="file with a line NAME KEY [fields=N] [bytes=N] for each API key and what it may have in work "
-        "at once, read again at SIGHUP; unset lets everybody in",
+        description="File with one line NAME KEY [fields=N] [bytes=N] for each API key; N limits the fields and bytes "
+        "that the key may have in progress. It is read again at SIGHUP; unset needs no key.",
     )
     model_control: bool = Field(
         default_factory=lambda data: data.get("api_keys_file") is not None,
-        description="allow loading and unloading models over HTTP; unset allows it only with API keys",
+        description="Allow clients to load and unload models. On by default only with API keys.",
     )
     public_metrics: bool = Field(
-        default=False, description="with API keys: let /metrics be read without one"
+        default=False, description="With API keys: serve /metrics without a key."
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="names (comma-separated, *.example.com for all below one, * for any) by which clients and proxies "
-        "call this server, beside localhost, IP addresses, the name in host and, where it listens beyond loopback, "
-        "names that no public DNS has",
+        description="Host names that requests may address, comma-separated; *.example.com allows all subdomains, "
+        "* any name. Always allowed are localhost, IP addresses, the name in host and, unless that is a loopback "
+        "address, names that public DNS cannot have.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="origins (comma-separated, such as https://lab.example.com) whose web pages may call this server; "
-        "empty allows only its own page",
+        description="Origins whose web pages may call this server, comma-separated, such as https://lab.example.com. "
+        "Empty allows only the server's own page.",
     )
     tls_certificate: Path | None = Field(
         default=None,
-        description="certificate chain (PEM), read again at SIGHUP; set, the server speaks HTTPS only",
+        description="Certificate chain (PEM), read again at SIGHUP. If set, the server accepts HTTPS only.",
     )
     tls_key: Path | None = Field(
-        default=None, description="its private key (PEM); unset: in the same file"
+        default=None,
+        description="Private key of the certificate (PEM). Unset reads it from the certificate's file.",
     )
     tls_client_ca: Path | None = Field(
         default=None,
-        description="certificate authority (PEM) that clients must have a certificate of; unset asks for none",
+        description="Certificate authority (PEM) that must have signed the certificates of clients. "
+        "Unset needs no client certificate.",
     )
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="where models run: auto (CUDA when there is any), cpu, cuda, cuda:1, ...",
+        description="Where models run: auto (CUDA if there is a GPU, else cpu), cpu, cuda or cuda:N.",
     )
     frontends: NonNegativeInt = Field(
         default=0,
-        description="HTTP processes on the one port, beside an engine process for each device; "
-        "0 does everything in one process",
+        description="Number of HTTP processes that share the port, with one engine process for each device. "
+        "0 runs everything in one process.",
     )
     devices: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         default=None,
-        description="with frontends: run every model on each of these (comma-separated: 0,1,... for CUDA "
-        "devices, or cpu); unset takes the one that device names",
+        description="With frontends: devices that each run every model, comma-separated: numbers of CUDA devices "
+        "(0,1), or cpu. Unset uses the setting device.",
     )
     shared_memory_bytes: PositiveInt = Field(
         default=512 * MIB,
-        description="with frontends: most memory of each for the bodies and answers under way; "
-        "each GPU's engine page-locks the first 128 MiB of it",
+        description="With frontends: shared memory of each HTTP process for requests and responses in progress, "
+        "in bytes, at least four times max_body_bytes. Each GPU's engine page-locks the first 128 MiB of it.",
     )
     hang_seconds: PositiveFloat = Field(
         default=10.0,
-        description="with frontends: a process that gives no sign of life for so long is started again",
+        description="With frontends: a process without a heartbeat for this many seconds is restarted. Above 0.",
     )
     torch_threads: PositiveInt | None = Field(
         default=None,
-        description="CPU threads for a model's arithmetic; unset leaves torch's choice, but on a CPU "
-        "keeps one of the usable cores free for HTTP",
+        description="CPU threads of PyTorch, at least 1. Unset uses PyTorch's default, on a CPU device one "
+        "less than the available cores, which leaves one for HTTP.",
     )
 
     precision: Literal["model", "fp32", "tf32", "bf16"] = Field(
         default="model",
-        description="what models compute in on a GPU: model (as each model's config says), fp32, tf32 or bf16; "
-        "a CPU computes in float32",
+        description="Arithmetic on a GPU: fp32, tf32, bf16, or model (as each model's config.json states). "
+        "A CPU always computes in float32.",
     )
     trust: bool = Field(
         default=True,
-        description="judge every prediction: how far its input is from the training data, how badly it misses its "
-        "PDE, where the model's config lets that be told",
+        description="Compute trust signals for each prediction: the distance of its input from the training data and "
+        "the residual of its PDE, where the model's config.json allows it.",
     )
     require_native: bool = Field(
         default=False,
-        description="do not start unless models run on a GPU through the CUDA kernels",
+        description="Refuse to start unless all models run on a GPU through the CUDA kernels.",
     )
     device_memory_fraction: float = Field(
-        default=0.9, gt=0, le=1, description="most of the GPU's memory that this process may take"
+        default=0.9,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory that this process may allocate, above 0 and at most 1. "
+        "The default leaves some for CUDA itself and other processes.",
     )
 
-    max_batch_size: PositiveInt = Field(default=16, description="most fields in one device batch")
+    max_batch_size: PositiveInt = Field(
+        default=16,
+        description="Maximum number of fields in a device batch. The default suits a CPU; use 64 on a GPU.",
+    )
     max_batch_bytes: PositiveInt = Field(
         default=256 * MIB,
-        description="most input bytes in one device batch; a single field may exceed it",
+        description="Maximum input bytes in a device batch, which bounds its memory. "
+        "A single larger field still runs, alone.",
     )
     max_queue_delay_seconds: NonNegativeFloat = Field(
         default=0.0,
-        description="how long an idle device waits for a batch to fill; 0 starts at once",
+        description="How long an idle device waits for more fields before it runs a batch, in seconds. "
+        "0 runs at once: batches still form while the device is busy.",
     )
     max_queued_fields_per_model: PositiveInt = Field(
-        default=8192, description="most fields of one model that wait for the device"
+        default=8192,
+        description="Maximum number of fields of one model in the queue. At most max_queued_fields.",
     )
     max_queued_fields: PositiveInt = Field(
-        default=16384, description="most fields of all models together that wait for the device"
+        default=16384, description="Maximum number of fields of all models in the queue."
     )
     max_fields_per_request: PositiveInt = Field(
-        default=4096, description="most fields that one request may carry"
+        default=4096,
+        description="Maximum number of fields in one request. At most max_queued_fields_per_model.",
     )
     max_gradient_bytes: PositiveInt = Field(
         default=2048 * MIB,
-        description="most memory that a batch of gradients takes for what the model's layers keep",
+        description="Maximum memory for the activations that a batch of gradients keeps, in bytes. "
+        "A request whose single field needs more is refused.",
     )
     max_activation_bytes: PositiveInt = Field(
         default=8192 * MIB,
-        description="most memory that all layers of a model together write for one field on its training grid; "
-        "a model that needs more is not loaded",
+        description="Maximum bytes that all layers of a model together write for one field on its training grid. "
+        "A model above it is not loaded, because a hostile config.json could ask for any size.",
     )
     max_rollout_steps: PositiveInt = Field(
-        default=10_000, description="most steps that one rollout may run"
+        default=10_000, description="Maximum number of steps in one rollout."
     )
     model_limits: Annotated[dict[str, ModelLimits], NoDecode] = Field(
         default={},
-        description="what single models may take: NAME [fields=N] [bytes=N] [batch=N], with a comma between models; "
-        "fields and body and answer bytes in work at once, fields in one device batch",
+        description="Limits for single models: NAME [fields=N] [bytes=N] [batch=N], with a comma between models. "
+        "fields and bytes limit what is in progress, batch the fields in a device batch.",
     )
     request_deadline_seconds: PositiveFloat = Field(
-        default=30.0, description="a request that has not started to run after this time gets 504"
+        default=30.0,
+        description="A request that has not started to run after this many seconds gets status 504. Above 0.",
     )
 
     max_body_bytes: PositiveInt = Field(
-        default=64 * MIB, description="largest request body, before and after decompression"
+        default=64 * MIB,
+        description="Maximum size of a request body in bytes, before and after decompression. "
+        "At most max_inflight_bytes.",
     )
     max_json_bytes: PositiveInt = Field(
-        default=8 * MIB, description="largest JSON request body; binary bodies carry more for less"
+        default=8 * MIB,
+        description="Maximum size of a JSON request body in bytes, at most max_body_bytes. Lower than "
+        "max_body_bytes because JSON takes more CPU time and memory than binary bodies.",
     )
     max_inflight_bytes: PositiveInt = Field(
         default=512 * MIB,
-        description="most body and unsent answer bytes of all requests being served together",
+        description="Maximum bytes of all request bodies and unsent responses together, which bounds the memory of "
+        "the process.",
     )
-    max_connections: PositiveInt = Field(default=4096, description="most open client connections")
+    max_connections: PositiveInt = Field(
+        default=4096,
+        description="Maximum number of open client connections. Each needs a file descriptor.",
+    )
     max_header_bytes: PositiveInt = Field(
-        default=64 * 1024, description="largest request line and headers together"
+        default=64 * 1024, description="Maximum size of a request line and its headers in bytes."
     )
     header_timeout_seconds: PositiveFloat = Field(
-        default=10.0, description="a client must send its whole request header within this time"
+        default=10.0,
+        description="Time limit for a client to send the request header, in seconds, above 0.",
     )
     body_timeout_seconds: PositiveFloat = Field(
-        default=60.0, description="a client must send its whole request body within this time"
+        default=60.0,
+        description="Time limit for a client to send the request body, in seconds, above 0.",
     )
     keep_alive_seconds: PositiveInt = Field(
         default=65,
-        description="how long a connection stays open when idle, or when its client reads nothing of "
-        "the answer",
+        description="A connection is closed after this many seconds without a request, or while its client reads "
+        "nothing of a response. The default is longer than the usual 60 s of load balancers.",
     )
     drain_seconds: PositiveFloat = Field(
-        default=30.0, description="how long accepted work may take to finish after SIGTERM"
+        default=30.0,
+        description="Time limit for accepted requests to finish after SIGTERM, in seconds, above 0.",
     )
 
     triton_metrics: bool = Field(
         default=False,
-        description="also give metrics under Triton's names (nv_inference_*), for its dashboards and autoscalers",
+        description="Also export metrics under Triton's names (nv_inference_*), for its dashboards and autoscalers.",
     )
     tracing: bool = Field(
         default=False,
-        description="make OpenTelemetry spans of requests and batches; the OTEL_* variables say where they go",
+        description="Export OpenTelemetry spans of requests and batches. "
+        "OTEL_* environment variables choose the destination.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severe level that is logged"
+        default="info", description="Minimum level to log: debug, info, warning or error."
     )
     log_format: Literal["console", "json"] = Field(
-        default="console", description="console for people, json (one object a line) for machines"
+        default="console",
+        description="Log format: console for people, json for machines (one object a line).",
     )
 
     @field_validator("models", "devices", mode="before")
@@ -307,7 +345,7 @@ class Settings(BaseSettings):
         for one in value:
             if not re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", one):
                 raise ValueError(
-                    f"{one!r} is no host name: expected one such as fno.example.com, without scheme and port"
+                    f"{one!r} is not a host name: expected one such as fno.example.com, without scheme and port"
                 )
         return value
 
@@ -317,7 +355,7 @@ class Settings(BaseSettings):
         for one in value:
             if not re.fullmatch(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", one):
                 raise ValueError(
-                    f"{one!r} is no origin: expected scheme and host, such as https://lab.example.com, without a path"
+                    f"{one!r} is not an origin: expected scheme and host, such as https://lab.example.com, without a path"
                 )
         return value
 
@@ -334,17 +372,22 @@ class Settings(BaseSettings):
         named = tuple(f"cuda:{one}" if one.isdecimal() else one for one in value)
         for one in named:
             if not re.fullmatch(r"cpu|cuda:\d+", one):
-                raise ValueError(f"{one!r} is no device: expected cpu, or numbers of CUDA devices")
+                raise ValueError(
+                    f"{one!r} is not a device: expected cpu, or the number of a CUDA device"
+                )
         return named
 
     @model_validator(mode="after")
     def _processes_fit_together(self) -> Self:
         if self.devices and not self.frontends:
-            raise ValueError(f"{env_name('devices')} needs {env_name('frontends')} to be 1 or more")
+            raise ValueError(
+                f"{env_name('devices')} needs processes: set {env_name('frontends')} to 1 or more, or use "
+                f"{env_name('device')}"
+            )
         if self.frontends and self.shared_memory_bytes < 4 * self.max_body_bytes:
             raise ValueError(
                 f"{env_name('shared_memory_bytes')}={self.shared_memory_bytes} must be at least four times "
-                f"{env_name('max_body_bytes')}={self.max_body_bytes}, to hold a body and its answer"
+                f"{env_name('max_body_bytes')}={self.max_body_bytes}, to hold bodies and their responses"
             )
         return self
 
@@ -353,12 +396,12 @@ class Settings(BaseSettings):
         for name in ("tls_key", "tls_client_ca"):
             if getattr(self, name) is not None and self.tls_certificate is None:
                 raise ValueError(
-                    f"{env_name(name)} is set, but {env_name('tls_certificate')} is not"
+                    f"{env_name(name)} is set, but {env_name('tls_certificate')} is not: set both or neither"
                 )
         return self
 
     @model_validator(mode="after")
-    def _batches_are_no_larger(self) -> Self:
+    def _model_batches_fit(self) -> Self:
         for name, limits in self.model_limits.items():
             if limits.batch > self.max_batch_size:
                 raise ValueError(
@@ -368,7 +411,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _limits_leave_room(self) -> Self:
+    def _limits_are_ordered(self) -> Self:
         for small, large in (
             ("max_fields_per_request", "max_queued_fields_per_model"),
             ("max_queued_fields_per_model", "max_queued_fields"),

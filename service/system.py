@@ -1,4 +1,4 @@
-"""Standard streams, file descriptors and the hang-up signal, as the operating system gives them to a server."""
+"""Settings of the operating system for a server: standard streams, malloc, file descriptors, SIGHUP."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OWN_FILES = 128
-"""Descriptors of a process besides its connections: standard streams, models being loaded, shared memory, sockets."""
-_FEWEST_CONNECTIONS = 16
+"""File descriptors of a process besides its connections: streams, models being loaded, shared memory, sockets."""
+_MIN_CONNECTIONS = 16
 _MALLOC = (
     (-1, "MALLOC_TRIM_THRESHOLD_", 2**30),
     (-3, "MALLOC_MMAP_THRESHOLD_", 2**30),
     (-8, "MALLOC_ARENA_MAX", 1),
 )
-"""Parameters of mallopt(3), and the environment variables that set the same."""
+"""Parameter of mallopt(3), the environment variable for the same, and value."""
 _TERMINAL = "/dev/tty"
 
 
 def open_standard_streams() -> None:
-    """Open those that are closed on nothing: else the next file or socket takes their numbers, and gets what is written there."""
+    """Open closed standard streams on /dev/null: else the next file or socket would get their numbers and their output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # takes the lowest number that is free, which is this one
+            # open takes the lowest free number, which is this one
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
@@ -44,10 +44,10 @@ def open_standard_streams() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc's malloc keep freed memory, which a batch of the same size takes again without page faults.
+    """Make glibc's malloc keep freed memory, so that the next batch has no page faults.
 
-    The process stays as large as its largest batch made it. Variables `MALLOC_*` of the environment win. Other C
-    libraries have no mallopt and are left alone.
+    The process keeps the size that its largest batch needed. Environment variables `MALLOC_*` take precedence. Other C
+    libraries have no mallopt and are unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for parameter, variable, value in _MALLOC:
@@ -56,15 +56,15 @@ def keep_freed_memory() -> None:
 
 
 def with_descriptors(settings: Settings) -> Settings:
-    """Raise this process's limit of open files, which its children inherit, to what the settings need, as far as allowed.
+    """Raise the limit of open files of this process and its children to what the settings need, if allowed.
 
     Returns:
-        The settings, with as many connections as there is room for.
+        The settings, with max_connections lowered to the limit.
 
     Raises:
-        ValueError: there is room for next to none.
+        ValueError: the limit allows less than 16 connections.
     """
-    # not on Windows, where the other commands run
+    # Windows has no such module, but runs the commands other than `serve`
     import resource
 
     processes = max(1, settings.frontends)
@@ -75,19 +75,19 @@ def with_descriptors(settings: Settings) -> Settings:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return settings
-    limit = f"the limit of open files is {soft} (ulimit -Hn), of which the service needs {_OWN_FILES} itself"
+    limit = f"the limit of open files (ulimit -Hn) is {soft}, of which the service itself needs {_OWN_FILES}"
     connections = soft - _OWN_FILES
-    if connections < _FEWEST_CONNECTIONS:
+    if connections < _MIN_CONNECTIONS:
         raise ValueError(f"{limit}: raise it to {needed}")
     logger.warning(
-        "%s: at most %d connections, not %d; raise it to %d, or lower %s",
+        "%s: serving at most %d connections instead of %d; raise it to %d, or lower %s",
         limit, processes * connections, settings.max_connections, needed, env_name("max_connections"),
     )  # fmt: skip
     return settings.model_copy(update={"max_connections": processes * connections})
 
 
 def on_hangup() -> Callable[[], bool]:
-    """Let SIGHUP end nothing from now on. Returns what says, once it came, whether the terminal is gone that was there now."""
+    """Ignore SIGHUP from now on; return a function that is true if the present terminal has been closed since."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     had_terminal = _has_terminal()
     return lambda: had_terminal and not _has_terminal()

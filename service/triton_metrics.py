@@ -1,4 +1,4 @@
-"""Triton's names for what we measure, so that its dashboards and autoscalers work unchanged."""
+"""Metrics under Triton's names, so that its dashboards and autoscalers work unchanged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from turbofno.service.metrics import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 _Values = dict[tuple[str, ...], float]
 
-MODEL = ("model", "version")
 DURATIONS = {
     "request": "request_duration",
     "queue": "queue",
@@ -28,8 +29,7 @@ DURATIONS = {
     "compute_infer": "compute",
     "compute_output": "encode",
 }
-"""Triton's step -> our histogram. Triton's input and output steps copy tensors; ours also take a body apart and make one."""
-
+"""Triton's step -> attribute of Metrics. Unlike Triton's, the input and output steps include decoding and encoding."""
 
 _FAILURES = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
 _OTHER = "OTHER"
@@ -37,10 +37,10 @@ FAILURES = (*dict.fromkeys(_FAILURES.values()), _OTHER)
 
 
 class TritonMetrics(Collector):
-    """nv_inference_*{model,version}, computed from our own metrics at each scrape.
+    """nv_inference_*{model,version}, computed from the service's metrics at each scrape.
 
-    Sums of ours over processes give sums of these: each is linear in what it is made of. Counters are untyped, because
-    Triton's lack the suffix that the text format's counters have here.
+    Each is linear in those, so sums over processes are correct. Counters are untyped, because Triton's names lack the
+    suffix _total of the text format.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -53,7 +53,7 @@ class TritonMetrics(Collector):
             float, {(*key, reason): 0.0 for key in metrics.models for reason in FAILURES}
         )
         for labels, value in _samples(metrics.requests.collect(), "_total"):
-            # The seconds of requests are without rollouts, so their number is too.
+            # turbofno_request_duration_seconds excludes rollouts, so exclude them here too.
             if labels["model"] and labels["protocol"] != "rollout":
                 key = (labels["model"], labels["version"])
                 reason = failure_reason(int(labels["code"]))
@@ -61,18 +61,18 @@ class TritonMetrics(Collector):
                     answered[key] += value
                 else:
                     failed[*key, reason] += value
-        yield _family("request_success", "Requests answered.", answered)
+        yield _family("request_success", "Requests with a response below status 400.", answered)
         yield _family("request_failure", "Requests failed.", failed, (*MODEL, "reason"))
         fields = self._by_model(metrics.fields, "_total")
         yield _family("count", "Fields predicted.", fields)
         batches = self._by_model(metrics.batch_size, "_count")
         yield _family("exec_count", "Batches run.", batches)
         waiting = self._by_model(metrics.queue_depth, "")
-        yield _family("pending_request_count", "Fields waiting.", waiting, kind="gauge")
+        yield _family("pending_request_count", "Fields in the queue.", waiting, kind="gauge")
         for step, ours in DURATIONS.items():
             seconds = self._by_model(getattr(metrics, ours), "_sum")
             microseconds = {key: value * 1e6 for key, value in seconds.items()}
-            yield _family(f"{step}_duration_us", "Microseconds in all.", microseconds)
+            yield _family(f"{step}_duration_us", "Total time in microseconds.", microseconds)
 
     def _by_model(self, metric: _Collectable, suffix: str) -> _Values:
         values = self._zeros()
@@ -85,7 +85,7 @@ class TritonMetrics(Collector):
 
 
 def failure_reason(code: int) -> str | None:
-    """Triton's reason for an HTTP status; None for an answer."""
+    """Triton's failure reason for an HTTP status; None below 400."""
     if code < 400:
         return None
     return _FAILURES.get(code, _OTHER)

@@ -1,4 +1,4 @@
-"""The version that everything here has: that of turbofno_ops, read without importing PyTorch along with it."""
+"""The version of turbofno_ops, which the service shares, read without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def _read() -> str:
 VERSION = _read()
 
 SERVER = f"turbofno/{VERSION}"
-"""As answers name the server."""
+"""The name of the server in responses and logs."""

@@ -1,1 +1,1 @@
-"""Bytes to arrays and back: every wire format, without HTTP, without the engine."""
+"""Wire formats: bytes to arrays and back, without HTTP and without the engine."""

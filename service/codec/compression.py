@@ -1,4 +1,4 @@
-"""gzip and deflate answers: when a client gets one, and how."""
+"""Compression of responses with gzip and deflate."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ _FAST = 1
 
 
 def compress(body: bytes, coding: Coding) -> bytes:
-    """Compress at the fastest level: fields barely compress, and time is what requests pay for."""
+    """Compress at the fastest level: fields barely compress at any."""
     window = _GZIP_WINDOW if coding == "gzip" else zlib.MAX_WBITS
     deflater = zlib.compressobj(_FAST, zlib.DEFLATED, window)
     return deflater.compress(body) + deflater.flush()
 
 
 def answer_coding(accept_encoding: str | None) -> Coding | None:
-    """The coding for an infer answer, None for identity.
+    """The coding of a response from the Accept-Encoding header, None for identity.
 
-    HTTP clients list every coding they know without wanting any, and a compressed field costs far
-    more time than it saves. So an answer is compressed only when the client asked on purpose: with
-    exactly one coding, or with q-values, of which the highest decides.
+    HTTP clients list all codings that they know, and compressing a field costs far more time than it saves. So a
+    response is compressed only for exactly one coding, or for q-values, of which the highest decides.
     """
     if accept_encoding is None:
         return None

@@ -1,4 +1,4 @@
-"""The one place where named arrays become a checked float32 batch for a model, and back."""
+"""Named arrays to a checked float32 batch for a model, and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 INPUT = "input"
 OUTPUT = "output"
 MAX_RANK = 8
-"""More axes than [batch, channels, x, y, z] are never needed; this bounds what decoders build."""
+"""Maximum number of array axes that decoders accept; models need at most [batch, channels, x, y, z]."""
 
 BFLOAT16 = "bfloat16"
-"""A type that numpy has no name for."""
+"""A dtype that numpy does not have."""
 
 _SMALL = 8192
-"""Values that BLAS goes through on one thread; for more it may wake as many as there are cores."""
+"""Number of values up to which BLAS uses one thread; above, it may wake a thread on every core."""
 _MAX_ARRAYS = 64
 _MAX_NAME = 128
 
@@ -34,30 +34,30 @@ Array = NDArray[Any]
 FieldTrust: TypeAlias = "Mapping[str, Sequence[float]]"
 """Signal -> its value for each field."""
 FrameTrust: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"
-"""Signal -> frame by frame, its value for each field."""
+"""Signal -> for each frame, its value for each field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a request laid its fields out, so that the answer can be laid out the same way."""
+    """The layout of a request's fields, which the response repeats."""
 
     by_channel: bool
-    """One array for each channel name, rather than one array with a channel axis."""
+    """True for one array for each channel, False for one array with a channel axis."""
     batched: bool
-    """A batch axis comes first, rather than a single field without one."""
+    """True if there is a batch axis, False for a single field."""
     channel_axis: bool = True
-    """False for one field of a one-channel model that came as its grid alone, [*grid]."""
+    """False for a single field of a one-channel model without channel axis, [*grid]."""
 
     def leading(self, batch: int, channels: int) -> tuple[int, ...]:
-        """The axes before the grid that an array of all `channels` has in this form."""
+        """The sizes of the axes before the grid of an array of all `channels` in this layout."""
         if self.batched:
             return batch, channels
         return (channels,) if self.channel_axis or channels > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a prediction gives back, before it is written in some format."""
+class ResponseData:
+    """The content of a response, before it is encoded."""
 
     model: str
     version: str
@@ -68,16 +68,15 @@ class Answer:
     precision: str
     trust: FieldTrust | FrameTrust = field(default_factory=dict)
     trust_status: str = ""
-    """In words, why there are no signals, where a prediction could have them."""
+    """The reason why there are no trust signals, if there are none."""
     warnings: tuple[str, ...] = ()
-    """In words, why the outputs may be worse than the model's card says."""
+    """Reasons why the outputs may be worse than the model's card states."""
 
 
 def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Fewest and most points an axis may have.
+    """The minimum and maximum number of points on each axis.
 
-    Domain padding adds points before the Fourier layers, so the number of kept modes bounds the
-    caller's grid only without it.
+    The number of kept modes bounds the grid only without domain padding, which adds points before the Fourier layers.
     """
     lowest = config.grid.minimum
     if config.architecture.domain_padding is None:
@@ -89,11 +88,11 @@ def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def check_shape(
     shape: Sequence[int], config: ModelConfig, *, max_fields: int, name: str = INPUT
 ) -> None:
-    """Check [batch, in_channels, *grid] against a model, before anything is allocated.
+    """Check the shape [batch, in_channels, *grid] against a model, before anything is allocated.
 
     Raises:
-        InvalidField: wrong rank, channels or grid; names every axis that is wrong.
-        PayloadTooLarge: more fields than one request may carry.
+        InvalidField: wrong rank, channels or grid; the message names every wrong axis.
+        PayloadTooLarge: too many fields for one request.
     """
     channels = config.architecture.in_channels
     if len(shape) != config.architecture.n_dim + 2:
@@ -110,10 +109,12 @@ def check_shape(
         )
     check_grid(shape[2:], config, name=name)
     if shape[0] < 1:
-        raise InvalidField(f"'{name}' has shape {list(shape)}: a batch needs at least one field")
+        raise InvalidField(
+            f"'{name}' has shape {list(shape)}, expected at least one field in the batch"
+        )
     if shape[0] > max_fields:
         raise PayloadTooLarge(
-            f"'{name}' carries {shape[0]} fields, one request may carry {max_fields}: split it "
+            f"'{name}' has {shape[0]} fields, one request may have at most {max_fields}: split it "
             f"into several requests, or raise TURBOFNO_MAX_FIELDS_PER_REQUEST on the server"
         )
 
@@ -121,14 +122,14 @@ def check_shape(
 def fields_from_tensor(
     array: Array, config: ModelConfig, *, max_fields: int, name: str = INPUT
 ) -> Fields:
-    """Check one [batch, in_channels, *grid] tensor and convert it; a view where none is needed.
+    """Check one array [batch, in_channels, *grid] and convert it to float32; a view if it is float32 already.
 
     Returns:
         float32 [batch, in_channels, *grid], C-contiguous and aligned; may be read-only.
 
     Raises:
         InvalidField: wrong shape or dtype, NaN, infinity, or a value beyond float32.
-        PayloadTooLarge: more fields than one request may carry.
+        PayloadTooLarge: too many fields for one request.
     """
     check_dtype(array, name=name)
     check_shape(array.shape, config, max_fields=max_fields, name=name)
@@ -144,17 +145,16 @@ def fields_from_arrays(
 ) -> tuple[Fields, Form]:
     """Turn a request's named arrays into a batch.
 
-    Either the key "input" holds the whole tensor, [batch, C, *grid], one field [C, *grid], or one field
-    [*grid] of a model with one channel; or the keys are exactly the model's input channels, each
+    Either the key "input" holds all channels: [batch, channels, *grid], one field [channels, *grid], or, for a model
+    with one channel, one field [*grid]. Or the keys are exactly the names of the model's input channels, each
     [batch, *grid] or [*grid].
 
     Returns:
-        float32 [batch, in_channels, *grid], C-contiguous, in the model's channel order, and the
-        form the request had.
+        float32 [batch, in_channels, *grid], C-contiguous, in the model's channel order; and the layout of the request.
 
     Raises:
         InvalidField: names, shapes, dtypes or values that the model cannot take.
-        PayloadTooLarge: more fields than one request may carry.
+        PayloadTooLarge: too many fields for one request.
     """
     n_dim = config.architecture.n_dim
     if set(arrays) == {INPUT}:
@@ -178,14 +178,14 @@ def fields_from_arrays(
 def arrays_from_fields(
     fields: Fields, config: ModelConfig, form: Form
 ) -> dict[str, NDArray[np.float32]]:
-    """Lay an answer [batch, out_channels, *grid] out in the form that the request had (views)."""
+    """Named views of an output [batch, out_channels, *grid] in the layout of the request."""
     return laid_out(fields, config.outputs, form, whole=OUTPUT)
 
 
 def laid_out(
     fields: Fields, channels: Sequence[Channel], form: Form, *, whole: str, prefix: str = ""
 ) -> dict[str, NDArray[np.float32]]:
-    """Name and lay [batch, channels, *grid] out in this form (views): `whole`, or each channel after the prefix."""
+    """Named views of [batch, channels, *grid] in this layout: one named `whole`, or one for each channel, with prefix."""
     if form.by_channel:
         named = {f"{prefix}{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
         return named if form.batched else {name: array[0] for name, array in named.items()}
@@ -194,9 +194,9 @@ def laid_out(
 
 
 def array_from_bytes(data: memoryview, dtype: str) -> Array:
-    """View bytes as a flat array of a numpy dtype; little-endian BFLOAT16 becomes float32 (a copy)."""
+    """View bytes as a flat array of a numpy dtype; little-endian bfloat16 is copied to float32."""
     if dtype == BFLOAT16:
-        # It is the upper half of a float32.
+        # bfloat16 is the upper half of a float32.
         return (np.frombuffer(data, dtype="<u2").astype("<u4") << 16).view("<f4")
     return np.frombuffer(data, dtype=dtype)
 
@@ -204,43 +204,45 @@ def array_from_bytes(data: memoryview, dtype: str) -> Array:
 def shaped(
     flat: Array, shape: Sequence[int], *, name: str, order: Literal["C", "F"] = "C"
 ) -> Array:
-    """View a flat array as one of `shape`, whose number of values it was checked to have.
+    """View a flat array in `shape`, which must have the same number of values.
 
     Raises:
-        InvalidField: no values, and sizes so large that even an empty array cannot have them.
+        InvalidField: no values, and sizes too large even for an empty array.
     """
     try:
         return flat.reshape(shape, order=order)
     except ValueError:
-        raise InvalidField(f"{name} has shape {list(shape)}, which no model takes") from None
+        raise InvalidField(f"{name} has shape {list(shape)}, which no model accepts") from None
 
 
 def check_names(names: Collection[str]) -> None:
-    """Refuse names that no model has, before they are repeated in messages.
+    """Refuse too many or too long names, which error messages would repeat.
 
     Raises:
         BadRequest: more than 64 names, or one longer than 128 characters.
     """
     if len(names) > _MAX_ARRAYS:
-        raise BadRequest(f"the request names {len(names)} arrays, at most {_MAX_ARRAYS} are read")
+        raise BadRequest(f"the request has {len(names)} arrays, expected at most {_MAX_ARRAYS}")
     longest = max(map(len, names), default=0)
     if longest > _MAX_NAME:
-        raise BadRequest(f"an array's name has {longest} characters, at most {_MAX_NAME} are read")
+        raise BadRequest(
+            f"the name of an array has {longest} characters, expected at most {_MAX_NAME}"
+        )
 
 
 def check_dtype(array: Array, *, name: str) -> None:
-    """Refuse numbers that are not floats. Raises InvalidField."""
+    """Raise InvalidField unless the dtype is a float of 2, 4 or 8 bytes."""
     if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
         raise InvalidField(
             f"'{name}' has dtype {array.dtype}, expected float32 (float16, bfloat16 and float64 "
-            f"are converted): convert it first, for example with array.astype('float32')"
+            f"are converted): use array.astype('float32')"
         )
 
 
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
-    """Index of the first NaN or infinity in row-major order, None if there is none."""
+    """Index of the first NaN or infinity in row-major order; None if all values are finite."""
     if array.size <= _SMALL:
-        # A third of the price: a sum of squares is finite only if all values are (it may also overflow by itself).
+        # Three times as fast: a finite sum of squares implies finite values. (The sum itself may also overflow.)
         flat = array.ravel()
         with np.errstate(over="ignore", invalid="ignore"):
             if math.isfinite(flat.dot(flat)):
@@ -269,7 +271,7 @@ def _stack_channels(
         if array.shape != first.shape:
             raise InvalidField(
                 f"'{name}' has shape {list(array.shape)}, '{channels[0]}' has "
-                f"{list(first.shape)}: all channels of a request must have one shape"
+                f"{list(first.shape)}: all channels of a request must have the same shape"
             )
     batched = first.ndim == n_dim + 1
     shape = first.shape if batched else (1, *first.shape)
@@ -286,8 +288,8 @@ def _stack_channels(
 
 
 def check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
-    """Raises InvalidField for a grid outside of the model's limits; names every axis that is wrong."""
-    # As a rule it is this one, on which the model is known to run.
+    """Raise InvalidField for a grid outside the model's limits; the message names every wrong axis."""
+    # The usual case, without computing the limits.
     if tuple(grid) == config.grid.training:
         return
     lowest, highest = grid_limits(config)
@@ -297,9 +299,13 @@ def check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
         if not low <= size <= high
     ]
     if wrong:
-        fixed = "" if config.field_normalization is None else ", its normalisation is a field there"
+        fixed = (
+            ""
+            if config.field_normalization is None
+            else ", the only grid on which its normalisation is defined"
+        )
         raise InvalidField(
-            f"'{name}' has grid {list(grid)}, which model '{config.name}' cannot take: "
+            f"'{name}' has grid {list(grid)}, which model '{config.name}' does not accept: "
             f"{'; '.join(wrong)} (it was trained on {list(config.grid.training)}{fixed})"
         )
 
@@ -311,7 +317,7 @@ def check_finite(
     what: str = "field",
     every: str = "every input value",
 ) -> None:
-    """Raises InvalidField for NaN and infinity; names the first place."""
+    """Raise InvalidField for NaN and infinity; the message names the first place."""
     where = first_nonfinite(fields)
     if where is not None:
         field, channel, *point = where
@@ -322,9 +328,9 @@ def check_finite(
 
 
 def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
-    """Check finite fields [batch, channels, *grid] against the physical bounds of their channels.
+    """Raise InvalidField if a value of [batch, channels, *grid] is beyond its channel's physical bounds.
 
-    Raises InvalidField with the first place where a value cannot be.
+    The values must be finite. The message names the first place.
     """
     for index, channel in enumerate(channels):
         for bound, words, beyond in (
@@ -343,7 +349,7 @@ def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
                 unit = "" if channel.units == "1" else f" {channel.units}"
                 raise InvalidField(
                     f"field {field}, channel '{channel.name}', grid point {point} is {values[where]:g}{unit}, "
-                    f"expected {words} {bound:g}{unit}: no physical value lies there; check sign and units"
+                    f"expected {words} {bound:g}{unit}, the physical bound: check sign and units"
                 )
 
 

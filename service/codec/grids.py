@@ -1,4 +1,4 @@
-"""The grids of a request: which one its answer is to be on, the network's own, and which ones nobody has evaluated."""
+"""The grids of a request: the requested output grid, resampling to and from the training grid, and warnings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OUTPUT_GRID = "output_grid"
 
 
 def parse_output_grid(text: str, config: ModelConfig) -> Grid:
-    """The grid that "128,128" asks the answer on.
+    """Parse an output grid such as "128,128".
 
     Raises:
-        BadRequest: no such list of numbers.
-        InvalidField: the model has no answer there.
+        BadRequest: not a list of numbers of points.
+        InvalidField: the model cannot answer on this grid.
     """
     sizes = text.split(",")
     axes = len(config.grid.training)
@@ -42,29 +42,29 @@ def parse_output_grid(text: str, config: ModelConfig) -> Grid:
         )
     if config.architecture.positional_grid == "cell_centres":
         raise InvalidField(
-            f"model '{config.name}' takes its points for the centres of cells, whose places differ from grid to grid: "
-            f"{OUTPUT_GRID} is offered for points that both grids share; leave it out"
+            f"model '{config.name}' has values at cell centres, whose positions differ from grid to grid: "
+            f"{OUTPUT_GRID} is not supported for it; leave it out"
         )
     check_grid(grid, config, name=OUTPUT_GRID)
     return grid
 
 
 def to_network(fields: Fields, config: ModelConfig) -> Fields:
-    """Checked fields, brought to the grid that the model was trained on. Raises InvalidField as `_finite`."""
+    """Resample checked fields to the model's training grid. Raises InvalidField as `_finite`."""
     return _finite(band_limited(fields, config.grid.training, config.grid.boundary), "input")
 
 
 def from_network(fields: Fields, grid: Grid, config: ModelConfig) -> Fields:
-    """The model's answer, at the points of another grid. Raises InvalidField as `_finite`."""
-    return _finite(at_points(fields, grid, config.grid.boundary), "answer")
+    """Interpolate the model's output at the points of another grid. Raises InvalidField as `_finite`."""
+    return _finite(at_points(fields, grid, config.grid.boundary), "output")
 
 
 def _finite(fields: Fields, what: str) -> Fields:
-    """Raises InvalidField where values so large that they are of no use anyway passed float32 between their points."""
+    """Return the fields; raise InvalidField if resampling overflowed float32."""
     if not np.isfinite(fields).all():
         raise InvalidField(
-            f"the {what} has values so large that it passes float32 between its grid points: scale it, "
-            f"or leave {OUTPUT_GRID} out"
+            f"the {what} has values so large that interpolation between its grid points overflows float32: "
+            f"scale it, or leave {OUTPUT_GRID} out"
         )
     return fields
 
@@ -72,7 +72,7 @@ def _finite(fields: Fields, what: str) -> Fields:
 def grid_warnings(
     config: ModelConfig, input_grid: Grid, output_grid: Grid | None
 ) -> tuple[str, ...]:
-    """In words, which of a request's grids lie outside those that the model was trained or evaluated on."""
+    """Warnings for grids of a request outside the range on which the model was trained or evaluated."""
     training = config.grid.training
     if input_grid == training and output_grid in (None, training):
         return ()
@@ -90,8 +90,8 @@ def grid_warnings(
         return ()
     ends = dict.fromkeys(_joined(tuple(map(end, sizes))) for end in (min, max))
     return tuple(
-        f"the {what} grid {_joined(grid)} is outside of those that model {config.name} was evaluated on "
-        f"({' to '.join(ends)}): its error there is not known"
+        f"the {what} grid {_joined(grid)} is outside the range that model {config.name} was evaluated on "
+        f"({' to '.join(ends)}): its error there is unknown"
         for what, grid in outside
     )
 

@@ -1,4 +1,4 @@
-"""JSON: nested lists of numbers to arrays and back, and the friendly route's bodies."""
+"""JSON: nested lists of numbers to arrays and back, and the bodies of `:predict`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 import orjson
 
 from turbofno.service.codec import json_arrays
-from turbofno.service.codec.fields import MAX_RANK, Answer, Array, check_names, first_nonfinite
+from turbofno.service.codec.fields import (
+    MAX_RANK,
+    Array,
+    ResponseData,
+    check_names,
+    first_nonfinite,
+)
 from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -18,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_CONTAINERS = 1 << 17
-"""A list or object costs two bytes to send, sixty to two hundred to hold, and the parser holds up
-every thread while it makes them; real fields need one list a grid row."""
+"""Maximum number of lists and objects. Each takes 2 bytes to send but 60 to 200 in memory, and the parser blocks all
+threads while it makes them. A field needs one list for each grid row."""
 
 _SHOWN = 80
 _NPY = b"\x93NUMPY"
@@ -28,11 +34,11 @@ _NPY = b"\x93NUMPY"
 def parse_object(
     body: bytes | memoryview, *, what: str = "body", loads: Callable[[bytes], Any] = orjson.loads
 ) -> dict[str, Any]:
-    """Parse a JSON object; with `json_arrays.loads` its long lists of numbers are float64 arrays.
+    """Parse a JSON object; with `json_arrays.loads`, long lists of numbers become float64 arrays.
 
     Raises:
         BadRequest: empty, not UTF-8, not JSON, nested too deeply, or not an object.
-        PayloadTooLarge: more lists and objects than a field could need.
+        PayloadTooLarge: too many lists and objects.
     """
     raw = bytes(body)
     if not raw or raw.isspace():
@@ -43,8 +49,8 @@ def parse_object(
         )
     if json_arrays.count_containers(raw) > MAX_CONTAINERS:
         raise PayloadTooLarge(
-            f"the {what} holds more than {MAX_CONTAINERS} JSON lists and objects: send arrays of "
-            f"this size in a binary form"
+            f"the {what} has more than {MAX_CONTAINERS} JSON lists and objects: send arrays of "
+            f"this size in a binary format"
         )
     try:
         value = loads(raw)
@@ -60,12 +66,12 @@ def parse_object(
 
 
 def array_from_lists(value: object, *, name: str) -> NDArray[np.float64]:
-    """Turn nested lists of JSON numbers into an array of the same shape; an array is one already.
+    """Turn nested lists of JSON numbers into an array of the same shape; return an array as it is.
 
-    Unlike numpy.array, takes no string, bool or null for a number, and says where lists are ragged.
+    Unlike numpy.array, it refuses strings, booleans and null, and its errors name the place of a ragged list.
 
     Raises:
-        InvalidField: ragged, nested deeper than any field, or something that is not a number.
+        InvalidField: ragged lists, lists nested too deeply, or a value that is not a number.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -73,7 +79,9 @@ def array_from_lists(value: object, *, name: str) -> NDArray[np.float64]:
     level: list[Any] = [value]
     while level and type(level[0]) is list:
         if len(shape) == MAX_RANK:
-            raise InvalidField(f"'{name}' is nested more than {MAX_RANK} lists deep")
+            raise InvalidField(
+                f"'{name}' is nested more than {MAX_RANK} lists deep, which no model accepts"
+            )
         _require_uniform(level, shape, name=name)
         shape.append(len(level[0]))
         level = list(chain.from_iterable(level))
@@ -87,16 +95,12 @@ def array_from_lists(value: object, *, name: str) -> NDArray[np.float64]:
 
 
 def require_encodable(array: NDArray[np.float32], *, name: str, remedy: str) -> None:
-    """Refuse to write NaN or infinity, which JSON has no way to say.
-
-    Raises:
-        InvalidField: with the index of the first such value and `remedy`.
-    """
+    """Raise InvalidField for NaN and infinity, which JSON does not have; the message ends with `remedy`."""
     where = first_nonfinite(array)
     if where is not None:
         raise InvalidField(
-            f"the model answers {array[where]} at {name}{list(where)}, which JSON cannot carry "
-            f"(the input may lie far outside of what the model was trained on): {remedy}"
+            f"the model's output is {array[where]} at {name}{list(where)}, which JSON cannot represent "
+            f"(the input may be far from the training data): {remedy}"
         )
 
 
@@ -104,21 +108,21 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
     """Read {"inputs": {name: nested lists}} into float64 arrays.
 
     Raises:
-        BadRequest: not JSON, or not of this form.
+        BadRequest: not JSON, or not in this form.
         InvalidField: an input is not a rectangular array of numbers.
-        PayloadTooLarge: more lists than a field could need.
+        PayloadTooLarge: too many lists.
     """
     document = parse_object(body, loads=json_arrays.loads)
     inputs = document.get("inputs")
     if isinstance(inputs, (list, np.ndarray)):
         raise BadRequest(
-            '"inputs" is a list, expected an object of named arrays: {"inputs": {"input": [..]}} takes the whole input by the '
-            'name "input" (a list of tensors with name, shape and datatype is for the Open Inference Protocol: POST it to '
+            '"inputs" is a list, expected an object of named arrays such as {"inputs": {"input": [..]}} '
+            "(a list of tensors with name, shape and datatype belongs to the Open Inference Protocol: POST it to "
             "/v2/models/{name}/infer)"
         )
     if not isinstance(inputs, dict) or not inputs:
         raise BadRequest(
-            'the body needs the key "inputs" with an object of named arrays, for example '
+            'the body has no named arrays, expected the key "inputs" with an object of them, for example '
             '{"inputs": {"input": [[[0.0, 0.5]]]}}'
         )
     unknown = set(document) - {"inputs"}
@@ -130,13 +134,13 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
     return {name: array_from_lists(value, name=name) for name, value in inputs.items()}
 
 
-def encode(answer: Answer) -> bytes:
-    """Write an answer as a JSON object with nested lists.
+def encode(answer: ResponseData) -> bytes:
+    """Encode a response as a JSON object with nested lists.
 
     Raises:
         InvalidField: an output value is NaN or infinite.
     """
-    remedy = "ask for a binary form, for example with 'Accept: application/x-npy'"
+    remedy = "request a binary format, for example with 'Accept: application/x-npy'"
     for name, array in answer.outputs.items():
         require_encodable(array, name=name, remedy=remedy)
     warned = {"warnings": answer.warnings} if answer.warnings else {}
@@ -156,7 +160,7 @@ def encode(answer: Answer) -> bytes:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls the type of a parsed value."""
+    """The JSON name of a parsed value's type."""
     names = {
         dict: "object", list: "array", np.ndarray: "array", str: "string", bool: "boolean",
         type(None): "null",
@@ -165,7 +169,7 @@ def json_type(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A parsed JSON value for an error message: short, and safe for values nested deeply."""
+    """A parsed JSON value in short form for an error message, also if nested deeply."""
     if isinstance(value, dict):
         return "a JSON object"
     if isinstance(value, np.ndarray):

@@ -1,7 +1,7 @@
-"""JSON with its long lists of numbers as arrays, without a Python object for each number; and arrays as JSON.
+"""JSON with long lists of numbers as arrays, without a Python object for each number; and arrays as JSON.
 
-No call holds the interpreter for more than a few milliseconds, however long the document: both ways go piece by piece. Only
-what is no valid JSON, or has a long list that is no array, is read as a whole, to say where it is wrong.
+Documents are read and written in pieces, so that no call holds the interpreter for more than a few milliseconds. Only
+invalid JSON, and long lists that are not arrays, are parsed again as a whole by orjson, whose error names the place.
 """
 
 from __future__ import annotations
@@ -23,61 +23,61 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SHORT = 1024
-"""Bytes of a document that orjson alone reads as fast."""
+"""Size of a document in bytes below which orjson is as fast."""
 _FEW = 64
-"""Numbers in a list that stays one: sizes, parameters."""
+"""Maximum number of values in a list that stays a list, such as a shape."""
 _PIECE = 512 * 1024
-"""Bytes that are parsed at once: about a millisecond."""
+"""Bytes to parse in one call, about a millisecond."""
 _LONG_LIST = 4 * 1024
-"""Bytes of a list that is taken out of a longer document, to be parsed in pieces."""
+"""Minimum size in bytes of a list that is cut out of a document, to be parsed in pieces."""
 _PIECE_VALUES = 64 * 1024
-"""Numbers that are written at once: about a millisecond."""
-_MOST_REST = 512 * 1024
-"""Bytes of a document without the lists that were taken out of it."""
-_MOST_RUNS = 1000
-_MOST_KEYS = 100
+"""Numbers to write in one call, about a millisecond."""
+_MAX_REST = 512 * 1024
+"""Maximum size in bytes of a document after its long lists are cut out."""
+_MAX_LONG_LISTS = 1000
+_MAX_KEYS = 100
 
 _NUMBER_OR_SPACE = b"0123456789+-.eE \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Stands for a list that was taken out: as long as nobody can guess it, nobody can send it.
-_STAND_IN = secrets.token_hex(16)
+# Marks the place of a list that was cut out; random, so that no client can send it.
+_PLACEHOLDER = secrets.token_hex(16)
 
 _of_thread = threading.local()
 
 
 def loads(raw: bytes) -> Any:
-    """Parse as orjson does, but for evenly nested lists of more than 64 numbers: these are float64 arrays.
+    """Parse as orjson does, except that evenly nested lists of more than 64 numbers become float64 arrays.
 
     Raises:
-        orjson.JSONDecodeError: it is not JSON.
+        orjson.JSONDecodeError: not JSON.
     """
-    # what simdjson skips and orjson refuses
+    # simdjson accepts a byte order mark, orjson does not
     if len(raw) >= _SHORT and not raw.startswith(_BYTE_ORDER_MARK):
         try:
             return _with_arrays(raw)
         except (ValueError, TypeError, RuntimeError):
-            pass  # of simdjson: no JSON, or too deep; of this file: a long list that is no array
+            pass  # simdjson: invalid JSON, or nested too deeply; this file: a long list that is not an array
     return orjson.loads(raw)
 
 
 def dumps(array: NDArray[np.float32]) -> orjson.Fragment:
-    """Finite numbers as nested lists, for a document that orjson writes."""
+    """Encode finite numbers as nested lists, for a document that orjson writes."""
     return orjson.Fragment(b"".join(_written(np.ascontiguousarray(array))))
 
 
 def count_containers(raw: bytes) -> int:
-    """Lists and objects of a JSON document, and brackets in its strings."""
-    # the codes of [ and { differ in this bit
+    """The number of lists and objects in a JSON document, plus brackets in its strings."""
+    # the codes of [ and { differ only in bit 0x20
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) & 0xDF == ord("[")))
 
 
 def _with_arrays(raw: bytes) -> Any:
-    taken: dict[str, NDArray[np.float64]] = {}
+    arrays: dict[str, NDArray[np.float64]] = {}
     if len(raw) > _PIECE:
-        raw = _without_long_lists(raw, taken)
-    if len(raw) > _MOST_REST:
-        raise ValueError("most of it is not in long lists of numbers")
-    reader = _Reader(taken)
+        raw = _cut_long_lists(raw, arrays)
+    if len(raw) > _MAX_REST:
+        raise ValueError("most of the document is not in long lists of numbers")
+    reader = _Reader(arrays)
     value = reader.value(_parsed(raw))
     if reader.lists != np.count_nonzero(np.frombuffer(raw, np.uint8) == ord("[")):
         raise ValueError("a list among numbers, or a bracket in a string")
@@ -85,7 +85,7 @@ def _with_arrays(raw: bytes) -> Any:
 
 
 def _parsed(raw: bytes) -> Any:
-    """By a parser that keeps its memory; nothing that it gave may be held any more."""
+    """Parse with the thread's parser, which reuses its memory: no earlier result may still be referenced."""
     try:
         parser: simdjson.Parser = _of_thread.parser
     except AttributeError:
@@ -94,25 +94,25 @@ def _parsed(raw: bytes) -> Any:
 
 
 class _Reader:
-    """The document that simdjson parsed, as Python values and arrays; counts the lists that it read."""
+    """Converts a document that simdjson parsed to Python values and arrays; counts its lists in `lists`."""
 
-    def __init__(self, taken: dict[str, NDArray[np.float64]]) -> None:
+    def __init__(self, arrays: dict[str, NDArray[np.float64]]) -> None:
         self.lists = 0
-        self._taken = taken
+        self._arrays = arrays
 
     def value(self, parsed: Any) -> Any:
-        """Raises ValueError or TypeError where a long list that begins with a number is no array."""
+        """Raises ValueError or TypeError if a long list that begins with a number is not an array."""
         if isinstance(parsed, simdjson.Object):
-            if len(parsed) > _MOST_KEYS:
-                raise ValueError("more keys than fields have")  # each is looked for among all
+            if len(parsed) > _MAX_KEYS:
+                raise ValueError("too many keys")  # simdjson searches all keys for each
             keys = list(parsed)
-            # of keys that are given twice simdjson takes the first, orjson the last; keys with NUL it does not find
+            # simdjson takes the first of duplicate keys, orjson the last; simdjson cannot look up keys with NUL
             if len(set(keys)) != len(keys) or any("\0" in key for key in keys):
-                raise ValueError("keys that are read otherwise")
+                raise ValueError("keys that simdjson reads differently")
             return {key: self.value(parsed[key]) for key in keys}
         if isinstance(parsed, simdjson.Array):
             return self._list(parsed)
-        return self._taken.get(parsed, parsed) if isinstance(parsed, str) else parsed
+        return self._arrays.get(parsed, parsed) if isinstance(parsed, str) else parsed
 
     def _list(self, parsed: simdjson.Array) -> Any:
         shape: list[int] = []
@@ -132,31 +132,31 @@ class _Reader:
                 lists = [one for each in lists for one in each]
             if {(type(one), len(one)) for one in lists} != {(simdjson.Array, size)}:
                 raise ValueError("not evenly nested")
-            # a list among the numbers of the last axis is one more in the document
+            # a list among the numbers of the last axis is not counted here, so the totals differ
             self.lists += len(lists)
         return np.frombuffer(parsed.as_buffer(of_type="d")).reshape(shape)
 
 
-def _without_long_lists(raw: bytes, taken: dict[str, NDArray[np.float64]]) -> bytes:
-    """Take the long lists of numbers out and leave a string for each, which is its key in `taken`.
+def _cut_long_lists(raw: bytes, arrays: dict[str, NDArray[np.float64]]) -> bytes:
+    """Replace each long list of numbers by a string, its key in `arrays`.
 
-    Inside of a string that would be no JSON any more.
+    Replacing inside a string makes the document invalid, and so is detected.
     """
     kept: list[bytes] = []
     done = 0
-    for start, stop in _runs(raw):
-        name = f"{_STAND_IN}{len(taken)}"
-        taken[name] = _array(raw[start:stop])
+    for start, stop in _long_lists(raw):
+        name = f"{_PLACEHOLDER}{len(arrays)}"
+        arrays[name] = _array(raw[start:stop])
         kept += [raw[done:start], b'"%b"' % name.encode()]
         done = stop
     return b"".join([*kept, raw[done:]])
 
 
-def _runs(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Begin and end of each long list in which there is no string and no object."""
+def _long_lists(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each long list without strings and objects."""
     at = dict.fromkeys(b'"{}', -1)
     start = raw.find(b"[")
-    for _ in range(_MOST_RUNS):
+    for _ in range(_MAX_LONG_LISTS):
         if start < 0:
             return
         for code, place in at.items():
@@ -168,11 +168,11 @@ def _runs(raw: bytes) -> Iterator[tuple[int, int]]:
         if stop - start >= _LONG_LIST:
             yield start, stop
         start = raw.find(b"[", end)
-    raise ValueError("more than fields are made of")
+    raise ValueError("too many long lists")
 
 
 def _array(text: bytes) -> NDArray[np.float64]:
-    """Nested lists of numbers, parsed in pieces. Raises ValueError or TypeError unless they are one array."""
+    """Parse nested lists of numbers in pieces. Raises ValueError or TypeError unless they form one array."""
     parts, skeleton, depth, start = [], [], 0, 0
     while start < len(text):
         cut = text.find(b",", start + _PIECE)
@@ -180,8 +180,8 @@ def _array(text: bytes) -> NDArray[np.float64]:
         piece = text[start:stop]
         after = depth + piece.count(b"[") - piece.count(b"]")
         if not (1 <= after <= MAX_RANK if stop < len(text) else after == 0):
-            raise ValueError("brackets do not match, or are too many")
-        # a piece is JSON once it has the brackets that are open at its ends, and so is the whole if all are
+            raise ValueError("brackets do not match, or are nested too deeply")
+        # with the brackets that are open at its ends, a piece is JSON; if all pieces are, so is the whole
         parsed = _parsed(b"[" * depth + piece + b"]" * after)
         parts.append(np.frombuffer(parsed.as_buffer(of_type="d")))
         del parsed
@@ -195,7 +195,7 @@ def _array(text: bytes) -> NDArray[np.float64]:
 
 
 def _shape(skeleton: bytes) -> tuple[int, ...]:
-    """Of nested lists whose brackets and commas alone are left. Raises ValueError unless they are evenly nested."""
+    """The shape of nested lists from their brackets and commas. Raises ValueError unless they are evenly nested."""
     rank = len(skeleton) - len(skeleton.lstrip(b"["))
     shape: list[int] = []
     inner = b""

@@ -1,4 +1,4 @@
-"""Which format a body has and which one the answer gets: Content-Type and Accept to codecs."""
+"""The formats of `:predict`, and the choice of one from Content-Type and Accept."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from turbofno.service.codec.fields import Answer, Array
+    from turbofno.service.codec.fields import Array, ResponseData
 
 
 class Decode(Protocol):
-    """Body bytes to named arrays of floats, at most `max_bytes` of them; raises ServiceError for anything else."""
+    """Decode a body to named float arrays of at most `max_bytes` in all; raise ServiceError for anything else."""
 
     def __call__(self, body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Codec:
-    """One format of the friendly route, both ways."""
+    """Decoder and encoder of one format."""
 
     media_type: str
     decode: Decode
-    encode: Callable[[Answer], bytes]
+    encode: Callable[[ResponseData], bytes]
 
     @cached_property
     def content_type(self) -> bytes:
@@ -36,7 +36,7 @@ class Codec:
 
 
 def _no_larger_than_body(decode: Callable[[bytes | memoryview], dict[str, Array]]) -> Decode:
-    """For a format that does not inflate: its body was bounded as it was read."""
+    """A decoder of an uncompressed format, whose size was limited when the body was read."""
 
     def bounded(body: bytes | memoryview, **_: int) -> dict[str, Array]:
         return decode(body)
@@ -56,10 +56,10 @@ OFFERED = ", ".join(codec.media_type for codec in CODECS)
 
 
 def codec_for_body(content_type: str | None) -> Codec:
-    """The codec that reads a body; nothing is guessed from the bytes.
+    """The codec for a request body with this Content-Type; the bytes are not inspected.
 
     Raises:
-        UnsupportedMediaType: no or another Content-Type; the message lists what is read.
+        UnsupportedMediaType: no Content-Type, or an unsupported one; the message lists the supported ones.
     """
     if content_type is None:
         raise UnsupportedMediaType(f"the request has no Content-Type, expected one of {OFFERED}")
@@ -68,18 +68,20 @@ def codec_for_body(content_type: str | None) -> Codec:
     for codec in CODECS:
         if codec.media_type == name.strip().lower():
             if codec is JSON and charset.lower().strip('"') not in ("utf-8", "utf8", "us-ascii"):
-                raise UnsupportedMediaType(f"JSON is read as utf-8 only, not {charset[:40]!r}")
+                raise UnsupportedMediaType(
+                    f"JSON in charset {charset[:40]!r} is not supported, expected utf-8"
+                )
             return codec
     raise UnsupportedMediaType(
-        f"Content-Type {content_type[:80]!r} is not read, expected one of {OFFERED}"
+        f"Content-Type {content_type[:80]!r} is not supported, expected one of {OFFERED}"
     )
 
 
 def codec_for_answer(accept: str | None, *, request: Codec) -> Codec:
-    """The codec for the answer: highest q-value first, then the request's own form, then our order.
+    """The codec for the response: the highest q-value, then the format of the request, then the order of CODECS.
 
     Raises:
-        NotAcceptable: Accept rules out all that is offered; the message lists it.
+        NotAcceptable: Accept allows no supported format; the message lists them.
     """
     if accept is None or not accept.strip():
         return request
@@ -87,7 +89,9 @@ def codec_for_answer(accept: str | None, *, request: Codec) -> Codec:
     order = (request, *(codec for codec in CODECS if codec is not request))
     best = max(order, key=lambda codec: _quality(codec, ranges))
     if _quality(best, ranges) <= 0:
-        raise NotAcceptable(f"Accept {accept[:120]!r} allows none of {OFFERED}")
+        raise NotAcceptable(
+            f"Accept {accept[:120]!r} allows no supported format, expected one of {OFFERED}"
+        )
     return best
 
 
@@ -102,7 +106,7 @@ def _media_range(item: str) -> tuple[str, float]:
 
 
 def _quality(codec: Codec, ranges: list[tuple[str, float]]) -> float:
-    """The q-value of the most specific range that covers a codec, 0 if none does."""
+    """The q-value of the most specific media range that matches a codec, 0 if none does."""
     group = codec.media_type.partition("/")[0] + "/*"
     for pattern in (codec.media_type, group, "*/*"):
         qualities = [quality for name, quality in ranges if name == pattern]

@@ -1,4 +1,4 @@
-"""The .npy and .npz formats: nothing is unpickled, evaluated, or inflated beyond a bound."""
+"""The .npy and .npz formats, read without unpickling, without eval, and with a limit on inflation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turbofno.service.codec.fields import INPUT, MAX_RANK, Answer, Array, check_names, shaped
+from turbofno.service.codec.fields import INPUT, MAX_RANK, Array, ResponseData, check_names, shaped
 from turbofno.service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -31,34 +31,36 @@ _FLOAT = re.compile(r"[<>=]f[248]")
 
 
 def decode_npy(body: bytes | memoryview) -> dict[str, Array]:
-    """Read one .npy array under the name "input": a view of `body`, in the byte order of the file.
+    """Read one .npy array, named "input": a view of `body`, in the byte order of the file.
 
     Raises:
         BadRequest: not an .npy file, truncated, or followed by more bytes.
-        InvalidField: a dtype other than float16, float32 or float64 (object arrays above all).
+        InvalidField: a dtype other than float16, float32 or float64, such as object.
     """
     return {INPUT: _read_array(body, name="the .npy body")}
 
 
 def header_bytes(body: memoryview) -> int:
-    """Offset of the values in a body that is an .npy file of version 1, as numpy writes it; 0 of any other."""
+    """The offset of the values in an .npy file of version 1, which numpy writes; 0 for other versions."""
     if len(body) < 10 or body[6] != 1:
         return 0
     return 10 + int.from_bytes(body[8:10], "little")
 
 
 def decode_npz(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
-    """Read the arrays of an .npz archive, stored or deflated, at most `max_bytes` after inflation.
+    """Read the arrays of an .npz archive, stored or deflated, of at most `max_bytes` after inflation.
 
     Raises:
-        BadRequest: not a zip archive, damaged, encrypted, or not of .npy members.
+        BadRequest: not a zip archive, damaged, encrypted, or with members other than .npy.
         InvalidField: an array with a dtype other than float16, float32 or float64.
         PayloadTooLarge: too many members, or more than `max_bytes` when inflated.
     """
     raw = bytes(body)
-    # Python builds an object for each directory entry before it can be asked for their number.
+    # zipfile builds an object for each directory entry on opening, so count entries before.
     if raw.count(_CENTRAL_ENTRY) > _MAX_MEMBERS:
-        raise PayloadTooLarge(f"the .npz archive has more than {_MAX_MEMBERS} members")
+        raise PayloadTooLarge(
+            f"the .npz archive has more than {_MAX_MEMBERS} members, expected one for each input"
+        )
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             return _read_members(archive, max_bytes=max_bytes)
@@ -66,30 +68,30 @@ def decode_npz(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
         raise BadRequest(f"the body is not a readable .npz archive: {error}") from None
 
 
-def encode_npy(answer: Answer) -> bytes:
-    """Write the answer's one array as .npy (float32, C order).
+def encode_npy(answer: ResponseData) -> bytes:
+    """Encode the only array of a response as .npy (float32, C order).
 
     Raises:
         NotAcceptable: there are several arrays, which .npy cannot hold.
     """
     if len(answer.outputs) != 1:
         raise NotAcceptable(
-            f"an .npy body holds one array, the answer has {list(answer.outputs)}: send the inputs "
-            f"as one array named '{INPUT}', or ask for 'Accept: application/x-npz'"
+            f"an .npy body holds one array, the response has {list(answer.outputs)}: send the inputs "
+            f"as one array named '{INPUT}', or use 'Accept: application/x-npz'"
         )
     (array,) = answer.outputs.values()
     return b"".join(pieces(array))
 
 
 def pieces(array: NDArray[np.float32]) -> tuple[bytes, memoryview]:
-    """An .npy file of the array (float32, C order): the header and the values, which are the array's own memory if they can."""
+    """Header and values of an .npy file of the array (float32, C order); the values are a view if possible."""
     contiguous = np.ascontiguousarray(array, dtype="<f4")
-    return header_of(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
+    return _header(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
 
 
 @lru_cache(maxsize=256)
-def header_of(shape: tuple[int, ...]) -> bytes:
-    """All of an .npy file before its values, for float32 of this shape in C order."""
+def _header(shape: tuple[int, ...]) -> bytes:
+    """The bytes before the values of an .npy file, for float32 of this shape in C order."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -97,12 +99,12 @@ def header_of(shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def encode_npz(answer: Answer) -> bytes:
-    """Write the answer as an uncompressed .npz archive of float32 arrays."""
+def encode_npz(answer: ResponseData) -> bytes:
+    """Encode a response as an uncompressed .npz archive of float32 arrays."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, array in answer.outputs.items():
-            archive.writestr(f"{name}.npy", _write_array(array))
+            archive.writestr(f"{name}.npy", b"".join(pieces(array)))
     return buffer.getvalue()
 
 
@@ -119,7 +121,7 @@ _ZIP_ERRORS = (
     UnicodeError,
     ValueError,
 )
-"""All that Python's zipfile raises for damaged, encrypted or exotic archives."""
+"""Exceptions of Python's zipfile for damaged, encrypted or unusual archives."""
 
 
 def _read_members(archive: zipfile.ZipFile, *, max_bytes: int) -> dict[str, Array]:
@@ -130,18 +132,19 @@ def _read_members(archive: zipfile.ZipFile, *, max_bytes: int) -> dict[str, Arra
     total = sum(member.file_size for member in members)
     if total > max_bytes:
         raise PayloadTooLarge(
-            f"the .npz archive inflates to {total} bytes, at most {max_bytes} are taken"
+            f"the .npz archive inflates to {total} bytes, expected at most {max_bytes}: send fewer fields"
         )
     arrays: dict[str, Array] = {}
     for member in members:
         name = member.filename.removesuffix(".npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise BadRequest(f"member '{name}' is compressed by a method other than deflate")
+            raise BadRequest(
+                f"member '{name}' has an unsupported compression, expected none or deflate"
+            )
         if name in arrays:
-            raise BadRequest(f"the .npz archive has two members named '{name}'")
+            raise BadRequest(f"the .npz archive has two members named '{name}', expected one")
         with archive.open(member) as stream:
-            # A stream may hold far more than its declared size, and reading without a size inflates
-            # a gigabyte of it at a time.
+            # Limit the read to the declared size: the stream may inflate to far more.
             data = stream.read(member.file_size)
         arrays[name] = _read_array(data, name=f"member '{name}'")
     return arrays
@@ -150,7 +153,7 @@ def _read_members(archive: zipfile.ZipFile, *, max_bytes: int) -> dict[str, Arra
 def _read_array(data: bytes | memoryview, *, name: str) -> Array:
     view = memoryview(data).cast("B")
     if bytes(view[:6]) != _MAGIC or len(view) < 10:
-        raise BadRequest(f"{name} does not start like an .npy file (write it with numpy.save)")
+        raise BadRequest(f"{name} is not an .npy file: write it with numpy.save")
     major = view[6]
     if major not in (1, 2, 3):
         raise BadRequest(f"{name} has .npy format version {major}, expected 1, 2 or 3")
@@ -159,8 +162,8 @@ def _read_array(data: bytes | memoryview, *, name: str) -> Array:
     length = int.from_bytes(view[8:start], "little")
     if len(view) < start or length > min(_MAX_HEADER, len(view) - start):
         raise BadRequest(
-            f"{name} declares an .npy header of {length} bytes, at most {_MAX_HEADER} are read and "
-            f"{max(0, len(view) - start)} are there"
+            f"{name} declares an .npy header of {length} bytes, expected at most {_MAX_HEADER} and at most the "
+            f"{max(0, len(view) - start)} bytes that follow"
         )
     header = bytes(view[start : start + length]).decode("latin-1")
     dtype, fortran_order, shape = _parse_header(header, name=name)
@@ -176,7 +179,7 @@ def _read_array(data: bytes | memoryview, *, name: str) -> Array:
 
 
 def _parse_header(header: str, *, name: str) -> tuple[np.dtype[np.floating], bool, tuple[int, ...]]:
-    """Match the header's three entries; it is never evaluated, as numpy does."""
+    """Match the header's three entries, without evaluating it as numpy does."""
     text = header.strip()
     found: dict[str, str] = {}
     position, end = 1, len(text) - 1
@@ -188,7 +191,7 @@ def _parse_header(header: str, *, name: str) -> tuple[np.dtype[np.floating], boo
         position = match.end()
     if text[:1] + text[-1:] != "{}" or text[position:end].strip() or len(found) != 3:
         raise InvalidField(
-            f"{name} has an .npy header that is not that of a plain array: {text[:120]!r}"
+            f"{name} has an .npy header that does not describe a plain array: {text[:120]!r}; write it with numpy.save"
         )
     if not _FLOAT.fullmatch(found["descr"]):
         raise InvalidField(
@@ -197,9 +200,5 @@ def _parse_header(header: str, *, name: str) -> tuple[np.dtype[np.floating], boo
         )
     dims = [part.strip() for part in found["shape"].split(",") if part.strip()]
     if len(dims) > MAX_RANK or any(len(dim) > 18 or not dim.isdigit() for dim in dims):
-        raise InvalidField(f"{name} has shape ({found['shape']}), which no model takes")
+        raise InvalidField(f"{name} has shape ({found['shape']}), which no model accepts")
     return np.dtype(found["descr"]), found["fortran_order"] == "True", tuple(map(int, dims))
-
-
-def _write_array(array: NDArray[np.float32]) -> bytes:
-    return b"".join(pieces(array))

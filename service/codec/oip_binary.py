@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's infer bodies: JSON, with raw tensors after it or not."""
+"""Infer bodies of the Open Inference Protocol: JSON, optionally followed by raw tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SHAPE = re.compile(rf"[0-9]{{1,18}}(,[0-9]{{1,18}}){{0,{MAX_RANK - 1}}}")
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """One output that the answer shall hold, as raw bytes after the JSON or as JSON numbers."""
+    """One requested output, as raw bytes after the JSON or as JSON numbers."""
 
     name: str
     binary: bool
@@ -50,28 +50,28 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A decoded infer body. `tensor` has the declared shape; no model's limits were checked yet."""
+    """A decoded infer body. `tensor` has the declared shape, not yet checked against the model."""
 
     tensor: Array
     outputs: tuple[RequestedOutput, ...]
     id: str | None = None
     priority: int = 0
-    """1 is highest, 0 the default."""
+    """1 is the highest, 0 stands for the default."""
     timeout_us: int | None = None
     output_grid: str | None = None
-    """As "128,128", unchecked."""
+    """Such as "128,128", unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
-class InferAnswer:
-    """An encoded infer response: the whole body, and its JSON's length if raw bytes follow it."""
+class InferResponse:
+    """An encoded infer response: the whole body, and the length of its JSON if raw bytes follow."""
 
     body: bytes
     json_length: int | None
 
 
 def parse_header_length(value: str, *, available: int) -> int:
-    """Read Inference-Header-Content-Length.
+    """Parse the header Inference-Header-Content-Length.
 
     Raises:
         BadRequest: not an integer from 0 to `available`.
@@ -86,12 +86,12 @@ def parse_header_length(value: str, *, available: int) -> int:
 
 
 def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -> InferRequest:
-    """Read a JSON body (`header_length` None), or a JSON part and the raw tensors after it.
+    """Decode a JSON body (`header_length` None), or a JSON part followed by raw tensors.
 
     Raises:
-        BadRequest: the body does not follow the protocol; sizes that disagree.
-        InvalidField: a datatype or values that are no field.
-        PayloadTooLarge: more JSON lists than a field could need.
+        BadRequest: the body does not follow the protocol, or its sizes disagree.
+        InvalidField: an unsupported datatype or unusable values.
+        PayloadTooLarge: too many JSON lists.
     """
     view = memoryview(body).cast("B")
     length = len(view) if header_length is None else header_length
@@ -114,16 +114,16 @@ def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -
 
 
 def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> InferRequest:
-    """Read a raw request (Inference-Header-Content-Length: 0): the body is the FP32 input tensor.
+    """Decode a raw request (Inference-Header-Content-Length: 0), whose body is the FP32 input tensor.
 
-    `shape` is that of the tensor as "1,1,64,64". All outputs are answered in binary.
+    `shape` is the shape of the tensor, such as "1,1,64,64". The response is binary.
 
     Raises:
-        BadRequest: no shape, not a shape, or not the number of bytes that it needs.
+        BadRequest: no shape, an invalid one, or the wrong number of bytes.
     """
     remedy = "?shape=1,1,64,64 (batch, channels, grid)"
     if shape is None:
-        raise BadRequest(f"a raw binary request to model '{model}' needs its shape: add {remedy}")
+        raise BadRequest(f"a raw binary request to model '{model}' has no shape: add {remedy}")
     if not _SHAPE.fullmatch(shape):
         raise BadRequest(f"shape={shape[:80]!r} is not a shape, expected for example {remedy}")
     dims = [int(part) for part in shape.split(",")]
@@ -147,11 +147,11 @@ def encode(
     warnings: tuple[str, ...] = (),
     trust: dict[str, float] | None = None,
     trust_status: str = "",
-) -> InferAnswer:
-    """Write the answer in the requested form: FP32 numbers in the JSON, or raw bytes after it.
+) -> InferResponse:
+    """Encode the output as requested: FP32 numbers in the JSON, or raw bytes after it.
 
     Raises:
-        InvalidField: a value is NaN or infinite and JSON numbers were asked for.
+        InvalidField: a value is NaN or infinite, and JSON numbers were requested.
     """
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
     document |= {"model_name": model, "model_version": version, "outputs": []}
@@ -173,21 +173,21 @@ def encode(
             entry["parameters"] = {"binary_data_size": output.nbytes}
             blobs.append(np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data)
         else:
-            remedy = "ask for it in binary with the output parameter binary_data = true"
+            remedy = "request it in binary with the output parameter binary_data = true"
             require_encodable(output, name=requested.name, remedy=remedy)
             entry["data"] = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
         document["outputs"].append(entry)
     text = orjson.dumps(document)
     if not blobs:
-        return InferAnswer(text, None)
-    return InferAnswer(b"".join([text, *blobs]), len(text))
+        return InferResponse(text, None)
+    return InferResponse(b"".join([text, *blobs]), len(text))
 
 
 def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:
     reserved = sorted(name for name in parameters if name.startswith(_RESERVED))
     if reserved:
         raise BadRequest(
-            f"parameter {reserved[0][:80]!r} is reserved: no name may start with '{_RESERVED}'"
+            f"parameter {reserved[0][:80]!r} is reserved: use a name that does not start with '{_RESERVED}'"
         )
     for name, value in parameters.items():
         if not isinstance(value, (str, int, float, bool)):
@@ -196,7 +196,7 @@ def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:
                 f"or boolean"
             )
     priority = _integer(parameters, "priority") or 0
-    # Triton's meaning: a timeout of 0 is no timeout.
+    # As for Triton, a timeout of 0 means no timeout.
     return priority, _integer(parameters, "timeout") or None
 
 
@@ -226,8 +226,7 @@ def _outputs(
         _refuse_shared_memory(parameters, where=f"output '{name}'")
         if "classification" in parameters:
             raise BadRequest(
-                f"output '{name}' asks for classification, which a field has no classes for: leave "
-                f"class_count out"
+                f"output '{name}' requests classification, but a field has no classes: leave class_count out"
             )
         binary = _flag(parameters, "binary_data", default=binary_default)
         found.append(RequestedOutput(name, binary))
@@ -334,8 +333,7 @@ def _leftover(count: int, *, model: str) -> str:
 def _refuse_shared_memory(parameters: dict[str, Any], *, where: str) -> None:
     if any(key.startswith("shared_memory_") for key in parameters):
         raise BadRequest(
-            f"{where} refers to shared memory, which this server does not offer: send and ask for "
-            f"binary data"
+            f"{where} refers to shared memory, which this server does not support: use binary data"
         )
 
 

@@ -1,4 +1,4 @@
-"""The safetensors format: a length, a JSON header, then raw tensors without gaps."""
+"""The safetensors format: a length, a JSON header, and raw tensors without gaps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import orjson
 from turbofno.service.codec.fields import (
     BFLOAT16,
     MAX_RANK,
-    Answer,
     Array,
+    ResponseData,
     array_from_bytes,
     check_names,
     shaped,
@@ -26,24 +26,26 @@ _SIZES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
 
 def decode(body: bytes | memoryview) -> dict[str, Array]:
-    """Read every tensor: views of `body` for F16, F32 and F64, a float32 copy for BF16.
+    """Read all tensors: views of `body` for F16, F32 and F64, a float32 copy for BF16.
 
     Raises:
-        BadRequest: a header that lies about its length, its tensors' sizes or their places.
+        BadRequest: a header with a wrong length, or with wrong sizes or offsets of tensors.
         InvalidField: a dtype other than F16, BF16, F32 or F64.
-        PayloadTooLarge: a header beyond any that fields need.
+        PayloadTooLarge: a header above 64 KiB.
     """
     view = memoryview(body).cast("B")
     if len(view) < 8:
-        raise BadRequest(f"a safetensors body starts with 8 length bytes, this has {len(view)}")
+        raise BadRequest(
+            f"the body has {len(view)} bytes, expected a safetensors file, which starts with 8 length bytes"
+        )
     length = int.from_bytes(view[:8], "little")
     if length > len(view) - 8:
         raise BadRequest(
-            f"the safetensors header claims {length} bytes, the body has {len(view) - 8} after it"
+            f"the safetensors header declares {length} bytes, but only {len(view) - 8} follow"
         )
     if length > _MAX_HEADER:
         raise PayloadTooLarge(
-            f"the safetensors header has {length} bytes, at most {_MAX_HEADER} are read"
+            f"the safetensors header has {length} bytes, expected at most {_MAX_HEADER}"
         )
     header = parse_object(view[8 : 8 + length], what="safetensors header")
     header.pop("__metadata__", None)
@@ -59,8 +61,8 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
     }
 
 
-def encode(answer: Answer) -> bytes:
-    """Write the answer as F32 tensors, with model and version as metadata."""
+def encode(answer: ResponseData) -> bytes:
+    """Encode a response as F32 tensors, with model and version as metadata."""
     metadata = {
         "model": answer.model,
         "version": answer.version,
@@ -82,7 +84,9 @@ def encode(answer: Answer) -> bytes:
 
 def _span(name: str, entry: object) -> tuple[str, list[int], int, int]:
     if not isinstance(entry, dict):
-        raise BadRequest(f"the safetensors header's entry '{name}' is not an object")
+        raise BadRequest(
+            f"entry '{name}' of the safetensors header is not an object, expected dtype, shape and data_offsets"
+        )
     shape = _sizes(entry.get("shape"), at_most=MAX_RANK, what=f"shape of tensor '{name}'")
     offsets = _sizes(entry.get("data_offsets"), at_most=2, what=f"data_offsets of tensor '{name}'")
     dtype = entry.get("dtype")
@@ -118,8 +122,8 @@ def _require_no_gaps(spans: dict[str, tuple[str, list[int], int, int]], availabl
     for name, (_, _, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if begin != expected:
             raise BadRequest(
-                f"tensor '{name}' begins at byte {begin}, the one before it ends at {expected}: "
-                f"tensors must follow each other without gaps or overlaps"
+                f"tensor '{name}' begins at byte {begin}, expected {expected}, the end of the one before: "
+                f"tensors must have no gaps or overlaps"
             )
         expected = end
     if expected != available:

@@ -1,4 +1,4 @@
-"""Named arrays of a vector-Jacobian product: input field and cotangent in, gradient and output out."""
+"""Named arrays of `:vjp`: fields and cotangent of the request, gradient and output of the response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GRADIENT = "gradient"
 
 
 class VjpForm(NamedTuple):
-    """How a request laid out its input, as its gradient will be, and its cotangent, as the output will be."""
+    """Layouts of a request: of its input, which the gradient repeats, and of its cotangent, which the output repeats."""
 
     input: Form
     output: Form
@@ -40,15 +40,18 @@ class VjpForm(NamedTuple):
 def vjp_from_arrays(
     arrays: Mapping[str, Array], config: ModelConfig, *, max_fields: int
 ) -> tuple[Fields, Fields, VjpForm]:
-    """Take a request's arrays apart: those that `fields_from_arrays` reads, and "cotangent", or "cotangent.NAME" each.
+    """Turn a request's named arrays into input and cotangent.
+
+    The cotangent is named "cotangent", or "cotangent.NAME" for each output channel; the other arrays are as for
+    `fields_from_arrays`.
 
     Returns:
-        The input, float32 [batch, in_channels, *grid]; the cotangent, float32 [batch, out_channels, *grid]; both
-        C-contiguous.
+        The input, float32 [batch, in_channels, *grid]; the cotangent, float32 [batch, out_channels, *grid], both
+        C-contiguous; and their layouts.
 
     Raises:
         InvalidField: names, shapes, dtypes or values that the model cannot take.
-        PayloadTooLarge: more fields than one request may carry.
+        PayloadTooLarge: too many fields for one request.
     """
     dotted = f"{COTANGENT}."
     given = {n: array for n, array in arrays.items() if n == COTANGENT or n.startswith(dotted)}
@@ -79,7 +82,7 @@ def vjp_from_arrays(
 def arrays_from_vjp(
     gradients: Fields, outputs: Fields | None, config: ModelConfig, form: VjpForm
 ) -> dict[str, NDArray[np.float32]]:
-    """Lay the answer out as the request was: "gradient" and "output", or "gradient.NAME" and "output.NAME" (views)."""
+    """Named views in the layout of the request: "gradient" and "output", or "gradient.NAME" and "output.NAME"."""
     named = laid_out(gradients, config.inputs, form.input, whole=GRADIENT, prefix=f"{GRADIENT}.")
     if outputs is None:
         return named
@@ -87,7 +90,7 @@ def arrays_from_vjp(
 
 
 def units_of_vjp(config: ModelConfig, *, output: bool) -> dict[str, str]:
-    """Units of the answer, if the cotangent is the derivative of a number without units."""
+    """Units of the response, for a cotangent that is the derivative of a dimensionless number."""
     units = {
         f"{GRADIENT}.{one.name}": "1" if one.units == "1" else f"1/({one.units})"
         for one in config.inputs
@@ -99,5 +102,5 @@ def _check(array: Array, shape: tuple[int, ...], *, name: str) -> None:
     check_dtype(array, name=name)
     if array.shape != shape:
         raise InvalidField(
-            f"'{name}' has shape {list(array.shape)}, expected {list(shape)}: that of the output for this input"
+            f"'{name}' has shape {list(array.shape)}, expected {list(shape)}, the shape of the output"
         )

@@ -1,4 +1,4 @@
-"""The service's side of its solver process: one job at a time, few in line, bounded in time; started when first asked."""
+"""The service's side of the solver process: starts it at the first job, sends one job at a time, enforces limits."""
 
 from __future__ import annotations
 
@@ -21,47 +21,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IN_LINE = 4
-"""Most jobs that wait for the one that runs."""
+MAX_WAITING = 4
+"""Maximum number of jobs that wait while one runs."""
 IDLE_SECONDS = 120.0
-"""The process, some 300 MB, ends when it had nothing to do for so long."""
+"""The process takes about 300 MB, so it ends after this long without a job."""
 _START_SECONDS = 60.0
 
 
 class SolverProcess:
-    """Draws and solves in a child process that nothing else depends on: it can be killed at any moment, and is.
-
-    For one event loop only.
-    """
+    """A child process that draws samples and solves PDEs. To cancel a job, it is killed. For one event loop."""
 
     def __init__(self, metrics: Metrics, *, seconds: float) -> None:
         self._metrics = metrics
         self._seconds = seconds
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._jobs = 0
         self._child: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
 
     async def run(self, job: Job, field: Fields | None = None) -> Fields:
-        """The drawn or computed field, [1, *grid]. Cancelling ends the work at once.
+        """The sample or solution, [1, *grid]. Cancelling ends the job at once.
 
         Raises:
-            QueueFull: too many jobs are in line.
-            DeadlineExceeded: it took longer than it may.
-            InvalidField: the solver cannot solve this.
+            QueueFull: too many jobs are waiting.
+            DeadlineExceeded: the job ran out of time.
+            InvalidField: the solver cannot solve this field.
             NotFound: there is no solver for this PDE.
             Unavailable: the process did not start, or died.
         """
-        if self._jobs > IN_LINE:
+        if self._jobs > MAX_WAITING:
             self._metrics.reject("solver_busy")
             raise QueueFull(
-                f"the solver is busy: one runs and {IN_LINE} wait; retry in a few seconds",
+                f"the solver is busy: one job runs and {MAX_WAITING} wait; retry in a few seconds",
                 retry_after=self._seconds / 2,
             )
         self._jobs += 1
         try:
-            async with self._turn:
-                return await self._alone(job, field)
+            async with self._lock:
+                return await self._run(job, field)
         finally:
             self._jobs -= 1
 
@@ -75,14 +72,14 @@ class SolverProcess:
                 child.kill()
             await child.wait()
 
-    async def _alone(self, job: Job, field: Fields | None) -> Fields:
+    async def _run(self, job: Job, field: Fields | None) -> Fields:
         if self._idle is not None:
             self._idle.cancel()
         try:
             if self._child is None or self._child.returncode is not None:
                 await self._start()
-            outcome, solution = await self._ask(packed(job, field))
-        except (asyncio.IncompleteReadError, OSError):  # a TimeoutError is one too
+            outcome, solution = await self._send(packed(job, field))
+        except (asyncio.IncompleteReadError, OSError):  # OSError includes TimeoutError
             raise await self._failure() from None
         except asyncio.CancelledError:
             await self.close()
@@ -100,19 +97,19 @@ class SolverProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,  # an interrupt at the terminal is the service's to handle
+            start_new_session=True,  # Ctrl-C reaches only the service, which then ends this process
         )  # fmt: skip
         async with asyncio.timeout(_START_SECONDS):
-            await self._answer()
+            await self._outcome()
 
-    async def _ask(self, request: bytes) -> tuple[Outcome, Fields | None]:
+    async def _send(self, request: bytes) -> tuple[Outcome, Fields | None]:
         assert self._child is not None
         assert self._child.stdin is not None
         self._child.stdin.write(request)
         await self._child.stdin.drain()
-        return await self._answer()
+        return await self._outcome()
 
-    async def _answer(self) -> tuple[Outcome, Fields | None]:
+    async def _outcome(self) -> tuple[Outcome, Fields | None]:
         assert self._child is not None
         assert self._child.stdout is not None
         stream = self._child.stdout
@@ -123,22 +120,22 @@ class SolverProcess:
         child = self._child
         try:
             if child is not None:
-                # Most likely it has ended by itself: killed before that is known, it would not tell what by.
+                # Let it end by itself, so that its exit status shows whether SIGALRM ended it.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await child.wait()
         finally:
-            # Also when the client leaves meanwhile: what the process still says would answer the next request.
+            # Also on cancellation: an outcome left in the pipe would answer the next job.
             await self.close()
         if child is not None and child.returncode == -signal.SIGALRM:
             self._metrics.reject("solver_timeout")
             return DeadlineExceeded(
-                f"the solver did not end within {self._seconds:g} s ({env_name('solver_seconds')}): "
+                f"the solver did not finish within {self._seconds:g} s ({env_name('solver_seconds')}): "
                 "ask for a coarser grid or fewer steps"
             )
         logger.error("the solver process ended with %s", child and child.returncode)
         return Unavailable(
-            "the solver process failed, the next request starts another", retry_after=2.0
+            "the solver process failed: retry, the next request starts another", retry_after=2.0
         )
 
     def _end_idle(self) -> None:

@@ -16,7 +16,7 @@ from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.registry import discover
 from turbofno.models.core.statistics import Statistics
 from turbofno.service.context import context_of
-from turbofno.service.demo.sampling import SampleParameter, parameters_of
+from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
 from turbofno.service.engine.interface import status_of
 from turbofno.service.errors import NotFound
 from turbofno.service.http.openapi import ModelName, problem

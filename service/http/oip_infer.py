@@ -21,7 +21,7 @@ from turbofno.service.http.trust import largest
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from turbofno.service.codec.oip_binary import InferAnswer, InferRequest
+    from turbofno.service.codec.oip_binary import InferRequest, InferResponse
     from turbofno.service.engine.interface import Fields, PredictResult
     from turbofno.service.http.call import Bytes, Call, Headers, Reply
     from turbofno.service.http.served import Served
@@ -115,7 +115,7 @@ def _decode(
 
 def _encode(
     request: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
-) -> InferAnswer:
+) -> InferResponse:
     return oip_binary.encode(
         result.fields,
         outputs=request.outputs,
@@ -128,7 +128,7 @@ def _encode(
     )
 
 
-async def _written(call: Call, answer: InferAnswer) -> tuple[Headers, Bytes]:
+async def _written(call: Call, answer: InferResponse) -> tuple[Headers, Bytes]:
     """Headers and body of the answer, compressed if the client requested it."""
     headers: Headers = []
     body = answer.body

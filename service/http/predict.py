@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from turbofno.service.codec import npy
-from turbofno.service.codec.fields import Answer, arrays_from_fields
+from turbofno.service.codec.fields import ResponseData, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
 from turbofno.service.http.body import read_body
@@ -192,7 +192,7 @@ def _encode(
         return npy.pieces(*outputs.values())
     return (
         codec.encode(
-            Answer(
+            ResponseData(
                 model=result.model,
                 version=result.version,
                 outputs=outputs,

@@ -10,7 +10,7 @@ import numpy as np
 
 from turbofno.service import answer_warnings
 from turbofno.service.answer_warnings import FrameWarnings
-from turbofno.service.codec.fields import OUTPUT, Answer
+from turbofno.service.codec.fields import OUTPUT, ResponseData
 from turbofno.service.codec.negotiate import JSON, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Frame,
@@ -318,7 +318,7 @@ def _encode(
         by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
         outputs = {channel.name: by_channel[i] for i, channel in enumerate(config.outputs)}
     return codec.encode(
-        Answer(
+        ResponseData(
             model=config.name,
             version=config.version,
             outputs=outputs,

@@ -5,10 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turbofno.service.codec.fields import INPUT, OUTPUT, Answer, arrays_from_fields, check_shape
+from turbofno.service.codec.fields import (
+    INPUT,
+    OUTPUT,
+    ResponseData,
+    arrays_from_fields,
+    check_shape,
+)
 from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer
 from turbofno.service.demo.messages import Job
-from turbofno.service.demo.sampling import PARAMETER_NAMES, complete, parameters_of
+from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.call import Operation
 from turbofno.service.http.offload import heavy_to_encode, offload
@@ -163,7 +169,7 @@ async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
 
 async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
     served, writer = call.served, call.parameters.writer
-    answer = Answer(
+    answer = ResponseData(
         model=served.name,
         version=served.version,
         outputs=outputs,

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
-from turbofno.service.codec.fields import Answer
+from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
@@ -159,7 +159,7 @@ def _encode(
     gradients, outputs = part(result.fields, shapes)
     config = served.config
     return codec.encode(
-        Answer(
+        ResponseData(
             model=result.model,
             version=result.version,
             outputs=arrays_from_vjp(gradients, outputs if output else None, config, form),

@@ -1,1 +1,1 @@
-"""OpenTelemetry spans of a request's way through HTTP, queue, batch and compute; imported only when asked for."""
+"""OpenTelemetry spans of requests, queue, batches and compute; imported only with the setting `tracing`."""

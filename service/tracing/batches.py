@@ -1,7 +1,7 @@
-"""Spans of queue, batch and compute, made when a batch has ended, of the times that were taken anyway.
+"""Spans of queue, batch and compute, created when a batch has ended, from times that are measured anyway.
 
-Each request gets its own, as children of its HTTP span, so that every trace is whole, whichever of them were sampled;
-its batch span links to the other requests in the batch.
+Each request has its own, as children of its HTTP span, so that every sampled trace is complete. Its batch span links to
+the other requests in the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def trace_batch(report: BatchReport) -> None:
-    """Call it at once when the batch has ended: that is where its spans end."""
+    """Create the spans of a batch that ended just now: its spans end at the time of the call."""
     parents = [_W3C.extract({"traceparent": part.ticket.request.trace}) for part in report.slices]
     requests = [trace.get_current_span(parent).get_span_context() for parent in parents]
     ended, since_boot = time.time_ns(), time.monotonic_ns()
@@ -68,7 +68,7 @@ class _Spans:
             },
         )
         if report.compute_seconds:
-            # Its length is measured; where it lies is known so far, that it follows the gathering.
+            # Its duration is measured; it starts after the gathering.
             begun = self._unix(report.started + report.gather_seconds)
             compute = self._tracer.start_span(
                 "compute",

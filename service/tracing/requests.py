@@ -1,4 +1,4 @@
-"""The span of a request, from its headers to the last byte of its reply, in the caller's trace."""
+"""The span of a request, from its headers to the last byte of its response, in the caller's trace."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class RequestTracer:
-    """Makes the spans of all requests of an application but those of machines that poll."""
+    """Creates the spans of all requests except those to polled paths (health, metrics)."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("turbofno", VERSION)
 
     def start(self, call: Call) -> None:
-        """Begin the span of a request whose headers have come; its traceparent is `Call.trace` from then on."""
+        """Start the span of a request with complete headers, and set `Call.trace` to its traceparent."""
         if call.path in POLLED:
             return
         carrier = {
@@ -44,7 +44,7 @@ class RequestTracer:
         call.trace = sent.get("traceparent", "")
 
     def end(self, call: Call, status: int) -> None:
-        """End it, with what was learnt of the request."""
+        """Set the attributes of the request's span, and end it."""
         span = call.span
         if span is None:
             return

@@ -1,4 +1,4 @@
-"""Where spans go: OpenTelemetry's SDK, set up from its own OTEL_* variables, unless the process has set it up before."""
+"""Sets up OpenTelemetry's SDK from its OTEL_* variables, unless the process has done so before."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 FLUSH_SECONDS = 2.0
-"""How long the end of the process may wait for a collector that does not answer."""
+"""Time limit to send the last spans at the end of the process, if the collector does not respond."""
 
 _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
-"""OTEL_EXPORTER_OTLP_PROTOCOL -> the exporter's name as packages register it."""
+"""OTEL_EXPORTER_OTLP_PROTOCOL -> the entry point of its exporter."""
 
 _ours: TracerProvider | None = None
 
 
 def start() -> None:
-    """Make spans go where OTEL_* say; by default to an OTLP collector on this machine. Repeatable.
+    """Export spans as the OTEL_* variables state, by default to an OTLP collector on this machine. Repeatable.
 
     Raises:
-        ValueError: the extra is not installed, or OTEL_* name an exporter that is not.
+        ValueError: the extra `otel` or an exporter that OTEL_* name is not installed.
     """
-    global _ours  # OpenTelemetry's provider is one for the process, and so is what ends it
+    global _ours  # OpenTelemetry has one provider for each process
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
     except ImportError as error:
-        raise ValueError(f"tracing needs pip install 'turbofno[otel]' ({error})") from None
+        raise ValueError(
+            f"tracing needs OpenTelemetry: pip install 'turbofno[otel]' ({error})"
+        ) from None
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return
     named = OTELResourceDetector().detect().attributes
     about = {"service.name": "turbofno", "service.version": VERSION, **named}
-    # Not at exit: that would wait long for a collector that does not answer.
+    # Not at exit, which would wait long for a collector that does not respond; `stop` has a time limit.
     provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
     for processor in span_processors():
         provider.add_span_processor(processor)
@@ -47,7 +49,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Send the spans that are left, within FLUSH_SECONDS; those of a provider that is not ours are not ours to send."""
+    """Send the remaining spans within FLUSH_SECONDS, if `start` created the provider."""
     if _ours is not None:
         flushing = threading.Thread(target=_ours.force_flush, daemon=True)
         flushing.start()
@@ -55,7 +57,7 @@ def stop() -> None:
 
 
 def span_processors() -> list[SpanProcessor]:
-    """One for each exporter that OTEL_TRACES_EXPORTER names. Raises ValueError for one that is not installed."""
+    """A processor for each exporter of OTEL_TRACES_EXPORTER. Raises ValueError for one that is not installed."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     known = entry_points(group="opentelemetry_traces_exporter")
@@ -73,8 +75,8 @@ def span_processors() -> list[SpanProcessor]:
             wanted = _OTLP.get(protocol, protocol)
         if wanted not in known.names:
             raise ValueError(
-                f"OpenTelemetry has no exporter {wanted!r} here (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_PROTOCOL); "
-                f"there are {', '.join(sorted(known.names))}, or none"
+                f"the OpenTelemetry exporter {wanted!r} is not installed (OTEL_TRACES_EXPORTER, "
+                f"OTEL_EXPORTER_OTLP_PROTOCOL), expected one of {', '.join(sorted(known.names))}, or none"
             )
         chosen.append(known[wanted])
     return [BatchSpanProcessor(exporter.load()()) for exporter in chosen]

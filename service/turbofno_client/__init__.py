@@ -1,9 +1,7 @@
-"""Client of a turbofno server: arrays in, numpy arrays out, over one binary HTTP call.
+"""Python client of a turbofno server. It needs only httpx and numpy.
 
-Stands alone (httpx and numpy only), because it is shipped as the package `turbofno_client`.
-
-    with Client("http://127.0.0.1:8080") as client:
-        solution = client.predict("burgers-1d", initial_state)
+with Client("http://127.0.0.1:8080") as client:
+    solution = client.predict("burgers-1d", initial_state)
 """
 
 from ._answers import Frame, Gradient, Prediction
@@ -21,7 +19,7 @@ from ._errors import (
     TurboFNOError,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AsyncClient",

@@ -1,4 +1,4 @@
-"""Arrays of any library to the bytes of a request, and bytes of an answer to numpy arrays."""
+"""Arrays of any library to request bodies, and response bodies to numpy arrays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Inputs: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
 
 
 def real(values: ArrayLike, what: str = "fields") -> Fields:
-    """Any array of real numbers, also a torch tensor with gradients or in bfloat16, as little-endian float32.
+    """Convert any array of real numbers to little-endian float32, also a torch tensor with gradients or in bfloat16.
 
     Raises BadInput for anything else.
     """
     tensor: Any = values
     if hasattr(tensor, "detach") and not tensor.is_complex():
-        # numpy takes no tensor of torch that needs gradients, is on a GPU, or holds bfloat16.
+        # numpy cannot convert torch tensors that require gradients, are on a GPU, or hold bfloat16.
         tensor = tensor.detach().float().cpu()
     try:
         array = np.asarray(tensor)
@@ -42,18 +42,20 @@ def real(values: ArrayLike, what: str = "fields") -> Fields:
 
 
 def encode(inputs: Inputs) -> tuple[str, bytes]:
-    """Media type and bytes of one array, or of named ones. Raises BadInput."""
+    """Encode an array as .npy, or a dict of arrays as .npz; return media type and bytes. Raises BadInput."""
     if isinstance(inputs, Mapping):
         return NPZ, npz_bytes(inputs)
     return NPY, _npy_bytes(real(inputs))
 
 
 def npz_bytes(arrays: Mapping[str, ArrayLike]) -> bytes:
-    """An uncompressed .npz archive of float32 arrays. Raises BadInput."""
+    """Encode arrays as an uncompressed .npz archive of float32. Raises BadInput."""
     if not arrays:
-        raise BadInput("there are no fields: give each input channel of the model by its name")
+        raise BadInput(
+            "the dict of fields is empty, expected an array for each input channel of the model"
+        )
     buffer = io.BytesIO()
-    # numpy.savez has keywords of its own, which may be names of channels.
+    # numpy.savez takes names as keywords, which may collide with its own.
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, values in arrays.items():
             archive.writestr(f"{name}.npy", _npy_bytes(real(values, repr(name))))
@@ -61,17 +63,17 @@ def npz_bytes(arrays: Mapping[str, ArrayLike]) -> bytes:
 
 
 def decode(response: httpx.Response, media_type: str) -> Any:
-    """The array, or the arrays by name, of an answer's body; the inverse of `encode`. Raises ServerError."""
+    """Decode a response body to an array or a dict of arrays; the inverse of `encode`. Raises ServerError."""
     return npz_arrays(response) if media_type == NPZ else _npy_array(response)
 
 
 def npz_arrays(response: httpx.Response) -> Named:
-    """The arrays of an answer in .npz, by name. Raises ServerError."""
+    """Decode an .npz response to arrays by name. Raises ServerError."""
     try:
         with np.load(io.BytesIO(response.content), allow_pickle=False) as archive:
             return {name: np.asarray(array, np.float32) for name, array in archive.items()}
     except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
-        message = "the answer is not an .npz archive: is this a turbofno server?"
+        message = "the response is not an .npz archive: is this a turbofno server?"
         raise ServerError(message, response) from None
 
 
@@ -86,5 +88,5 @@ def _npy_array(response: httpx.Response) -> Fields:
         array = np.lib.format.read_array(io.BytesIO(response.content), allow_pickle=False)
         return np.asarray(array, dtype=np.float32)
     except (ValueError, TypeError):
-        message = "the answer is not a .npy array: is this a turbofno server?"
+        message = "the response is not a .npy array: is this a turbofno server?"
         raise ServerError(message, response) from None

@@ -1,4 +1,4 @@
-"""A served model as a differentiable function of torch or JAX, neither of which is imported before it is asked for."""
+"""A served model as a differentiable function of torch or JAX, which are imported only when used."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def torch_function(
     deadline: float | None = None,
     priority: int = 0,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Make a served model a function of torch tensors that autograd can go back through, once.
+    """Make a served model a function of torch tensors that supports autograd (first derivatives).
 
     Args:
-        client, model, version, deadline, priority: as `Client.predict`.
+        client: a blocking client of the server.
+        model, version, deadline, priority: as for `Client.predict`.
 
     Returns:
-        A function of a real tensor in the model's physical units, [n, channels, *grid], [channels, *grid] or, for
-        one channel, [*grid]. It returns what `predict` answers, in the dtype and on the device of the input;
-        computed in float32. It asks the server once, and once more in the backward pass, and raises as `predict`
-        and `vjp`.
+        A function of a real tensor [n, channels, *grid], [channels, *grid] or, for one channel, [*grid], in the model's
+        physical units. It returns the output of `predict`, computed in float32, in the dtype and on the device of the
+        input. It sends one request, and one more in the backward pass; it raises the errors of `predict` and `vjp`.
 
     Raises:
         ImportError: torch is not installed.
@@ -67,20 +67,21 @@ def jax_function(
     deadline: float | None = None,
     priority: int = 0,
 ) -> Callable[[jax.Array], jax.Array]:
-    """Make a served model a function of JAX arrays that `jax.grad` and `jax.vjp` can go back through, once.
+    """Make a served model a function of JAX arrays that supports `jax.grad` and `jax.vjp` (first derivatives).
 
     Args:
-        client, model, version, deadline, priority: as `Client.predict`.
+        client: a blocking client of the server.
+        model, version, deadline, priority: as for `Client.predict`.
 
     Returns:
-        A function of a real array in the model's physical units, [n, channels, *grid], [channels, *grid] or, for
-        one channel, [*grid]. It returns what `predict` answers, in the dtype of the input; computed in float32. It
-        works under `jax.jit` and `jax.vmap` (one request for the whole batch), asks the server once, and once more
-        going back. Errors of the client are raised through JAX's own.
+        A function of a real array [n, channels, *grid], [channels, *grid] or, for one channel, [*grid], in the model's
+        physical units. It returns the output of `predict`, computed in float32, in the dtype of the input. It sends one
+        request, and one more for the gradient; under `jax.vmap` one for the whole batch. It works under `jax.jit`. JAX
+        wraps errors of the client in its own.
 
     Raises:
         ImportError: jax is not installed.
-        As `Client.model`.
+        TurboFNOError: as `Client.model`.
     """
     import jax
 
@@ -93,7 +94,7 @@ def jax_function(
         return x.shape[-rank - 1] if x.ndim > rank else 1
 
     def batch(array: Any, channels: int) -> Any:
-        # jax.vmap puts its axes before the array's own: all of them are one batch for the server.
+        # jax.vmap adds leading axes: flatten all into one batch for the server.
         return np.reshape(array, (-1, channels, *np.shape(array)[-rank:]))
 
     def call(ask: Callable[..., Any], like: Any, shape: tuple[int, ...], *arrays: Any) -> Any:

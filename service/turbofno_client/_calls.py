@@ -1,7 +1,7 @@
-"""Every call of the API once: its keywords, its request, and what its answer means.
+"""The calls of the API: arguments, request, and result of each.
 
-A call is a generator that yields requests to send and seconds to wait (`_exchange.py`); `_clients.py` makes a
-blocking and an awaiting method of each.
+Each call is a generator of requests and pauses (`_exchange.py`), from which `_clients.py` makes a blocking and an async
+method.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ._frames import FRAMES, FrameReader
 
 _READY_POLL_SECONDS = 0.1
 _CALLER = 4
-"""Frames between one of these generators and the code that called the client's method."""
+"""Stack depth from one of these generators to the caller of the client's method, for warnings."""
 
 
 class VjpOptions(TypedDict, total=False):
-    """For type checkers: keywords of `vjp`, wherever an answer's type depends on the input's."""
+    """Keywords of `vjp`, for overloads."""
 
     version: str | int | None
     deadline: float | None
@@ -35,13 +35,13 @@ class VjpOptions(TypedDict, total=False):
 
 
 class PredictOptions(VjpOptions, total=False):
-    """The same of `predict`."""
+    """Keywords of `predict`, for overloads."""
 
     output_grid: Sequence[int] | None
 
 
 class RolloutOptions(TypedDict, total=False):
-    """The same of `rollout`."""
+    """Keywords of `rollout`, for overloads."""
 
     frames: Literal["all", "last"] | int
     start: int
@@ -50,14 +50,14 @@ class RolloutOptions(TypedDict, total=False):
 
 
 class SolveOptions(TypedDict, total=False):
-    """The same of `solve`, for a field."""
+    """Keywords of `solve` for a field, for overloads."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout(Generic[AnswerT]):
-    """A rollout to begin, and what reads its frames."""
+    """The request that starts a rollout, and the parser of its response."""
 
     opening: Steps[httpx.Response]
     reader: FrameReader[AnswerT]
@@ -84,28 +84,34 @@ class Calls(Exchange):
         priority: int = 0,
         output_grid: Sequence[int] | None = None,
     ) -> Steps[Fields | Named]:
-        """Ask the model for the solution that belongs to each field.
+        """Predict the solution for each field.
 
         Args:
-            model: name of a model that the server has.
+            model: name of a model of the server.
             fields: real numbers of any dtype, in the model's physical units, sent as float32: a batch
-                [n, channels, *grid], one field [channels, *grid], or, for one channel, one field [*grid]. Or a
-                dict with an array [n, *grid] or [*grid] for each input channel's name.
-            version: of the model; the newest if None.
-            deadline: seconds after which the answer is of no use; the server then drops work not yet begun.
-            priority: 1 is highest, 10 lowest; 0, the default, is in the middle (5).
-            output_grid: points on each axis of the answer, whatever the input's; the model then runs on the
-                grid that it was trained on.
+                [n, channels, *grid], one field [channels, *grid], or, for a model with one channel, one field [*grid].
+                Or a dict of input channel name -> array [n, *grid] or [*grid].
+            version: version of the model; the newest if None.
+            deadline: seconds after which the result is useless; the server then drops work that it has not started.
+            priority: 1 (highest) to 10 (lowest); 0 stands for 5.
+            output_grid: points on each axis of the output, by default those of the input; the model then runs on its
+                training grid.
 
         Returns:
-            float32, in physical units, laid out as the input: [n, channels, *grid], [channels, *grid], or
-            [*grid] if there is one output channel. For a dict, a dict by output channel.
+            float32, in physical units, in the layout of the input: [n, channels, *grid], [channels, *grid] or, with one
+            output channel, [*grid]. For a dict, a dict of output channel name -> array.
 
         Warns:
-            PredictionWarning: the answer came with a warning, for example of a grid that nobody has evaluated.
+            PredictionWarning: for each warning of the server, for example about a grid on which the model was not
+                evaluated.
 
         Raises:
-            BadInput, NotFound, Overloaded, DeadlineExceeded, ServerError, ConnectionFailed.
+            BadInput: the server or the client cannot use these fields or arguments.
+            NotFound: the server has no such model or version.
+            Overloaded: the server refused the request until retries or time ran out.
+            DeadlineExceeded: the deadline or the client's timeout passed.
+            ServerError: the server failed.
+            ConnectionFailed: the server cannot be reached.
         """
         prediction: Prediction[Any] = yield from self.predict_detailed(
             model, fields, version=version, deadline=deadline, priority=priority, output_grid=output_grid
@@ -131,16 +137,16 @@ class Calls(Exchange):
         priority: int = 0,
         output_grid: Sequence[int] | None = None,
     ) -> Steps[Prediction[Any]]:
-        """As `predict`, with version, request id, timings and signals of trust.
+        """Predict as `predict` does, and return version, request id, timings and trust signals too.
 
         Args:
-            model, fields, version, deadline, priority, output_grid: as `predict`, with their shapes and units.
+            model, fields, version, deadline, priority, output_grid: as for `predict`.
 
         Returns:
-            A Prediction, with what `predict` returns as its `fields`; warnings are told there, not issued.
+            A Prediction, whose `fields` are the result of `predict`. Warnings are in it, not issued.
 
         Raises:
-            As `predict`.
+            TurboFNOError: as `predict`.
         """
         params: dict[str, int | str] = {"priority": priority} if priority else {}
         if output_grid is not None:
@@ -183,22 +189,22 @@ class Calls(Exchange):
         deadline: float | None = None,
         priority: int = 0,
     ) -> Steps[Fields | Named]:
-        """Multiply the cotangent by the Jacobian of the model at these fields: dL/d(fields), given dL/d(output).
+        """Compute a vector-Jacobian product of the model: the gradient dL/d(fields), given dL/d(output).
 
         Args:
-            model, fields, version, deadline, priority: as `predict`, with their shapes and units.
-            cotangent: real numbers in the shape that `predict` answers with, or a dict by output channel; in
-                units of L over those of the output; sent as float32.
+            model, fields, version, deadline, priority: as for `predict`.
+            cotangent: dL/d(output), real numbers in the shape of the output of `predict`, sent as float32. Or a dict of
+                output channel name -> array. In units of L over units of the output.
 
         Returns:
-            float32, laid out as `fields`, in units of L over those of the input. For a dict, a dict by input
-            channel.
+            dL/d(fields), float32, in the layout of `fields`, in units of L over units of the input. For a dict, a dict
+            of input channel name -> array.
 
         Warns:
             PredictionWarning: as `predict`.
 
         Raises:
-            As `predict`; BadInput also if the model has no gradient.
+            TurboFNOError: as `predict`; BadInput also if the model has no gradient.
         """
         gradient: Gradient[Any] = yield from self.vjp_detailed(
             model, fields, cotangent, version=version, deadline=deadline, priority=priority
@@ -237,17 +243,17 @@ class Calls(Exchange):
         deadline: float | None = None,
         priority: int = 0,
     ) -> Steps[Gradient[Any]]:
-        """As `vjp`, with version, request id and timings.
+        """Compute the gradient as `vjp` does, and return version, request id and timings too.
 
         Args:
-            model, fields, cotangent, version, deadline, priority: as `vjp`, with their shapes and units.
-            output: give the model's output too, laid out as the cotangent.
+            model, fields, cotangent, version, deadline, priority: as for `vjp`.
+            output: return the model's output too, in the layout of the cotangent.
 
         Returns:
-            A Gradient, with what `vjp` returns as its `gradient`; warnings are told there, not issued.
+            A Gradient, whose `gradient` is the result of `vjp`. Warnings are in it, not issued.
 
         Raises:
-            As `vjp`.
+            TurboFNOError: as `vjp`.
         """
         params: dict[str, int | str] = {"priority": priority} if priority else {}
         sent = _named("input", fields) | _dotted("cotangent", cotangent)
@@ -293,27 +299,27 @@ class Calls(Exchange):
         version: str | int | None = None,
         deadline: float | None = None,
     ) -> Rollout[Any]:
-        """Run an autoregressive model on its own output until step `steps`, and give the frames as they are made.
+        """Run an autoregressive model on its own output up to step `steps`; yield frames as they are computed.
 
-        Closing the generator, or leaving the loop over it, ends the rollout on the server. To resume after a lost
-        connection: `rollout(model, frame.fields, steps, start=frame.step)`, with the last frame that came.
+        To end the rollout on the server, close the generator or leave the loop over it. To resume after a lost
+        connection, call `rollout(model, frame.fields, steps, start=frame.step)` with the last received frame.
 
         Args:
-            model, fields, version: as `predict`, with their shapes and units.
+            model, fields, version: as for `predict`.
             steps: number of the last step.
-            frames: "all"; "last"; or k: those of steps k, 2 k, ... and the last.
-            start: number of the step that the input is at: to resume from a frame.
-            deadline: seconds within which the first step must have begun.
+            frames: "all", "last", or k for the steps k, 2 k, ... and the last.
+            start: number of the step of the input, to resume from a frame.
+            deadline: seconds within which the first step must start.
 
         Returns:
-            A generator of Frames: float32, in physical units, laid out as the input.
+            A generator of Frames: float32, in physical units, in the layout of the input.
 
         Warns:
-            PredictionWarning: as `predict`, with the frame from which on it holds.
+            PredictionWarning: as `predict`, with the first frame that it applies to.
 
         Raises:
-            BlowUp: after the last frame that can be used.
-            As `predict`; ConnectionFailed also if the stream breaks off.
+            BlowUp: the rollout diverged; raised after its last usable frame.
+            TurboFNOError: as `predict`; ConnectionFailed also if the stream breaks off.
         """
         media_type, content = encode(fields)
         opening = self._exchange(
@@ -334,20 +340,20 @@ class Calls(Exchange):
         grid: int | None = None,
         parameters: Mapping[str, float] | None = None,
     ) -> Steps[Fields]:
-        """Draw a random input of the model.
+        """Draw a random input for a model of the zoo, from a server with the setting `ui`.
 
         Args:
-            model: name of a model whose description has a `reference` (those of the zoo).
-            seed: which sample, 0 to 2**20 - 1.
-            grid: points along each axis; those of the training grid if None.
-            parameters: of the sampler, as `model(name)["reference"]["parameters"]` lists them; without any, the
-                field is from the distribution that the model was trained on.
+            model: name of a model whose description (`model(name)`) has a `reference`.
+            seed: number of the sample, 0 to 2**20 - 1.
+            grid: points on each axis; those of the training grid if None.
+            parameters: values of the sampler's parameters, which `model(name)["reference"]["parameters"]` lists. The
+                default is the distribution of the training data.
 
         Returns:
             float32 [channels, *grid], in the model's physical units.
 
         Raises:
-            As `predict`; NotFound also if there is no sampler; BadInput also if the server has them off.
+            TurboFNOError: as `predict`; NotFound also if there is no sampler, BadInput if the server has them disabled.
         """
         response = yield from self._exchange(
             "GET",
@@ -382,22 +388,22 @@ class Calls(Exchange):
         parameters: Mapping[str, float] | None = None,
         steps: int = 1,
     ) -> Steps[Fields | Named]:
-        """Ask the PDE solver for what the model should answer: to one field, or to a sample by its seed.
+        """Solve the model's PDE numerically, for one field or for a sample by its seed.
 
         Args:
-            model: as `sample`.
-            fields: one field as `predict` takes it, no batch; it is interpolated to the solver's grid.
-            seed, grid, parameters: a sample as `sample` draws it, solved as the function that it is.
-            steps: how many of the model's time steps, where it has one.
+            model: as for `sample`.
+            fields: one field as for `predict`, not a batch; it is interpolated to the solver's grid.
+            seed, grid, parameters: as for `sample`; the sample is drawn on the solver's grid.
+            steps: number of the model's time steps, for an autoregressive model.
 
         Returns:
-            float32, in physical units, laid out as the input; for a sample [channels, *grid].
+            The solution, float32, in physical units, in the layout of the input; for a sample [channels, *grid].
 
         Raises:
-            As `sample`; BadInput also unless there is either a field or a seed.
+            TurboFNOError: as `sample`; BadInput also without field and seed, or with both.
         """
         if (fields is None) == (seed is None):
-            raise BadInput("solve takes either a field or the seed of a sample")
+            raise BadInput("solve needs either a field or the seed of a sample: give exactly one")
         media_type, content = (NPY, None) if fields is None else encode(fields)
         body = {} if content is None else {"Content-Type": media_type}
         response = yield from self._exchange(
@@ -410,32 +416,34 @@ class Calls(Exchange):
         return decode(response, media_type)
 
     def models(self) -> Steps[list[dict[str, Any]]]:
-        """Name, version, state, reason and description of every model, ready or not. Raises as `predict`."""
+        """List all models, ready or not: name, version, state, reason, description. Raises the errors of `predict`."""
         body = yield from self._json("/v1/models", "models", list)
         return list(body["models"])
 
     def model(self, name: str) -> Steps[dict[str, Any]]:
-        """Signature of one model: channels with units, grid limits, PDE, measured errors. Raises as `predict`."""
+        """Describe one model: channels with units, grid limits, PDE, measured errors. Raises the errors of `predict`."""
         return (yield from self._json(_path(name), "name", str))
 
     def card(self, name: str) -> Steps[str]:
-        """The model card in Markdown: what the model is for, how it was trained, how well it does.
+        """Return the model card in Markdown: intended use, training, measured errors.
 
-        Raises as `predict`; NotFound also if the model has no card.
+        Raises the errors of `predict`; NotFound also if the model has no card.
         """
         response = yield from self._exchange("GET", _path(name) + "/card", headers={})
         return response.text
 
     def ready(self) -> Steps[bool]:
-        """True if the server answers and all its models are loaded and warm. Never raises."""
+        """True if the server responds, and all its models are loaded and warm. Never raises."""
         return (yield from self._ready(self._timeout))
 
     def wait_ready(self, timeout: float = 60.0) -> Steps[None]:
-        """Return once the server is ready. Raises DeadlineExceeded after `timeout` seconds."""
+        """Wait until the server is ready. Raises DeadlineExceeded after `timeout` seconds."""
         give_up = time.monotonic() + timeout
         while not (yield from self._ready(max(give_up - time.monotonic(), 0.0))):
             if time.monotonic() + _READY_POLL_SECONDS > give_up:
-                raise DeadlineExceeded(f"{self._http.base_url} not ready within {timeout:g} s")
+                raise DeadlineExceeded(
+                    f"{self._http.base_url} was not ready within {timeout:g} s: see GET /readyz and the server's log"
+                )
             yield _READY_POLL_SECONDS
 
     def _ready(self, seconds: float) -> Steps[bool]:
@@ -446,7 +454,7 @@ class Calls(Exchange):
         response = yield from self._exchange("GET", path, headers={"Accept": "application/json"})
         if isinstance((body := json_object(response)).get(key), kind):
             return body
-        raise ServerError("the answer is not as expected: is this a turbofno server?", response)
+        raise ServerError("the response has an unknown form: is this a turbofno server?", response)
 
 
 def _path(model: str, version: str | int | None = None) -> str:
@@ -457,7 +465,7 @@ def _path(model: str, version: str | int | None = None) -> str:
 def _sample(
     seed: int | None, grid: int | None, parameters: Mapping[str, float] | None
 ) -> dict[str, int | float]:
-    """The query of a sample; what is None is left to the server."""
+    """The query of a sample, without values that are None."""
     chosen = {"seed": seed, "grid": grid}
     return {
         **(parameters or {}),
@@ -476,7 +484,7 @@ def _dotted(name: str, arrays: Inputs) -> dict[str, ArrayLike]:
 
 
 def _undotted(name: str, arrays: Named, response: httpx.Response, *, single: bool) -> Any:
-    """The array of this name, or a dict of those whose name begins with it and a dot."""
+    """The array `name`, or a dict of the arrays `name.CHANNEL` by channel."""
     if single and name in arrays:
         return arrays[name]
     dotted = {
@@ -486,6 +494,6 @@ def _undotted(name: str, arrays: Named, response: httpx.Response, *, single: boo
     }
     if single or not dotted:
         raise ServerError(
-            f"the answer is not an .npz archive of {name}: is this a turbofno server?", response
+            f"the response is not an .npz archive with {name}: is this a turbofno server?", response
         )
     return dotted

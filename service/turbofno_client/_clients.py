@@ -1,4 +1,4 @@
-"""The two clients: how they are set up, and each call of `_calls.py` carried out, blocking or awaiting."""
+"""The blocking and the asyncio client: they run the generators of `_calls.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._answers import AnswerT, Frame, told
+from ._answers import AnswerT, Frame, warnings_of
 from ._arrays import Fields
 from ._calls import Calls, Rollout, VjpOptions
 from ._errors import error_of, issue
@@ -36,17 +36,16 @@ HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 
 _Call: TypeAlias = Callable[Concatenate[Calls, P], Steps[T]]
 _CALLER = 2
-"""Frames between the generator of a rollout and the loop over it."""
+"""Stack depth from the generator of a rollout to the loop over it, for warnings."""
 
 
 def _described(method: MethodT, call: Callable[..., Any], returns: str = "{}") -> MethodT:
-    """The method with the name, docstring and signature of the call; it returns what those steps do."""
+    """Give the method the name, docstring and signature of the call, with the return type of its generator."""
     update_wrapper(method, call)
     signature = inspect.signature(call)
     # "Steps[Fields]" -> "Fields"
-    answer = str(signature.return_annotation).partition("[")[2].removesuffix("]")
-    told = signature.replace(return_annotation=returns.format(answer))
-    vars(method).update(__signature__=told)
+    result = str(signature.return_annotation).partition("[")[2].removesuffix("]")
+    vars(method).update(__signature__=signature.replace(return_annotation=returns.format(result)))
     return method
 
 
@@ -98,32 +97,32 @@ class _Connection(Generic[HttpT]):
         headers: Mapping[str, str] | None = None,
         transport: Any = None,
     ) -> None:
-        """Set the client up; nothing is sent yet.
+        """Create a client; no request is sent yet.
 
         Args:
-            url: where the server listens, for example "http://127.0.0.1:8080".
-            api_key: sent with every request, for a server that asks for one.
-            verify: how to check the certificate of a server with TLS: against the system's (True), against those
-                in the file of this path, by an ssl.SSLContext, or not at all (False).
-            timeout: seconds a call may take, retries and the waits between them included.
-            retries: how often a call is tried again after 429, 503, a refused connection, or a proxy's 500 or 502
-                (the server behind it died), each time after the server's Retry-After plus a jittered, doubling
-                pause. Nothing else is retried.
+            url: address of the server, for example "http://127.0.0.1:8080".
+            api_key: sent with every request, for a server with API keys.
+            verify: how to check the server's TLS certificate: with the system's certificate authorities (True), with
+                those in the file of this path, with an ssl.SSLContext, or not at all (False).
+            timeout: seconds that a call may take, including retries and the pauses between them; above 0.
+            retries: maximum number of retries of a call; 0 for none. Retried are 429, 503, refused connections, and
+                500 or 502 from a proxy whose server died, each after the server's Retry-After plus a random pause
+                that doubles each time. Other errors are not retried.
             headers: sent with every request.
-            transport: the httpx transport to use, an async one for `AsyncClient`.
+            transport: the httpx transport to use; an async one for `AsyncClient`.
 
         Raises:
-            ValueError: a URL without http:// or https://, or a timeout or number of retries that makes no sense.
+            ValueError: a URL without http:// or https://, timeout <= 0, or retries < 0.
             OSError: the file of certificates cannot be read.
         """
         if timeout <= 0 or retries < 0:
-            raise ValueError(f"need timeout > 0 and retries >= 0, got {timeout=}, {retries=}")
+            raise ValueError(f"expected timeout > 0 and retries >= 0, got {timeout=}, {retries=}")
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the URL must begin with http:// or https://, got {url!r}")
+            raise ValueError(f"expected a URL that begins with http:// or https://, got {url!r}")
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http: HttpT = self._http_class(
             base_url=url,
-            # Compressing float fields saves next to nothing and costs far more than it saves.
+            # Compressing float fields takes more time than it saves.
             headers={"Accept-Encoding": "identity", **authorization, **(headers or {})},
             verify=ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify,
             transport=transport,
@@ -133,7 +132,7 @@ class _Connection(Generic[HttpT]):
 
 
 class Client(_Connection[httpx.Client]):
-    """Blocking client of one server, safe to share between threads; `close` it or use `with`."""
+    """Blocking client of one server. Threads may share it. Use `with`, or call `close`."""
 
     _http_class = httpx.Client
 
@@ -160,17 +159,17 @@ class Client(_Connection[httpx.Client]):
         deadline: float | None = None,
         priority: int = 0,
     ) -> Callable[[ArrayLike], tuple[float, NDArray[np.float64]]]:
-        """Make a loss of the model's output a function of its input, for `scipy.optimize.minimize(..., jac=True)`.
+        """Turn a loss of the model's output into a function of its input, for `scipy.optimize.minimize(..., jac=True)`.
 
         Args:
-            model, version, deadline, priority: as `predict`.
-            loss: takes the output, float32 as `predict` gives it, and returns a number and its derivative with
-                respect to the output.
-            shape: of the input, [n, channels, *grid], [channels, *grid], or [*grid] of one channel.
+            model, version, deadline, priority: as for `predict`.
+            loss: takes the output of `predict` (float32), returns a number and its derivative by the output, an array
+                in the shape of the output.
+            shape: shape of the input: [n, channels, *grid], [channels, *grid] or, for one channel, [*grid].
 
         Returns:
-            A function of a flat vector, in the units of the input, that gives the number and its float64 gradient.
-            It asks the server twice, and raises as `predict`.
+            A function of a flat vector in the units of the input. It returns the loss and its gradient, a flat float64
+            vector. It sends two requests, and raises the errors of `predict` and `vjp`.
         """
         options: VjpOptions = {"version": version, "deadline": deadline, "priority": priority}
 
@@ -214,7 +213,7 @@ class Client(_Connection[httpx.Client]):
         response = self._carry_out(rollout.opening, stream=True)
         with closing(response):
             rollout.reader.begin(response)
-            issue(told(response), depth=_CALLER)
+            issue(warnings_of(response), depth=_CALLER)
             try:
                 for chunk in response.iter_raw():
                     for frame in rollout.reader.feed(chunk):
@@ -275,7 +274,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
         response = await self._carry_out(rollout.opening, stream=True)
         async with aclosing(response):
             rollout.reader.begin(response)
-            issue(told(response), depth=_CALLER)
+            issue(warnings_of(response), depth=_CALLER)
             try:
                 async for chunk in response.aiter_raw():
                     for frame in rollout.reader.feed(chunk):

@@ -1,13 +1,13 @@
-"""Everything that the client raises or warns of, and which of it an answer, or none, means.
+"""Errors and warnings of the client, and the error for each response.
 
 TurboFNOError
-├── BadInput           4xx: the request cannot be used as it is
+├── BadInput           other 4xx, or arguments that the client cannot send
 ├── NotFound           404
-├── Overloaded         429, 503, when retries or time ran out
-├── DeadlineExceeded   504, or no answer in time
-├── ServerError        5xx, or an answer that cannot be understood
-├── ConnectionFailed   no answer
-└── BlowUp             a rollout left what the model knows
+├── Overloaded         429 or 503, after all retries or at the time limit
+├── DeadlineExceeded   504, or no response in time
+├── ServerError        5xx, or an invalid response
+├── ConnectionFailed   no response
+└── BlowUp             a rollout diverged
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ import httpx
 
 
 class TurboFNOError(Exception):
-    """Base of everything this client raises.
+    """Base of all errors of this client.
 
-    `message` is the server's own explanation where it gave one, `status` the HTTP status (None if
-    no answer came), `request_id` what to look for in the server's log, `problem` the error's body,
-    `retry_after` the seconds to wait if the server said so.
+    Attributes:
+        message: the server's explanation, or the client's if there is none.
+        status: HTTP status; None without a response.
+        request_id: id of the request in the server's log; None if unknown.
+        problem: the JSON body of the error response; {} if there is none.
+        retry_after: seconds to wait before a retry (header Retry-After); None if not given.
     """
 
     def __init__(self, message: str, response: httpx.Response | None = None) -> None:
@@ -41,7 +44,7 @@ class TurboFNOError(Exception):
 
 
 class BadInput(TurboFNOError):
-    """The request cannot be used as it is: shape, channels, dtype, NaN, size (4xx)."""
+    """The request is unusable: shape, channels, dtype, NaN, size (4xx)."""
 
 
 class NotFound(TurboFNOError):
@@ -49,25 +52,25 @@ class NotFound(TurboFNOError):
 
 
 class Overloaded(TurboFNOError):
-    """Still refused (429, 503) when retries or time ran out; come back after `retry_after` s."""
+    """The server refused the request (429, 503) until retries or time ran out; retry after `retry_after` seconds."""
 
 
 class DeadlineExceeded(TurboFNOError):
-    """The time allowed passed: at the server before the work began (504), or here while waiting."""
+    """The time limit passed, at the server before the work began (504) or in the client."""
 
 
 class ServerError(TurboFNOError):
-    """The server failed (5xx), or its answer could not be understood."""
+    """The server failed (5xx), or its response is invalid."""
 
 
 class ConnectionFailed(TurboFNOError):
-    """No answer came: nothing listens there, or the connection broke."""
+    """No response: the server is unreachable, or the connection broke."""
 
 
 class BlowUp(TurboFNOError):
-    """A rollout left what the model knows: NaN, or energy beyond its training range. All frames before were given.
+    """A rollout diverged: its fields are not finite, or their energy is beyond the training range.
 
-    `step` is the first that is not to be used, `reason` "not_finite" or "energy".
+    All usable frames come before this error. `step` is the first unusable step; `reason` is "not_finite" or "energy".
     """
 
     def __init__(self, message: str, response: httpx.Response, *, step: int, reason: str) -> None:
@@ -77,33 +80,33 @@ class BlowUp(TurboFNOError):
 
 
 class PredictionWarning(UserWarning):
-    """The server answered, and says why the answer may be worse than the model's card says."""
+    """The result may be worse than the model's card states; the text gives the reason."""
 
 
-def issue(told: Sequence[str], *, depth: int) -> None:
-    """Issue each text as a PredictionWarning on the line of the caller `depth` calls above."""
-    for text in told:
+def issue(texts: Sequence[str], *, depth: int) -> None:
+    """Issue each text as a PredictionWarning, attributed to the caller `depth` calls above."""
+    for text in texts:
         warnings.warn(text, PredictionWarning, stacklevel=depth + 1)
 
 
 def error_of(outcome: httpx.Response | httpx.RequestError | None, allowed: float) -> TurboFNOError:
-    """The error that a refusal or a failure to get any answer is; `allowed` are the seconds it had."""
+    """The error for a response other than 200, or for a failed request with a time limit of `allowed` seconds."""
     if isinstance(outcome, httpx.Response):
         problem, status = json_object(outcome), outcome.status_code
         kinds = {404: NotFound, 429: Overloaded, 503: Overloaded, 504: DeadlineExceeded}
         kind = kinds.get(status, BadInput if 400 <= status < 500 else ServerError)
         text = problem.get("detail") or problem.get("error") or outcome.text[:500]
         return kind(str(text or f"HTTP {status} {outcome.reason_phrase}"), outcome)
-    assert outcome is not None, "a request was sent, so something came of it"
+    assert outcome is not None, "a request was sent, so there is an outcome"
     timed_out = isinstance(outcome, httpx.TimeoutException)
     if timed_out and not isinstance(outcome, httpx.ConnectTimeout):
-        return DeadlineExceeded(f"no answer within {allowed:g} s")
+        return DeadlineExceeded(f"no response within {allowed:g} s: allow more time, or send less")
     where = outcome.request.url.copy_with(path="/", query=None)
     return ConnectionFailed(f"cannot reach {where}: {outcome or type(outcome).__name__}")
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a body; {} if it is none."""
+    """The JSON object of a body; {} if it is not one."""
     try:
         body = response.json()
     except (ValueError, httpx.ResponseNotRead):
@@ -112,7 +115,7 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Retry-After in either form that HTTP allows: a number of seconds or a date."""
+    """Parse Retry-After, a number of seconds or a date, to seconds from now; None if it is neither."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(retry_after))
     with contextlib.suppress(ValueError):

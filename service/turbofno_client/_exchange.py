@@ -1,4 +1,4 @@
-"""One request as steps: sent, tried again while the server says "later" and time is left."""
+"""One request with retries, as a generator of requests and pauses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._errors import DeadlineExceeded, error_of
 T = TypeVar("T")
 Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
 Steps: TypeAlias = Generator[httpx.Request | float, Outcome, T]
-"""Yields a request to send, whose outcome it is then sent, or the seconds to wait; returns a T."""
+"""Yields a request to send, and receives its outcome; or yields seconds to wait. Returns a T."""
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
@@ -22,7 +22,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class Exchange:
-    """Requests to one server; `timeout` and `retries` are those that the clients document."""
+    """Requests to one server; `timeout` and `retries` are documented at the clients."""
 
     def __init__(
         self, http: httpx.Client | httpx.AsyncClient, *, timeout: float, retries: int
@@ -41,7 +41,7 @@ class Exchange:
         content: bytes | None = None,
         params: Mapping[str, float | str] | None = None,
     ) -> Steps[httpx.Response]:
-        """The answer with status 200. Raises TurboFNOError for any other end."""
+        """The response with status 200. Raises TurboFNOError for any other outcome."""
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
         give_up = time.monotonic() + allowed
         pause = _FIRST_PAUSE
@@ -49,7 +49,9 @@ class Exchange:
         while True:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
-                raise DeadlineExceeded(f"no answer within {allowed:g} s")
+                raise DeadlineExceeded(
+                    f"no response within {allowed:g} s: allow more time, or send less"
+                )
             limit = {} if deadline is None else {"X-Deadline-Ms": f"{remaining * 1e3:.6g}"}
             outcome = yield self._request(
                 method,
@@ -62,12 +64,11 @@ class Exchange:
             if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
                 return outcome
             error = error_of(outcome, allowed)
-            # Where the server did no work: it said "later", or there was no connection at all. And where a proxy
-            # says, in words of its own, that it lost the server at work: no call does harm the second time.
-            later = error.status in (429, 503) or isinstance(outcome, httpx.ConnectError)
+            # Retry if the server did no work, or if a proxy lost the server during the work: all calls are idempotent.
+            refused = error.status in (429, 503) or isinstance(outcome, httpx.ConnectError)
             lost = error.status in (500, 502) and not _from_service(outcome)
             wait = (error.retry_after or 0.0) + pause * random.uniform(0.5, 1.0)
-            if not (later or lost) or not tries_left or time.monotonic() + wait >= give_up:
+            if not (refused or lost) or not tries_left or time.monotonic() + wait >= give_up:
                 raise error
             yield wait
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -79,5 +80,5 @@ class Exchange:
 
 
 def _from_service(outcome: Outcome) -> bool:
-    """True if the service itself answered: its errors are JSON, those of proxies in front of it are not."""
+    """True if the response is from the service, whose errors are JSON, not from a proxy in front of it."""
     return isinstance(outcome, httpx.Response) and "json" in outcome.headers.get("content-type", "")

@@ -1,4 +1,4 @@
-"""The stream of a rollout: records out of bytes, cut anyhow (the server's docs/rollouts.md)."""
+"""Parser of a rollout's stream of frames (format: docs/how-to/rollouts.md)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PREFIX = struct.Struct("<II")
 
 
 class FrameReader(Generic[AnswerT]):
-    """Frames, laid out as the input was, out of the bytes of one answer."""
+    """Parses the bytes of one response to Frames in the layout of the input."""
 
     def __init__(self, inputs: Inputs) -> None:
         named = inputs if isinstance(inputs, Mapping) else {"": inputs}
         name, first = next(iter(named.items()))
         self._rank = np.ndim(first)
-        # As predictions are named: "output" for "input", else each channel by its name.
+        # Named as predictions: "output" for "input", else each channel by its name.
         self._by_channel = name not in ("", "input")
         self._whole = {"": None, "input": "output"}.get(name)
         self._bytes = bytearray()
@@ -34,9 +34,9 @@ class FrameReader(Generic[AnswerT]):
         self._last: dict[str, Any] = {}
 
     def begin(self, response: httpx.Response) -> None:
-        """Raise ServerError if the answer is no such stream."""
+        """Raise ServerError if the response is not a stream of frames."""
         if response.headers.get("content-type") != FRAMES:
-            message = "the answer is not a stream of frames: is this a turbofno server?"
+            message = "the response is not a stream of frames: is this a turbofno server?"
             raise ServerError(message, response)
 
     def feed(self, chunk: bytes) -> Iterator[Frame[AnswerT]]:
@@ -56,14 +56,14 @@ class FrameReader(Generic[AnswerT]):
                 )
 
     def finish(self, response: httpx.Response) -> None:
-        """Raise what the stream ended with, if that is no good end."""
+        """Raise an error unless the stream ended as it should."""
         kind = self._last.get("event")
         if kind == "end":
             return
         if kind != "failed":
-            raise ConnectionFailed(
-                f"the rollout's stream broke off after {self._last or 'nothing'}"
-            )
+            step = self._last.get("step")
+            where = "before its first frame" if step is None else f"after step {step}: resume there"
+            raise ConnectionFailed(f"the stream of the rollout broke off {where}")
         detail, reason = str(self._last["detail"]), str(self._last["reason"])
         if reason in ("not_finite", "energy"):
             raise BlowUp(detail, response, step=self._last["step"], reason=reason)

@@ -1,4 +1,4 @@
-"""One real server for the whole session, with the zoo's models and two tiny ones beside them."""
+"""One real server for the whole session, with the zoo's models and two tiny ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The running server. At the end SIGTERM must end it cleanly, and nothing may have blown up."""
+    """The running server. At the end, SIGTERM must end it with status 0 and without a traceback in its log."""
     with ServerProcess(repository, tmp_path_factory.mktemp("server") / "log.txt") as running:
         yield running
         assert running.stop() == 0, running.tail()
@@ -38,5 +38,5 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session")
 def tiny(repository: Path) -> dict[str, LoadedModel]:
-    """The tiny models in this process: what they answer directly is the truth for what is served."""
+    """The tiny models in this process, whose outputs are the expected ones."""
     return {name: load_model(repository / name) for name in ("tiny-1d", "tiny-2d")}

@@ -1,4 +1,4 @@
-"""One request on a connection of its own, with little work for the client: for load that must not bend to the server."""
+"""A minimal HTTP client with one connection for each request, cheap enough for open-loop load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """Status, lower-case headers, body, and the seconds from connecting to the last byte."""
+    """Status, headers with lower-case names, body, and seconds from connecting to the last byte."""
 
     status: int
     headers: dict[str, str]
@@ -33,7 +33,7 @@ def head_of(call: Call, **headers: str) -> bytes:
 
 
 async def send(port: int, call: Call, **headers: str) -> Answer:
-    """Send the call and read its answer."""
+    """Send the request and read its response."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -44,7 +44,7 @@ async def send(port: int, call: Call, **headers: str) -> Answer:
 
 
 def answer_of(data: bytes, seconds: float) -> Answer:
-    """Fails unless `data` is one whole response."""
+    """Parse one complete response; fail on anything else."""
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     found = dict(line.lower().split(": ", 1) for line in lines)

@@ -1,4 +1,4 @@
-"""A proxy in front of a server, which keeps what clients ask of models and what they are answered."""
+"""A proxy that records requests to models and their responses, and checks them against the PDE solvers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "date", "server"}
 TOLERANCE = 5.0
-"""An answer may miss the solver by so many times the mean error that the model's card states: single fields scatter."""
+"""Maximum error of a field relative to the mean error of the model's card: single fields scatter."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     method: str
     path: str
@@ -52,7 +52,7 @@ class Exchange:
 
 
 class Recording:
-    """The exchanges so far, and what must hold for them."""
+    """The recorded exchanges, and checks of them."""
 
     def __init__(self, server: str, url: str) -> None:
         self.url = url
@@ -60,11 +60,11 @@ class Recording:
         self.exchanges: list[Exchange] = []
 
     def asked(self, verb: str) -> list[Exchange]:
-        """Those of one kind: predict, rollout, vjp."""
+        """The exchanges of one kind: predict, rollout, vjp."""
         return [one for one in self.exchanges if one.method == "POST" and one.verb == verb]
 
     def check(self) -> None:
-        """Everything was answered, nothing with a warning, and predictions as the PDE solver answers."""
+        """Check that every response is 200 without a warning, and that outputs agree with the PDE solver."""
         for one in self.exchanges:
             assert one.status == 200, (one.path, one.content[:500])
             assert "x-warning" not in one.response, (one.path, one.response["x-warning"])
@@ -133,7 +133,7 @@ def _events(stream: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 @contextmanager
 def recording(server: str) -> Iterator[Recording]:
-    """A proxy on a free port of loopback."""
+    """Run the proxy on a free loopback port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

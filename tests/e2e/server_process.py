@@ -1,4 +1,4 @@
-"""The real server as a child process: started on a free loopback port, watched, and always ended."""
+"""The real server as a child process on a free loopback port, which always ends with the tests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 90.0
 _STOP_SECONDS = 45.0
-# Killed when the test run dies (prctl PR_SET_PDEATHSIG, SIGKILL), so that no server is ever left
-# behind; exec keeps that, and the process becomes the one that a user would start.
+# The kernel kills the server when the test run dies (prctl PR_SET_PDEATHSIG, SIGKILL), also after exec.
 _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -28,20 +27,22 @@ _SERVE = "import sys; from turbofno.service.cli import main; sys.exit(main())"
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the service's processes hold at one moment, all together."""
+    """Resources of all processes of the service at one moment."""
 
     processes: int
     rss_bytes: int
-    """Without shared memory, which stays as large as its fullest moment."""
+    """Without shared memory, which never shrinks."""
     threads: int
     files: int
 
 
 class ServerProcess:
-    """`python -m turbofno.service serve`; a context manager that kills the process if it is still there.
+    """`python -m turbofno.service serve`, as a context manager that kills the process at its end.
 
-    `fault` is Python that runs in it first: what a test breaks on purpose. `shell` is for what a shell does to the process
-    that it becomes, such as "ulimit -n 200" or "exec 2>&-". `trust` is for a server that the options make speak TLS.
+    Args:
+        fault: Python code that runs in the process first, to break something.
+        shell: shell commands that apply to the process, such as "ulimit -n 200" or "exec 2>&-".
+        trust: TLS context of the test, for a server with TLS.
     """
 
     def __init__(
@@ -58,9 +59,8 @@ class ServerProcess:
         self._trust = trust or False
         self.log = log
         self._terminated = False
-        # One arithmetic thread: the machine is shared with the clients that put it under load.
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"PYTHONPATH": path, "TURBOFNO_TORCH_THREADS": "1"}
+        # One CPU thread for the model: the clients need the other cores.
+        environment = os.environ | {"TURBOFNO_TORCH_THREADS": "1"}
         program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "turbofno.service"]
         serve = [*program, "serve", "--port", str(self.port)]
         where = ["--model-repository", str(repository)]
@@ -100,7 +100,7 @@ class ServerProcess:
             self.process.wait()
 
     def wait_ready(self) -> None:
-        """Return once all models are loaded and warm; fails with the log if that does not happen."""
+        """Return once all models are loaded and warm; fail with the log after a time limit."""
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
             if self.process.poll() is not None:
@@ -119,13 +119,13 @@ class ServerProcess:
         raise AssertionError(f"not ready within {_START_SECONDS:g} s\n{self.tail()}")
 
     def terminate(self) -> None:
-        """Send SIGTERM, once: a second one would abort the drain. Returns at once."""
+        """Send SIGTERM once, because a second one would abort the drain; do not wait."""
         if not self._terminated:
             self._terminated = True
             self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """Send SIGTERM if need be, wait, and return the exit code."""
+        """Send SIGTERM if not sent yet, wait, and return the exit status."""
         self.terminate()
         try:
             return self.process.wait(_STOP_SECONDS)
@@ -133,7 +133,7 @@ class ServerProcess:
             raise AssertionError(f"still running after SIGTERM\n{self.tail()}") from None
 
     def footprint(self) -> Footprint:
-        """Memory, threads and open files, now."""
+        """Memory, threads and open files at this moment."""
         main = Path(f"/proc/{self.process.pid}")
         children = (main / f"task/{self.process.pid}/children").read_text().split()
         everyone = [main, *(Path("/proc") / child for child in children)]
@@ -153,12 +153,12 @@ class ServerProcess:
         )
 
     def tail(self) -> str:
-        """The end of what the server wrote."""
+        """The end of the server's log."""
         return self.log.read_text(errors="replace")[-6000:]
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address on which nothing listens."""
+    """A free TCP port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

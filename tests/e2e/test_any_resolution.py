@@ -1,4 +1,4 @@
-"""Input on one grid, answer on another, over HTTP: against the solvers, and against a float64 forward with scipy around it."""
+"""Input and output on different grids, over HTTP, compared with the solvers and with a float64 forward pass and scipy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nodes(values: Array, size: tuple[int, ...]) -> Array:
 
 
 def exact(name: str, fields: Array, grid: tuple[int, ...]) -> Array:
-    """In float64 throughout. Periodic answers must go to a grid no coarser than the training grid."""
+    """The expected output, computed in float64. For periodic models, the output grid must not be coarser than the training grid."""
     model = checkpoint(name)
     bring = nodes if model.config.grid.boundary == "nodes" else periodic
     inside = bring(fields.astype(np.float64), model.config.grid.training)
@@ -75,7 +75,7 @@ def exact(name: str, fields: Array, grid: tuple[int, ...]) -> Array:
         (DARCY.name, (61, 97), (118, 43)),
     ],
 )
-def test_answer_is_that_of_a_float64_forward(
+def test_output_equals_a_float64_forward_pass(
     server: ServerProcess, name: str, given: tuple[int, ...], asked: tuple[int, ...]
 ) -> None:
     fields = generator().normal(size=(2, 1, *given)).astype("f4")
@@ -86,7 +86,7 @@ def test_answer_is_that_of_a_float64_forward(
     assert relative(answer, exact(name, fields, asked)) < 2e-5
 
 
-def test_answers_on_other_grids_are_as_near_the_solver_as_the_card_says(
+def test_outputs_on_other_grids_have_the_error_that_the_card_states(
     server: ServerProcess,
 ) -> None:
     w = navier_stokes.sample_inputs(range(1), seed=HELD_OUT_SEED, n=96, dtype=torch.float32)
@@ -128,7 +128,9 @@ def test_many_grids_share_a_batch_and_each_gets_its_own_answer(server: ServerPro
         assert relative(answer[None], exact(name, field[None], grid)) < 2e-5
 
 
-def test_tritonclient_asks_by_a_parameter_and_is_warned(server: ServerProcess) -> None:
+def test_tritonclient_requests_a_grid_by_parameter_and_gets_a_warning(
+    server: ServerProcess,
+) -> None:
     fields = generator().normal(size=(1, 1, 40)).astype("f4")
     client = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     try:
@@ -158,7 +160,7 @@ def test_client_warns_and_refuses(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_command_line_writes_the_answer_on_the_asked_grid(
+def test_command_line_writes_the_output_on_the_requested_grid(
     server: ServerProcess, tmp_path: Path, local: bool
 ) -> None:
     fields = generator().choice([3.0, 12.0], size=(1, 43, 43)).astype("f4")

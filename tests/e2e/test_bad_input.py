@@ -1,4 +1,4 @@
-"""Nonsense in both protocols gets a clear 4xx, and good requests beside it are not disturbed."""
+"""Bad requests in both protocols get a clear 4xx; concurrent good requests succeed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(
     assert b"TURBOFNO_MAX_BODY_BYTES" in answer
 
 
-def test_clients_that_leave_in_the_middle_of_a_body_do_no_harm(
+def test_clients_that_disconnect_in_the_middle_of_a_body_do_no_harm(
     server: ServerProcess, tiny: dict[str, LoadedModel]
 ) -> None:
     call = infer_call("tiny-1d", FIELD, name="cut off")

@@ -1,4 +1,4 @@
-"""The client's calls against the real server: samples, solutions, cards, single fields as they are, named inputs, autograd."""
+"""The client against the real server: samples, solutions, cards, single fields, named inputs, autograd."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_sample_its_prediction_and_its_solution_agree(client: Client) -> None:
     smooth = client.sample("darcy-2d", seed=1, grid=43, parameters={"low": 5.0})
     assert smooth.shape == (1, 43, 43)
     assert smooth.min() == 5.0
-    with pytest.raises(BadInput, match="no_knob"):
-        client.sample("darcy-2d", parameters={"no_knob": 1.0})
+    with pytest.raises(BadInput, match="no_such_parameter"):
+        client.sample("darcy-2d", parameters={"no_such_parameter": 1.0})
 
 
 def test_the_card_is_the_file(client: Client) -> None:
@@ -49,7 +49,7 @@ def test_the_card_is_the_file(client: Client) -> None:
         client.card("other")
 
 
-def test_one_field_is_taken_as_it_is(client: Client) -> None:
+def test_one_field_without_batch_axis_is_accepted(client: Client) -> None:
     field = client.sample("darcy-2d", seed=2)
     whole = client.predict("darcy-2d", field)
     bare = client.predict("darcy-2d", field[0])
@@ -63,7 +63,7 @@ def test_one_field_is_taken_as_it_is(client: Client) -> None:
     assert frame.fields.shape == (64, 64)
 
 
-def test_named_inputs_are_answered_by_name(client: Client, server: ServerProcess) -> None:
+def test_named_inputs_give_named_outputs(client: Client, server: ServerProcess) -> None:
     field = client.sample("darcy-2d", seed=2)
     whole = client.predict("darcy-2d", field)
     (channel,) = (one["name"] for one in client.model("darcy-2d")["input"]["channels"])
@@ -106,7 +106,7 @@ def test_a_torch_function_has_the_gradient_of_the_module(
     assert x.grad is not None
     assert twin.grad is not None
     found = x.grad.double().reshape(twin.shape)
-    # bfloat16 has eight bits, also in the cotangent.
+    # bfloat16 has eight significant bits, also in the cotangent.
     allowed = 0.02 if dtype is torch.bfloat16 else 1e-4
     assert float((found - twin.grad).norm() / twin.grad.norm()) < allowed
 

@@ -37,7 +37,7 @@ def held_up(slot, parts):
 
 ModelInstance.start = held_up
 """
-"""The device computes nothing while there is a file of this name beside the log."""
+"""The device computes nothing while this file exists beside the log."""
 
 
 @pytest.mark.timeout(120)

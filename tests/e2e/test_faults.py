@@ -1,4 +1,4 @@
-"""What breaks on purpose, under load: every request gets exactly one answer, right or a clear error, and it passes."""
+"""Injected faults under load: every request gets one response, correct or a clear error, and the server recovers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 RAISES, NAN, TOO_LARGE = 666.0, 777.0, 888.0
-"""First values of a field that make the model fail, answer NaN, or run out of memory, alone or not."""
+"""First values of a field that make the model raise, return NaN, or run out of memory, in any batch."""
 FAULTS = f"""
 import itertools
 import time
@@ -52,7 +52,7 @@ def faulty(self, x):
 
 Forward.__call__ = faulty
 
-# Every look at the wall clock finds it put forward or back by days.
+# At each reading, the wall clock jumps forward or back by days.
 true_time, looks = time.time, itertools.count()
 time.time = lambda: true_time() + (-1) ** next(looks) * 1e6
 """
@@ -147,7 +147,7 @@ def test_a_culprit_in_a_batch_fails_alone_and_its_mates_are_answered(
 async def under_load(
     port: int, model: LoadedModel, work: Callable[[], Awaitable[None]], clients: int = 6
 ) -> list[tuple[Call, Answer]]:
-    """Do the work while clients send good requests one after another; returns what they got."""
+    """Do the work while clients send good requests in a closed loop; return calls and responses."""
     done = asyncio.Event()
     got = []
 
@@ -220,7 +220,7 @@ def test_a_broken_checkpoint_leaves_the_old_model_serving(
 def test_a_full_disk_under_the_log_fails_nothing(
     folder: Path, model: LoadedModel, options: tuple[str, ...]
 ) -> None:
-    # The log is all that a server writes.
+    # A server writes only its log.
     full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2); os.dup2(2, 1)"
 
     async def reload() -> None:
@@ -269,7 +269,7 @@ def test_every_request_of_a_drain_that_ends_too_early_gets_an_answer(
         for _, writer in connections:
             writer.write(head_of(call) + call.body[:20])
             await writer.drain()
-        # what is half sent is counted once its head is read
+        # a request in progress counts once its header is read
         async with httpx.AsyncClient(base_url=server.url) as client:
             while "turbofno_inflight_bytes 100.0\n" not in (await client.get("/metrics")).text:
                 pass

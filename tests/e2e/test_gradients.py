@@ -1,4 +1,4 @@
-"""Gradients by the real client from the real server: finite differences, an optimiser, and what the docs show."""
+"""Gradients from the real server: compared with finite differences, and the examples of the docs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
 ]
 
-DOCS = (ROOT / "docs" / "gradients.md").read_text()
+DOCS = (ROOT / "docs" / "how-to" / "gradients.md").read_text()
 
 
 def smooth(*shape: int) -> np.ndarray:
-    """Random waves of the size that the zoo was trained on."""
+    """Random waves of the size of the training data."""
     x = np.linspace(0, 1, shape[-1], endpoint=False)
     amplitudes = generator().normal(size=(*shape[:-1], 4, 1)) / 4
     return (amplitudes * [np.sin(2 * np.pi * k * x + k) for k in range(1, 5)]).sum(-2)
@@ -45,18 +45,18 @@ def autograd(module: FNO, x: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def close_to(found: np.ndarray, expected: np.ndarray, given: np.ndarray) -> bool:
-    """Equal but for rounding, which goes by what the network was given: an answer may be near zero by chance."""
+    """Compare up to rounding, which is relative to the input of the network: the output may be near zero."""
     size = np.linalg.norm(expected) + 1e-3 * np.linalg.norm(given)
     return bool(np.linalg.norm(found - expected) < 1e-5 * size)
 
 
 def test_finite_differences_through_the_service_agree(server: ServerProcess) -> None:
-    """Along random directions, by predictions of the same server."""
+    """Compare along random directions with differences of the server's predictions."""
     with Client(server.url) as client:
         for _ in range(3):
             x, direction, v = (smooth(1, 1, 128) for _ in range(3))
             gradient = client.vjp("burgers-1d", x, v)
-            # Long enough that float32 answers differ by far more than their rounding.
+            # Steps so large that outputs differ by far more than float32 rounding.
             step = 1e-2
             ahead, behind = (
                 client.predict("burgers-1d", x + sign * step * direction) for sign in (1, -1)
@@ -84,11 +84,11 @@ def test_gradients_of_the_zoo_equal_autograd_in_float64(
         assert found.version == "1"
         assert found.timings["compute"] > 0
         assert client.vjp_detailed(model, x, v).output is None
-        with pytest.raises(BadInput, match="that of the output"):
+        with pytest.raises(BadInput, match="the shape of the output"):
             client.vjp(model, x, v[:, :, :-1])
 
 
-def test_many_clients_at_once_each_get_their_own(server: ServerProcess) -> None:
+def test_concurrent_clients_each_get_their_own_gradient(server: ServerProcess) -> None:
     module = load_model(TRAINED / "burgers-1d").module.double()
 
     async def main() -> None:
@@ -112,7 +112,7 @@ def test_many_clients_at_once_each_get_their_own(server: ServerProcess) -> None:
 
 @pytest.fixture
 def documented(monkeypatch: pytest.MonkeyPatch, server: ServerProcess) -> dict[str, Any]:
-    """What is defined once the Python of the docs has run against the server."""
+    """The variables after the docs' Python example has run against the server."""
     monkeypatch.setitem(sys.modules, "turbofno_client", turbofno_client)
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}

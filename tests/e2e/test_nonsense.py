@@ -1,4 +1,4 @@
-"""Fields that a zoo model must not answer in silence, through every way in; and fields as in training, which warn of nothing."""
+"""Fields unlike the training data give warnings on every route; fields like it give none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = ("burgers-1d", "darcy-2d", "navier-stokes-2d")
 
 
 def drawn(server: ServerProcess, model: str) -> NDArray[np.float32]:
-    """A field [channels, *grid] as in training."""
+    """A field [channels, *grid] like the training data."""
     sample = httpx.get(f"{server.url}/v1/models/{model}/sample?seed=5", timeout=60)
     return np.asarray(np.load(io.BytesIO(sample.content)), np.float32)
 
@@ -42,7 +42,7 @@ def test_the_sines_that_readme_once_asked_for_warn_by_both_signals(
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.filterwarnings("error::turbofno_client.PredictionWarning")
-def test_a_sample_warns_of_nothing(server: ServerProcess, model: str) -> None:
+def test_a_sample_gives_no_warning(server: ServerProcess, model: str) -> None:
     with Client(server.url) as client:
         client.predict(model, drawn(server, model))
 
@@ -71,7 +71,7 @@ def test_a_rollout_beyond_its_evaluation_warns(server: ServerProcess) -> None:
         with pytest.warns(PredictionWarning) as caught:
             next(client.rollout("navier-stokes-2d", field, 41))
         assert "goes to step 41" in str(caught[0].message)
-        assert "was evaluated to step 40" in str(caught[0].message)
+        assert "was evaluated up to step 40" in str(caught[0].message)
         with pytest.warns(PredictionWarning) as caught:
             list(client.rollout("navier-stokes-2d", field + 0.3, 2))
         assert str(caught[0].message).startswith("step 1: input_distance")
@@ -80,7 +80,7 @@ def test_a_rollout_beyond_its_evaluation_warns(server: ServerProcess) -> None:
 def test_a_rollout_that_leaves_the_solution_within_its_evaluation_warns(
     server: ServerProcess,
 ) -> None:
-    """From this sample the model is 17 % off after 40 steps, where 1 % is usual; its energy does not show it."""
+    """For this sample the error after 40 steps is 17 % instead of the usual 1 %, with a normal energy."""
     with Client(server.url) as client, pytest.warns(PredictionWarning) as caught:
         for _ in client.rollout("navier-stokes-2d", drawn(server, "navier-stokes-2d"), 40):
             pass

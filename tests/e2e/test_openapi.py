@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: its examples work as they stand, and fuzzing finds nothing it hides."""
+"""The OpenAPI document is correct: its examples work, and fuzzing finds no undocumented response."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONFIGURATION = f"""
 color = false
-# More would trip over python/cpython#106905: ast.parse in two threads at once can fail in 3.11.
+# One worker because of python/cpython#106905: concurrent ast.parse can fail in 3.11.
 workers = 1
 seed = {seed_of(__name__)}
 request-timeout = 20
@@ -39,7 +39,7 @@ enabled = false
 status_code_conformance.enabled = true
 content_type_conformance.enabled = true
 
-# 504 is right for the deadlines of next to nothing that are tried.
+# Fuzzing tries tiny deadlines, for which 504 is correct.
 [checks.not_a_server_error]
 enabled = true
 expected-statuses = ["2xx", "4xx", "504"]
@@ -48,7 +48,7 @@ expected-statuses = ["2xx", "4xx", "504"]
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server with the models that the examples name, which a test may unload; no rollout or solution takes long."""
+    """A server with the models of the examples, which tests may unload, and low limits for rollouts and solutions."""
     repository = tmp_path / "repository"
     repository.mkdir()
     for problem in (BURGERS, NAVIER_STOKES):
@@ -67,7 +67,7 @@ def test_every_openapi_example_works_as_it_stands(own_server: ServerProcess) -> 
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    # Unloading takes away what the other examples need.
+    # The other examples need the model that this one unloads.
     operations.sort(key=lambda one: one[1].endswith("/unload"))
     tried = 0
     with httpx.Client(base_url=own_server.url, timeout=60.0) as client:
@@ -91,7 +91,7 @@ def _example_path(path: str, operation: dict[str, Any]) -> str:
 
 
 def _example_bodies(operation: dict[str, Any]) -> list[dict[str, Any]]:
-    """What to send: each JSON example; nothing where the document gives none."""
+    """The JSON examples of an operation; None if it has none."""
     content = operation.get("requestBody", {}).get("content", {})
     examples = content.get("application/json", {}).get("examples", {})
     return [{"json": example["value"]} for example in examples.values()] or [{}]
@@ -103,7 +103,7 @@ def test_fuzzing_by_the_openapi_finds_no_server_error_and_nothing_undocumented(
 ) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{own_server.url}/openapi.json"]
-    # Unloading comes last, on its own: without the model every other answer is 503.
+    # Unloading comes last, because every later response would be 503.
     for selection in ("--exclude-path-regex", "--include-path-regex"):
         done = subprocess.run(
             [*command, selection, "/unload$"],

@@ -1,4 +1,4 @@
-"""Past saturation: as many answers as at the peak, in the time allowed; the rest is refused at once."""
+"""Overload: throughput stays at its peak, accepted requests meet their deadline, the rest is refused at once."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.timeout(120)
 
 BATCH, BATCH_SECONDS = 4, 0.2
-"""Requests in a full batch, and how long that takes: a device that sleeps is as fast on a busy machine as on an idle
-one."""
+"""Requests in a full batch, and its duration. The device sleeps, so that its speed does not depend on the machine."""
 FIELDS = 8
-"""In a request."""
+"""Fields in a request."""
 CAPACITY = BATCH / BATCH_SECONDS
-"""Requests a second."""
+"""Requests in a second."""
 SLOW = f"""
 import time
 from turbofno.service.runtime.model_instance import ModelInstance
@@ -53,7 +52,7 @@ def slow(slot, parts):
 ModelInstance.start = slow
 """
 ALLOWED = 1.0
-"""Seconds within which the clients want their work started."""
+"""The deadline of requests in seconds."""
 LOAD = np.repeat(FIELD, FIELDS, axis=0)
 CALL = predict_call("tiny-1d", LOAD, name="load")
 OTHER = predict_call("other", FIELD, name="another model")
@@ -72,7 +71,7 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
 
 
 async def closed_loop(port: int, clients: int, seconds: float, **headers: str) -> list[Answer]:
-    """Every client sends as soon as it has its answer."""
+    """Closed loop: each client sends its next request after the response."""
     until = time.monotonic() + seconds
     answers = []
 
@@ -87,7 +86,7 @@ async def closed_loop(port: int, clients: int, seconds: float, **headers: str) -
 async def open_loop(
     port: int, call: Call, rate: float, seconds: float, **headers: str
 ) -> list[Answer]:
-    """So many a second, whatever becomes of them; their time counts from when they were due."""
+    """Open loop: requests at a constant rate; latency counts from the scheduled time."""
     started = time.perf_counter()
     tasks = []
 
@@ -104,7 +103,7 @@ async def open_loop(
 
 @dataclass
 class Clock:
-    """Seconds in which this process ran, and in which it stood still: the machine does that for a moment now and then."""
+    """Seconds in which this process ran, and in which it was stalled by the machine."""
 
     ran: float = 0.0
     stood_still: float = 0.0
@@ -136,7 +135,7 @@ def quantile(answers: list[Answer], fraction: float) -> float:
     return sorted(answer.seconds for answer in answers)[int(fraction * (len(answers) - 1))]
 
 
-def test_at_four_times_the_load_throughput_holds_and_so_does_the_time_of_what_was_accepted(
+def test_at_four_times_the_load_throughput_and_latency_of_accepted_requests_hold(
     slow_server: ServerProcess,
 ) -> None:
     async def main() -> tuple[float, Clock, list[Answer]]:
@@ -167,13 +166,13 @@ def test_at_four_times_the_load_throughput_holds_and_so_does_the_time_of_what_wa
     assert len(accepted) + len(refused) + late == len(answers), statuses(answers)
     assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
     within(0.95 * peak_rate, rate)
-    # What waits while all stands still is late by that.
+    # A stall of the machine delays waiting requests by its length.
     within(late, 0.05 * len(accepted) + 2 * CAPACITY * clock.stood_still)
     within(quantile(accepted, 0.99), ALLOWED + 3 * BATCH_SECONDS + clock.stood_still)
     within(quantile(refused, 0.5), 0.05)
 
 
-def test_one_busy_model_leaves_another_its_turn(slow_server: ServerProcess) -> None:
+def test_a_busy_model_does_not_starve_another(slow_server: ServerProcess) -> None:
     async def main() -> tuple[list[Answer], list[Answer]]:
         busy = asyncio.create_task(
             open_loop(slow_server.port, CALL, 2 * CAPACITY, 3.0, X_Deadline_Ms="4000")
@@ -207,7 +206,7 @@ def test_interactive_work_passes_batch_work_of_its_own_model(slow_server: Server
     within(max(answer.seconds for answer in quick), 4 * BATCH_SECONDS)
 
 
-def test_work_of_a_client_that_left_is_dropped(slow_server: ServerProcess) -> None:
+def test_work_of_a_disconnected_client_is_dropped(slow_server: ServerProcess) -> None:
     many = np.repeat(FIELD, 4 * BATCH * FIELDS, axis=0)
     large = predict_call("tiny-1d", many, name="to be left")
     connections = []
@@ -220,7 +219,7 @@ def test_work_of_a_client_that_left_is_dropped(slow_server: ServerProcess) -> No
         connection.close()
     answer = asyncio.run(send(slow_server.port, CALL))
     assert answer.status == 200
-    # Four batches for each that left were to be dropped.
+    # Four batches of each client that disconnected must be dropped.
     within(answer.seconds, 6 * BATCH_SECONDS)
 
 
@@ -235,7 +234,7 @@ def test_thousands_of_small_fields_in_one_body_are_answered_as_one(
     close_to(np.load(io.BytesIO(answer.body)), truth, "3001 fields")
 
 
-def test_clients_that_dawdle_cost_nobody_else_anything(
+def test_slow_clients_do_not_slow_others(
     server: ServerProcess, tiny: dict[str, LoadedModel]
 ) -> None:
     good = next(call for call in good_calls(tiny) if call.name.startswith("npy"))

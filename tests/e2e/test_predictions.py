@@ -1,10 +1,9 @@
-"""Held-out fields of the PDE solvers, served by the zoo: curl, tritonclient and our client agree with the solver."""
+"""Held-out fields: predictions through curl, tritonclient and turbofno_client agree with the PDE solver."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import pytest
 import torch
 from tritonclient import http as triton
 
-from tests.e2e.server_process import ROOT
 from tests.e2e.traffic import close_to, npy
 from turbofno.models.core.checkpoint import LoadedModel, load_model
 from turbofno.models.zoo import TRAINED
@@ -29,13 +27,12 @@ if TYPE_CHECKING:
     from tests.e2e.server_process import ServerProcess
 
 MARGIN = 2.0
-"""The card's error is a mean over hundreds of held-out fields; a mean over a handful scatters
-around it, by less than this factor."""
+"""Maximum mean error of a few held-out fields relative to the card's, which is a mean over hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Fields that no model was trained on: [n, 1, *grid], and what the solver makes of them."""
+    """Held-out fields [n, 1, *grid], and their solutions."""
 
     fields: np.ndarray[Any, Any]
     solution: np.ndarray[Any, Any]
@@ -43,9 +40,9 @@ class HeldOut:
 
 @functools.cache
 def held_out(name: str) -> HeldOut:
-    """A few held-out fields of a zoo model's problem, solved here and now."""
+    """A few held-out fields of a zoo model's problem, and their solutions."""
     if name == NAVIER_STOKES.name:
-        # The problem's own simulation runs to t = 50; its first calls from t = 10 on are enough.
+        # The problem's simulation runs to t = 50; its first calls from t = 10 on suffice.
         start = navier_stokes.sample_inputs(range(1), seed=HELD_OUT_SEED, n=64, dtype=torch.float32)
         frames = navier_stokes.solve(start, times=[10.0, 11.0, 12.0, 13.0, 14.0], dt=0.04)[0]
         pairs = frames[:-1], frames[1:]
@@ -67,7 +64,7 @@ def checkpoint(name: str) -> LoadedModel:
 
 
 class Ask(Protocol):
-    """One way of calling the server with a batch."""
+    """A function that sends a batch to the server."""
 
     def __call__(
         self, server: ServerProcess, model: str, fields: np.ndarray[Any, Any], folder: Path
@@ -94,7 +91,7 @@ def ask_with_tritonclient(
     fields: np.ndarray[Any, Any],
     folder: Path,
 ) -> np.ndarray[Any, Any]:
-    """The unmodified client of another server."""
+    """tritonclient, unmodified."""
     client = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     try:
         tensor = triton.InferInput("input", list(fields.shape), "FP32")
@@ -119,7 +116,7 @@ def ask_with_our_client(
 def ask_with_async_client(
     server: ServerProcess, model: str, fields: np.ndarray[Any, Any], folder: Path
 ) -> np.ndarray[Any, Any]:
-    """turbofno_client for asyncio, each field a request of its own."""
+    """turbofno_client for asyncio, with one request for each field."""
 
     async def ask() -> list[np.ndarray[Any, Any]]:
         async with AsyncClient(server.url) as client:
@@ -131,13 +128,12 @@ def ask_with_async_client(
 def ask_with_command_line(
     server: ServerProcess, model: str, fields: np.ndarray[Any, Any], folder: Path
 ) -> np.ndarray[Any, Any]:
-    """`turbofno predict`, with a picture."""
+    """`turbofno predict --plot`."""
     np.save(folder / "in.npy", fields)
     arguments = ["predict", model, "in.npy", "-o", "out.npy", "--plot", "out.png"]
     subprocess.run(
         [sys.executable, "-m", "turbofno.service", *arguments, "--url", server.url],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         check=True,
         timeout=90,
     )

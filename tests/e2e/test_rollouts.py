@@ -1,4 +1,4 @@
-"""Rollouts by the real client from the real server: a plain loop's frames, as they are made, to whoever still listens."""
+"""Rollouts from the real server: equal to a loop over the module, streamed, and ended by a disconnect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from turbofno.models.core.fno import FNO
 
-# The model was trained on 16 points, and is called on 24.
+# The training grid has 16 points; this one has 24.
 pytestmark = [
     pytest.mark.timeout(90),
     pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
@@ -54,7 +54,7 @@ def noise(*shape: int) -> np.ndarray:
     return torch.randn(*shape).numpy()
 
 
-def test_a_rollout_is_the_loop_over_the_module_and_resumes_where_it_was(
+def test_a_rollout_equals_a_loop_over_the_module_and_can_be_resumed(
     served: tuple[ServerProcess, FNO],
 ) -> None:
     server, module = served
@@ -78,7 +78,7 @@ def test_a_rollout_is_the_loop_over_the_module_and_resumes_where_it_was(
             next(client.rollout("nobody", fields, 20))
 
 
-def test_many_at_once_with_predictions_between(served: tuple[ServerProcess, FNO]) -> None:
+def test_concurrent_rollouts_with_predictions(served: tuple[ServerProcess, FNO]) -> None:
     server, module = served
     jobs = [(noise(n, 1, 24), steps) for n, steps in ((1, 40), (3, 7), (20, 11), (2, 200), (1, 1))]
 
@@ -102,7 +102,7 @@ def test_many_at_once_with_predictions_between(served: tuple[ServerProcess, FNO]
     asyncio.run(main())
 
 
-def test_frames_come_as_they_are_made_and_leaving_ends_the_rollout(
+def test_frames_are_streamed_and_a_disconnect_ends_the_rollout(
     served: tuple[ServerProcess, FNO],
 ) -> None:
     server, _ = served

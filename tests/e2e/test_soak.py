@@ -1,4 +1,4 @@
-"""Thousands of good and bad requests at once: each answered once and rightly, and nothing is kept."""
+"""Thousands of concurrent good and bad requests: each gets one correct response, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLLOUT = "/v1/models/tiny-flow:rollout?steps="
 
 
 def rollout_call(module: FNO) -> Call:
-    """All of a short rollout in one answer."""
+    """A short rollout in one response."""
     x = torch.randn(2, 1, 24)
     body, frames = npy(x.numpy()), []
     with torch.inference_mode():
@@ -45,7 +45,7 @@ def rollout_call(module: FNO) -> Call:
 
 
 async def _leave_a_rollout(client: httpx.AsyncClient) -> None:
-    """Begin one that would be long, and go away at its first frames."""
+    """Start a long rollout, and disconnect after its first frames."""
     headers = {**NPY, "Accept": "application/vnd.turbofno.frames"}
     body = npy(np.ones((1, 1, 24), np.float32))
     async with client.stream("POST", ROLLOUT + "9000", content=body, headers=headers) as response:
@@ -55,11 +55,11 @@ async def _leave_a_rollout(client: httpx.AsyncClient) -> None:
 
 
 LATE_THREADS = 8
-"""Thread pools, for large bodies and for rollouts' frames, start a thread when first that many are wanted at once."""
+"""Maximum number of threads that thread pools, for large bodies and for frames, start on demand."""
 
 
 async def _send_all(url: str, calls: list[Call]) -> list[str]:
-    """Send the calls over CONNECTIONS connections; returns the request id of every answer."""
+    """Send the calls over CONNECTIONS connections; return the request id of each response."""
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     identifiers: list[str] = []
     waiting = iter(enumerate(calls))
@@ -92,7 +92,7 @@ def _settled(server: ServerProcess, files: int) -> Footprint:
 
 
 def _held(server: ServerProcess) -> dict[str, float]:
-    """What requests hold now, by metric."""
+    """Resources held by requests at this moment, by metric."""
     text = httpx.get(server.url + "/metrics", timeout=20).text
     names = ("inflight_bytes", "shared_memory_bytes", "queue_depth")
     return {
@@ -105,7 +105,7 @@ def _held(server: ServerProcess) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("growth", "options"),
     [
-        # Above what settles within thousands of requests. Keeping the bodies, some 2 kB each, would show.
+        # Above the usual variation. A leak of the bodies, some 2 kB each, would exceed it.
         (2 * MIB, ()),
         (4 * MIB, ("--frontends", "2", "--devices", "cpu")),
     ],
@@ -119,10 +119,10 @@ def test_soak_of_mixed_requests_loses_nothing_and_leaves_nothing_behind(
         save_tiny(repository, f"tiny-{n_dim}d", n_dim=n_dim)
     save_rollable(repository, flow)
     tiny = {name: load_model(repository / name) for name in ("tiny-1d", "tiny-2d")}
-    # What inflates to the whole limit is left to its own test: freed only after the answer, some
-    # dozens of them at once would measure the limit on work in flight rather than what is kept.
+    # Archives that inflate to the limit have their own test: they are freed only after the response, and some
+    # dozens at once would measure max_inflight_bytes instead of a leak.
     bad = [call for call in bad_calls() if "inflates" not in call.name]
-    # One grid beside the trained: it is recorded in the warm-up, a second one later, when there has been a pause.
+    # One grid other than the training grid: its graph is recorded in the warm-up, that of a second one only after a pause.
     good = [call for call in good_calls(tiny) if "(2, 1, 32" not in call.name]
     good.append(rollout_call(flow))
     mixed = [(good if number % 3 else bad) for number in range(REQUESTS)]

@@ -1,4 +1,4 @@
-"""Requests good and bad in both protocols, each with the answer it must get."""
+"""Good and bad requests in both protocols, each with its expected response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NPY = {"Content-Type": "application/x-npy"}
 JSON = {"Content-Type": "application/json"}
 LENGTH = "Inference-Header-Content-Length"
 FIELD = np.sin(np.linspace(0, 6, 16, dtype=np.float32)).reshape(1, 1, 16)
-"""One field that model tiny-1d takes."""
+"""A field for model tiny-1d."""
 
 FLOAT32_BOUND = 1e-5
 """Largest difference allowed between two float32 evaluations of one model, relative to the
@@ -31,7 +31,7 @@ largest value: a few hundred roundings of 6e-8, from summing in another order in
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request and what must come back: `truth` for a good one, else a status and a text."""
+    """A request and its expected response: `truth` for a good one, else status and text."""
 
     name: str
     path: str
@@ -44,7 +44,7 @@ class Call:
 
 
 def judge(call: Call, response: httpx.Response) -> None:
-    """Fail unless `response` is the answer that `call` must get, number for number."""
+    """Fail unless `response` is the expected one of `call`."""
     shown = f"{call.name}: {response.status_code} {response.content[:400]!r}"
     assert response.status_code in call.statuses, shown
     if call.truth is not None:
@@ -73,7 +73,7 @@ def close_to(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any], what: str
 
 
 def read_answer(response: httpx.Response) -> np.ndarray[Any, Any]:
-    """The output array of any of the four kinds of good answer."""
+    """The output array of a good response in any of the four formats."""
     kind = response.headers["content-type"]
     if kind == "application/x-npy":
         array: np.ndarray[Any, Any] = np.load(io.BytesIO(response.content), allow_pickle=False)
@@ -97,7 +97,7 @@ def npy(array: np.ndarray[Any, Any], *, allow_pickle: bool = False) -> bytes:
 
 
 def predict_call(model: str, array: np.ndarray[Any, Any], **expected: Any) -> Call:
-    """The friendly route with an .npy body."""
+    """A request to `:predict` with an .npy body."""
     return Call(path=f"/v1/models/{model}:predict", body=npy(array), headers=NPY, **expected)
 
 
@@ -111,7 +111,7 @@ def infer_call(
     extra: Mapping[str, Any] | None = None,
     **expected: Any,
 ) -> Call:
-    """The Open Inference Protocol; `change` overrides the input's members, `extra` adds to the top."""
+    """A request of the Open Inference Protocol; `change` replaces members of the input, `extra` those of the request."""
     tensor: dict[str, Any] = {"name": "input", "shape": list(array.shape), "datatype": datatype}
     blob = array.tobytes() if binary else b""
     if binary:
@@ -127,7 +127,7 @@ def infer_call(
 
 
 def good_calls(models: Mapping[str, LoadedModel]) -> list[Call]:
-    """Every protocol and form, one field and many, several grids; truth by direct forward."""
+    """Requests in all protocols and formats, with one field and many, on several grids; truth from the module."""
     random = np.random.default_rng(1)
     calls = []
     for name, model in models.items():
@@ -149,7 +149,7 @@ def good_calls(models: Mapping[str, LoadedModel]) -> list[Call]:
 
 
 def bad_calls() -> list[Call]:
-    """What a server must refuse, in both protocols, each with a clear error and no harm done."""
+    """Requests in both protocols that a server must refuse, with their expected errors."""
     return [*_bad_predictions(), *_bad_inferences()]
 
 

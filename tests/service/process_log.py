@@ -1,4 +1,4 @@
-"""A server process whose log says where it listens."""
+"""A server process whose address is read from its log."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def announced(process: subprocess.Popen[str], pattern: str, log: list[str]) -> Iterator[str]:
-    """What the group of `pattern` is in the log, or nothing if the process ends first; killed on leaving.
+    """The group of `pattern` in the log, or "" if the process ends before; kills the process at the end.
 
-    All lines of its stderr are added to `log` as they come.
+    All lines of its stderr are appended to `log`.
     """
     places: list[str] = []
     found = threading.Event()

@@ -1,4 +1,4 @@
-"""The words of warnings: one for each reason, no semicolon, which field and how many."""
+"""Texts of warnings: one for each reason, without semicolons, with the field and the number of fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:
     assert [one.reason for one in found] == ["grid", "input_distance", "residual"]
     assert set(REASONS) == {*(one.reason for one in found), HORIZON}
     _, distance, residual = (one.text for one in found)
-    assert distance.startswith("input_distance 9 of field 1 is above 1.06, which 1 in 1000 fields")
+    assert distance.startswith(
+        "input_distance 9 of field 1 is above 1.06, which only 1 in 1000 fields"
+    )
     assert residual.startswith(
         "residual 0.6 of field 1 is above 0.0367 (2 of 2 fields are above the limit), which"
     )
@@ -47,7 +49,7 @@ def test_one_field_is_not_numbered_and_a_value_at_the_threshold_does_not_warn(
     assert " of field" not in one.text
 
 
-def test_without_thresholds_or_signals_nothing_is_warned_of(flow: ModelConfig) -> None:
+def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
     assert of_prediction(flow, (64, 64), None, {}) == ()
     assert of_trust(tiny_config(), (16,), {"residual": (1e6,)}) == ()
 
@@ -60,7 +62,7 @@ def test_a_rollout_warns_beyond_the_steps_of_its_evaluation(
     assert of_horizon(tiny_config(), last) == ()
 
 
-def test_a_reason_is_told_with_the_first_frame_it_holds_for(flow: ModelConfig) -> None:
+def test_a_reason_is_reported_with_its_first_frame(flow: ModelConfig) -> None:
     some = FrameWarnings(flow, (64, 64))
     assert some.of(Frame(1, None, {"residual": (0.001,)})) == ()
     (first,) = some.of(Frame(2, None, {"residual": (0.5,)}))

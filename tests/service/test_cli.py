@@ -1,4 +1,4 @@
-"""The command line: what it prints, writes and returns, and that user errors stay one line."""
+"""The command line: output, files and exit status; user errors are one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.fno import FNO
 from turbofno.models.zoo import TRAINED
 from turbofno.service import cli
+from turbofno.service.__main__ import main as entry_point
 from turbofno.service.settings import Settings, env_name
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +48,7 @@ def field(tmp_path: Path) -> Path:
 
 
 class _Server(BaseHTTPRequestHandler):
-    """Speaks just enough of the service: the listing, one model, a prediction of two channels."""
+    """A fake server: the list of models, one model, a prediction of two channels."""
 
     def do_GET(self) -> None:
         config = tiny_config()
@@ -123,7 +125,7 @@ def test_predict_local_follows_links_within_the_repository_and_no_others(
 
 
 @pytest.mark.parametrize("grid", ["", "12x12", "a,b", "8,"])
-def test_predict_output_grid_that_is_no_grid_is_wrong_usage(
+def test_predict_refuses_an_invalid_output_grid(
     field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], grid: str
 ) -> None:
     arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--local"]
@@ -164,7 +166,7 @@ def test_predict_plot_draws_a_picture_of_a_served_model(
 
 
 @pytest.mark.usefixtures("repository")
-def test_predict_plot_without_matplotlib_says_so_before_any_work(
+def test_predict_plot_without_matplotlib_fails_before_any_work(
     field: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -227,7 +229,7 @@ def test_predict_refuses_files_that_are_not_npy(
         ("tiny-1d", ["--version", "7"], "no model tiny-1d version 7 in"),
     ],
 )
-def test_predict_local_names_the_models_there_are(
+def test_predict_local_of_an_unknown_model_lists_the_known_ones(
     field: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -251,7 +253,7 @@ def test_predict_local_with_a_damaged_checkpoint_names_it(
     assert "SHA-256" in capsys.readouterr().err
 
 
-def test_predict_reports_what_the_server_says(
+def test_predict_prints_the_servers_error(
     url: str, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.npy"
@@ -260,7 +262,7 @@ def test_predict_reports_what_the_server_says(
     assert not out.exists()
 
 
-def test_predict_to_a_folder_that_is_not_there_fails_in_one_line(
+def test_predict_to_a_missing_folder_fails_in_one_line(
     url: str, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "missing" / "out.npy"
@@ -353,7 +355,7 @@ def test_serve_with_a_bad_setting_names_option_and_variable(
         ("repository", ["--models", "tiny-1d,x"], "TURBOFNO_MODELS names x"),
     ],
 )
-def test_serve_of_what_is_not_there_fails_in_one_line(
+def test_serve_of_missing_models_fails_in_one_line(
     repository: Path, tmp_path: Path, folder: str, options: list[str], expected: str
 ) -> None:
     where = "empty" if folder == "" else folder
@@ -394,7 +396,7 @@ def test_models_finds_the_server_by_its_host_setting(
     assert seen[0].startswith(expected)
 
 
-def test_config_names_a_misspelt_variable(
+def test_config_reports_a_misspelt_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURBOFNO_MAX_BATCHSIZE", "7")
@@ -452,7 +454,26 @@ def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> No
     assert command in capsys.readouterr().out
 
 
-def test_predict_prints_a_line_for_each_warning_and_refuses_what_cannot_be(
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"turbofno {VERSION}\n"
+
+
+def test_the_command_without_the_service_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "turbofno.service.cli")
+    monkeypatch.delattr("turbofno.service.cli")
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert entry_point() == 2
+    error = capsys.readouterr().err
+    assert "pip install 'turbofno[serve]'" in error
+    assert error.count("\n") == 1
+
+
+def test_predict_prints_a_line_for_each_warning_and_refuses_impossible_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", str(TRAINED))

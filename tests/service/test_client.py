@@ -1,4 +1,4 @@
-"""The client: what it sends, how it reads answers and refusals, when it tries again."""
+"""The client: requests, responses, errors, retries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def client_for(handler: Handler, **settings: object) -> Client:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Waits the client would have made; the clock moves on by them at once."""
+    """Records the pauses of the client, and advances the clock by them at once."""
     waited: list[float] = []
     real = time.monotonic
     monkeypatch.setattr(time, "sleep", waited.append)
@@ -140,7 +140,7 @@ def test_predict_sends_the_output_grid(grid: Sequence[int]) -> None:
     assert dict(seen[0].params) == {"output_grid": "64,32"}
 
 
-def test_warnings_are_issued_by_predict_and_told_by_predict_detailed() -> None:
+def test_warnings_are_issued_by_predict_and_returned_by_predict_detailed() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         answer = doubling(request)
         answer.headers["X-Warning"] = "the one: a, b; the other"
@@ -210,7 +210,7 @@ def test_malformed_server_timing_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("answer", [{"data": []}, {"models": 5}, {"models": None}, [], 3])
-def test_foreign_json_is_a_server_error(answer: object) -> None:
+def test_unknown_json_is_a_server_error(answer: object) -> None:
     with client_for(lambda _: httpx.Response(200, json=answer)) as client:
         for call in (client.models, lambda: client.model("m")):
             with pytest.raises(ServerError, match="is this a turbofno server"):
@@ -218,7 +218,7 @@ def test_foreign_json_is_a_server_error(answer: object) -> None:
 
 
 @pytest.mark.parametrize("fields", [np.array(["a"]), np.array([1j]), [[None]], "text"])
-def test_predict_refuses_what_is_not_real_numbers_without_sending(fields: object) -> None:
+def test_predict_refuses_anything_but_real_numbers_without_sending(fields: object) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise AssertionError(f"sent {request}")
 
@@ -242,7 +242,7 @@ def test_predict_refuses_what_is_not_real_numbers_without_sending(fields: object
         (302, ServerError),
     ],
 )
-def test_refusals_are_typed_carry_the_problem_text_and_are_not_retried(
+def test_refusals_raise_their_type_with_the_problem_text_and_are_not_retried(
     status: int, kind: type[TurboFNOError], pauses: list[float]
 ) -> None:
     calls: list[httpx.Request] = []
@@ -272,7 +272,7 @@ def test_refusals_in_the_v2_form_or_as_plain_text_keep_their_text() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 502])
-def test_a_proxy_that_lost_the_server_is_asked_again(status: int, pauses: list[float]) -> None:
+def test_a_proxy_error_for_a_lost_server_is_retried(status: int, pauses: list[float]) -> None:
     answers = iter([httpx.Response(status, text="the actor died"), httpx.Response(status)])
     with client_for(lambda request: next(answers, None) or doubling(request)) as client:
         np.testing.assert_array_equal(client.predict("m", FIELD), 2 * FIELD)
@@ -323,7 +323,7 @@ def test_overload_is_raised_when_retries_run_out(pauses: list[float]) -> None:
     assert len(pauses) == 3
 
 
-def test_overload_is_raised_at_once_when_retry_after_goes_past_the_deadline(
+def test_overload_is_raised_at_once_when_retry_after_exceeds_the_deadline(
     pauses: list[float],
 ) -> None:
     answer = httpx.Response(503, headers={"retry-after": "30"})
@@ -342,7 +342,7 @@ def test_read_timeout_is_deadline_exceeded_and_not_retried() -> None:
 
     with (
         client_for(handler, timeout=7.0) as client,
-        pytest.raises(DeadlineExceeded, match="no answer within 7 s"),
+        pytest.raises(DeadlineExceeded, match="no response within 7 s"),
     ):
         client.predict("m", FIELD)
     assert len(calls) == 1
@@ -375,7 +375,7 @@ def test_refused_connection_is_retried_and_a_broken_one_is_not(pauses: list[floa
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", npy(np.array([1.0]))[:-3]])
-def test_an_answer_that_is_no_array_is_a_server_error(body: bytes) -> None:
+def test_a_response_that_is_not_an_array_is_a_server_error(body: bytes) -> None:
     with (
         client_for(lambda _: httpx.Response(200, content=body)) as client,
         pytest.raises(ServerError, match=r"not a \.npy array"),
@@ -404,7 +404,7 @@ def test_wait_ready_returns_once_ready_and_gives_up_after_its_time(pauses: list[
         client.wait_ready(10.0)
         assert len(pauses) == 2
         assert client.ready() is False
-        with pytest.raises(DeadlineExceeded, match=r"http://test not ready within 0\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"http://test was not ready within 0\.5 s"):
             client.wait_ready(0.5)
 
 
@@ -422,12 +422,12 @@ def test_headers_are_sent_with_every_request() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"timeout": 0.0}, {"retries": -1}])
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, float]) -> None:
+def test_invalid_client_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Client(**settings)  # type: ignore[arg-type]
 
 
-def test_async_client_answers_as_the_sync_client_does() -> None:
+def test_the_async_client_returns_the_same_as_the_sync_client() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/readyz":
             return httpx.Response(200)

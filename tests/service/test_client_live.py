@@ -1,4 +1,4 @@
-"""The client over real connections: shared by threads, concurrent in asyncio, and with nobody there."""
+"""The client over real connections: shared by threads, concurrent in asyncio, without a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 class _Doubling(BaseHTTPRequestHandler):
-    """A real server: twice what it is sent, after turning the first request of each path away."""
+    """A real server that returns twice its input, after refusing the first request to each path."""
 
     protocol_version = "HTTP/1.1"
     turned_away: set[str]

@@ -1,4 +1,4 @@
-"""The wall clock may jump at any time: what waits, expires or is measured goes by clocks that do not."""
+"""Only code that needs dates reads the wall clock, which may jump; all else uses the monotonic clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from turbofno.service import settings
 
 ALLOWED = {
-    "client/_errors.py": "Retry-After may be a date",
+    "turbofno_client/_errors.py": "Retry-After may be a date",
     "logs.py": "the time of a line",
     "engine/totals.py": "the protocol's last_inference, a date",
     "tracing/batches.py": "the start of a span, a date",
@@ -19,7 +19,7 @@ WALL_CLOCK = {
 }  # fmt: skip
 
 
-def looks_at_the_wall_clock(source: str) -> bool:
+def reads_the_wall_clock(source: str) -> bool:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else None
@@ -34,20 +34,20 @@ def looks_at_the_wall_clock(source: str) -> bool:
 
 
 def test_only_what_tells_dates_to_people_looks_at_the_wall_clock() -> None:
-    # That nothing goes wrong when it jumps is in tests/e2e/test_faults.py; this holds for all processes and paths.
+    # tests/e2e/test_faults.py runs with a jumping clock; this test covers all processes and code paths.
     root = Path(settings.__file__).parent
     found = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
-        if looks_at_the_wall_clock(path.read_text())
+        if reads_the_wall_clock(path.read_text())
     }
     assert found == set(ALLOWED)
 
 
-def test_the_scan_sees_every_way_of_looking() -> None:
+def test_the_scan_finds_every_way_to_read_it() -> None:
     for source in (
         "import time\ntime.time()", "from time import time_ns", "import datetime\ndatetime.datetime.now()",
         "from datetime import date\ndate.today()",
     ):  # fmt: skip
-        assert looks_at_the_wall_clock(source)
-    assert not looks_at_the_wall_clock("import time\ntime.monotonic()")
+        assert reads_the_wall_clock(source)
+    assert not reads_the_wall_clock("import time\ntime.monotonic()")

@@ -1,4 +1,4 @@
-"""A server with keys and TLS, as a process: what is let in, and what never shows in its log."""
+"""A server process with API keys and TLS: which requests it accepts, and that secrets stay out of its log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """authority.pem, and certificates of it with keys: server.* for 127.0.0.1, client.*; stranger.* is its own."""
+    """authority.pem; server.* for 127.0.0.1 and client.*, signed by it; stranger.*, self-signed."""
     folder = tmp_path_factory.mktemp("certificates")
     new = ("req", "-newkey", "rsa:2048", "-nodes", "-days", "2")
     for name in ("authority", "stranger"):
@@ -124,7 +124,7 @@ def test_sighup_has_keys_and_certificates_read_again(
     log = tmp_path / "log.txt"
 
     def hang_up(said: str) -> None:
-        """Send SIGHUP and wait until every process with HTTP has said that."""
+        """Send SIGHUP, and wait until every process with HTTP has logged the text."""
         before = log.read_text().count(said)
         server.process.send_signal(signal.SIGHUP)
         until(lambda: log.read_text().count(said) == before + (2 if options else 1), 20)
@@ -154,14 +154,14 @@ def test_sighup_has_keys_and_certificates_read_again(
         hang_up("SIGHUP: the certificates were read again")
         assert (status(KEY), status(KEY[::-1]), presented()) == (401, 200, "client")
 
-        # what cannot be used leaves what was
+        # unusable files leave the old ones in use
         paths["keys"].write_text("nonsense\n")
         paths["key"].write_text("nonsense")
         hang_up("SIGHUP: the certificates stay as they were: TLS cannot be set up")
         assert "SIGHUP: the keys stay as they were: TURBOFNO_API_KEYS_FILE" in log.read_text()
         assert (status(KEY), status(KEY[::-1]), presented()) == (401, 200, "client")
 
-        # clients of an authority that is not named any more are not let in
+        # clients of an authority that was removed are refused
         shutil.copy(certificates / "client.key", paths["key"])
         shutil.copy(certificates / "stranger.pem", paths["authority"])
         hang_up("SIGHUP: the certificates were read again")
@@ -190,7 +190,7 @@ class _Empty(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def self_signed(certificates: Path) -> Iterator[str]:
-    """URL of a server whose certificate only our own authority vouches for."""
+    """URL of a server whose certificate only the test's authority signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Empty)
@@ -203,7 +203,9 @@ def self_signed(certificates: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_the_client_checks_certificates_as_it_is_told(self_signed: str, certificates: Path) -> None:
+def test_the_client_checks_certificates_according_to_verify(
+    self_signed: str, certificates: Path
+) -> None:
     for verify in (str(certificates / "authority.pem"), trusting(certificates), False):
         with Client(self_signed, verify=verify) as client:
             assert client.models() == []
@@ -231,7 +233,7 @@ def test_the_client_checks_certificates_as_it_is_told(self_signed: str, certific
         ),
     ],
 )
-def test_files_that_cannot_be_used_are_named_at_the_start(
+def test_unusable_files_fail_the_start_with_their_names(
     certificates: Path, names: dict[str, str], says: str
 ) -> None:
     openssl(
@@ -244,5 +246,5 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
     assert says in str(caught.value)
 
 
-def test_without_a_certificate_nothing_is_asked_of_uvicorn() -> None:
+def test_without_a_certificate_there_are_no_tls_options() -> None:
     assert tls_options(Settings()) == {}

@@ -1,4 +1,4 @@
-"""A tally says what prometheus_client's own histogram says of the same values."""
+"""HistogramBatch has the same samples as prometheus_client's Histogram."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
     }
 
 
-def test_a_tally_is_a_histogram() -> None:
+def test_the_samples_equal_those_of_a_histogram() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     histogram_batch = HistogramBatch(
         "signal", "A signal.", ("model", "version"), BOUNDS, registry=ours
@@ -44,14 +44,14 @@ def test_a_tally_is_a_histogram() -> None:
         np.testing.assert_allclose(found[key], value, rtol=1e-12)
 
 
-def test_values_are_counted_as_they_come_without_a_scrape() -> None:
+def test_values_are_counted_without_a_scrape() -> None:
     registry = CollectorRegistry()
     histogram_batch = HistogramBatch("signal", "A signal.", ("model",), BOUNDS, registry=registry)
     child = histogram_batch.labels("m")
     for _ in range(10_000):
         child.observe(1.0)
     child.observe_all([2.0] * 10_000)
-    assert len(child._uncounted) < 10_000, "they would pile up where nobody scrapes"
+    assert len(child._pending) < 10_000, "they would pile up where nobody scrapes"
     assert registry.get_sample_value("signal_count", {"model": "m"}) == 20_000
     assert registry.get_sample_value("signal_bucket", {"model": "m", "le": "1.0"}) == 10_000
     assert registry.get_sample_value("signal_sum", {"model": "m"}) == 30_000

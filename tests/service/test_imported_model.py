@@ -1,4 +1,4 @@
-"""A foreign checkpoint, imported and served: predictions over HTTP are the original network's, in physical units."""
+"""An imported checkpoint: predictions over HTTP equal those of the original network, in physical units."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:neuralop")
-def test_predictions_over_http_are_the_originals(tmp_path: Path) -> None:
+def test_predictions_over_http_equal_the_original_network(tmp_path: Path) -> None:
     mean, std = torch.tensor([3.0, -1.0]).view(2, 1, 1), torch.tensor([0.5, 4.0]).view(2, 1, 1)
     np.savez(
         tmp_path / "norm.npz", input_mean=mean, input_std=std, output_mean=10.0, output_std=30.0
@@ -66,7 +66,7 @@ def test_predictions_over_http_are_the_originals(tmp_path: Path) -> None:
         assert relative_l2(found - 10, expected - 10) < 1e-5
 
 
-def test_predictions_over_http_are_the_original_scripts(tmp_path: Path) -> None:
+def test_predictions_over_http_equal_the_original_script(tmp_path: Path) -> None:
     """Corners that overlap on the smaller grid, a precision that a CPU does not round to."""
     network = Script("B", (6, 5), 6, 1, 2, padding=(9, 9)).eval()
     torch.save(network.state_dict(), tmp_path / "fno.pt")
@@ -85,7 +85,7 @@ def test_predictions_over_http_are_the_original_scripts(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:neuralop")
-def test_field_normalisers_bind_the_service_to_their_grid(tmp_path: Path) -> None:
+def test_field_normalisers_restrict_the_grid(tmp_path: Path) -> None:
     mean, std = torch.randn(2, 12, 11), torch.rand(2, 12, 11) + 0.5
     np.savez(tmp_path / "norm.npz", input_mean=mean, input_std=std)
     network, repository = imported(tmp_path, "--normalizer", str(tmp_path / "norm.npz"))

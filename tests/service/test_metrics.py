@@ -1,4 +1,4 @@
-"""The metric names are an interface: dashboards and alerts depend on them."""
+"""Metric names and labels, on which dashboards and alerts depend."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_latency_histograms_reach_from_50_microseconds_to_10_seconds() -> None:
     assert read(name, {**labels, "le": "10.0"}) == 1
 
 
-def test_device_memory_is_that_of_the_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_is_that_of_the_used_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in enumerate(("memory_allocated", "memory_reserved", "max_memory_allocated")):
         monkeypatch.setattr(torch.cuda, name, lambda device, n=number: 10 * device.index + n)
     metrics = Metrics()
@@ -86,7 +86,7 @@ def test_no_device_memory_is_reported_on_a_cpu() -> None:
     assert not [line for line in lines if line.startswith(("turbofno_device_", "turbofno_staging"))]
 
 
-def test_build_info_says_what_runs() -> None:
+def test_build_info_has_the_versions() -> None:
     text = generate_latest(Metrics(version="1.2.3").registry).decode()
     assert 'version="1.2.3"' in next(
         line for line in text.splitlines() if line.startswith("turbofno_build_info{")
@@ -94,7 +94,7 @@ def test_build_info_says_what_runs() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_several_applications_live_in_one_process(number: int) -> None:
+def test_a_process_can_have_several_applications(number: int) -> None:
     metrics = [Metrics() for _ in range(number)]
     metrics[0].fields.labels("m", "1").inc()
     values = [
@@ -104,7 +104,7 @@ def test_several_applications_live_in_one_process(number: int) -> None:
     assert values == [1, *[None] * (number - 1)]
 
 
-def test_a_removed_child_is_not_remembered() -> None:
+def test_a_removed_child_leaves_the_cache() -> None:
     gauge = Metrics().queue_depth
     gauge.labels("a", "1").set(3)
     assert gauge.labels("a", "1") is gauge.labels(model="a", version="1")
@@ -140,7 +140,7 @@ def test_counters_of_a_model_exist_before_anything_happens() -> None:
     assert read("nv_inference_request_failure", {**labels, "reason": "REJECTED"}) == 1
 
 
-def test_triton_s_requests_are_those_whose_seconds_it_counts() -> None:
+def test_triton_request_counts_and_durations_cover_the_same_requests() -> None:
     metrics = Metrics()
     metrics.registry.register(TritonMetrics(metrics))
     metrics.serve("m", "1")
@@ -152,8 +152,8 @@ def test_triton_s_requests_are_those_whose_seconds_it_counts() -> None:
     assert answered == 1
 
 
-def test_every_reason_to_refuse_is_counted_from_zero() -> None:
-    """Each that the source names stands in the list of those with a model, or without."""
+def test_every_rejection_reason_starts_at_zero() -> None:
+    """Each reason in the source is in REFUSED_WITH_MODEL or REFUSED_WITHOUT_MODEL."""
     named = set(GUARD_REASONS.values())
     for file in Path(metrics_module.__file__).parent.rglob("*.py"):
         text = file.read_text()

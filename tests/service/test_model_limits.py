@@ -1,4 +1,4 @@
-"""Limits of single models: how they are written, and that they hold."""
+"""Limits of single models: their text form, and that the service enforces them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_they_come_back_as_written_and_through_a_process_launch() -> None:
+def test_limits_survive_text_and_json() -> None:
     settings = Settings(model_limits=" a fields=3  batch=2,b bytes=100,")  # type: ignore[arg-type]
     assert settings.model_limits == {"a": ModelLimits(3, 0, 2), "b": ModelLimits(0, 100, 0)}
     assert parse(text(settings.model_limits)) == settings.model_limits
@@ -35,21 +35,21 @@ def test_they_come_back_as_written_and_through_a_process_launch() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("a", "no limits that are known"),
+        ("a", "does not state limits"),
         ("a fields=0", "N above 0"),
         ("a fields=-1", "expected NAME"),
         ("a rows=1", "expected NAME"),
         ("a fields=1 fields=2", "expected NAME"),
-        ("a fields=1, a batch=1", "given twice"),
+        ("a fields=1, a batch=1", "appears twice"),
         ("a batch=17", "TURBOFNO_MAX_BATCH_SIZE=16"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: str, says: str) -> None:
+def test_invalid_limits_are_refused(wrong: str, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Settings(model_limits=wrong)  # type: ignore[arg-type]
 
 
-def test_front_ends_share_a_models_bytes_but_each_takes_any_body_that_fits() -> None:
+def test_front_ends_share_a_models_bytes_but_each_accepts_any_allowed_body() -> None:
     limits = "a fields=8 bytes=1000, b bytes=4000000000, c batch=2"
     settings = Settings(model_limits=limits, frontends=4)  # type: ignore[arg-type]
     shared = frontend_settings(settings).model_limits
@@ -58,7 +58,7 @@ def test_front_ends_share_a_models_bytes_but_each_takes_any_body_that_fits() -> 
     }  # fmt: skip
 
 
-def test_a_name_that_is_no_model_fails_the_start(tmp_path: Path) -> None:
+def test_limits_of_an_unknown_model_fail_the_start(tmp_path: Path) -> None:
     save_tiny(tmp_path)
 
     async def main() -> None:
@@ -69,7 +69,7 @@ def test_a_name_that_is_no_model_fails_the_start(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_they_hold_over_http(tmp_path: Path) -> None:
+def test_limits_are_enforced_over_http(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bounded")
     module = rollable_module()
     save_rollable(tmp_path, module)
@@ -96,7 +96,7 @@ def test_they_hold_over_http(tmp_path: Path) -> None:
             assert (await post("/v1/models/bounded:predict", 6))[0] == 200, "given back"
             status, text, _ = await post("/v1/models/tiny-flow:predict", 500)
             assert (status, "TURBOFNO_MODEL_LIMITS" in text) == (413, True)
-            # Over a batch by itself: in pieces.
+            # More than a batch: split.
             status, _, content = await post("/v1/models/tiny-flow:rollout?steps=2&frames=last", 10)
             assert (status, np.load(io.BytesIO(content)).shape) == (200, (1, 10, 1, 16))
             metrics = (await client.get("/metrics")).text

@@ -1,4 +1,4 @@
-"""The real server process: start, refusals below HTTP, drain on signals."""
+"""The real server process: start, refused connections, drain on signals."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def predict_head(length: int) -> bytes:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_drains_answers_what_was_accepted_and_exits_0(
+def test_a_signal_drains_accepted_requests_and_exits_0(
     repository: Path, number: signal.Signals
 ) -> None:
     with running(repository) as server, ExitStack() as sockets:
@@ -123,7 +123,7 @@ def test_signal_drains_answers_what_was_accepted_and_exits_0(
         late = sockets.enter_context(server.connect())
         late.sendall(predict_head(len(BODY)) + BODY)
         status, body = read_response(late)
-        assert status == 503, "still listening, but takes no new work"
+        assert status == 503, "still listening, but refuses new work"
         assert b"shutting down" in body
         assert server.get("/readyz").status_code == 503
         assert server.get("/healthz").status_code == 200
@@ -190,7 +190,7 @@ def test_lost_device_is_answered_with_503_and_ends_the_process_with_1(repository
         assert any("exiting with status 1: the GPU failed" in line for line in server.log)
 
 
-def test_drain_time_bounds_the_drain(repository: Path) -> None:
+def test_the_drain_ends_at_its_time_limit(repository: Path) -> None:
     with running(repository, drain_seconds=0.5) as server:
         until_ready(server)
         with server.connect() as stuck:
@@ -201,7 +201,7 @@ def test_drain_time_bounds_the_drain(repository: Path) -> None:
 
 
 def save_large(root: Path, *, n_layers: int) -> None:
-    """A model for fields of 512 x 512: with one layer quick for its size, with many slow."""
+    """A model for fields of 512 x 512: fast with one layer, slow with many."""
     config = tiny_config("large", n_dim=2)
     architecture = config.architecture.model_copy(update={"n_layers": n_layers})
     grid = config.grid.model_copy(update={"maximum": (512, 512)})
@@ -210,7 +210,7 @@ def save_large(root: Path, *, n_layers: int) -> None:
 
 
 def large_request(n_fields: int) -> bytes:
-    """1 MiB a field; the answer has 2 MiB a field."""
+    """Fields of 1 MiB each; outputs have 2 MiB each."""
     buffer = io.BytesIO()
     np.save(buffer, np.zeros((n_fields, 1, 512, 512), np.float32))
     head = (
@@ -235,7 +235,7 @@ def test_drain_that_ends_while_the_device_is_busy_exits_0(tmp_path: Path) -> Non
         assert "left behind" in "".join(server.log), "the device was to be busy"
 
 
-def test_answer_is_kept_for_a_slow_reader_and_dropped_if_nobody_reads(tmp_path: Path) -> None:
+def test_a_response_is_kept_for_a_slow_reader_and_dropped_for_none(tmp_path: Path) -> None:
     save_large(tmp_path, n_layers=1)
     with running(tmp_path, keep_alive_seconds=1) as server, ExitStack() as sockets:
         until_ready(server)
@@ -252,7 +252,7 @@ def test_answer_is_kept_for_a_slow_reader_and_dropped_if_nobody_reads(tmp_path: 
         assert got[idle] < 16 * 2**20
 
 
-def test_unread_answers_keep_new_requests_out_until_they_are_read(tmp_path: Path) -> None:
+def test_unread_responses_block_new_requests_until_they_are_read(tmp_path: Path) -> None:
     save_large(tmp_path, n_layers=1)
     limits = {"max_body_bytes": 20 * 2**20, "max_inflight_bytes": 20 * 2**20}
     with running(tmp_path, **limits) as server, server.connect() as unread:
@@ -356,7 +356,7 @@ def test_endless_trailer_is_refused(strict: Server) -> None:
         assert "TURBOFNO_MAX_HEADER_BYTES" in error_of(body)
 
 
-def test_body_in_many_small_chunks_is_no_long_header(strict: Server) -> None:
+def test_small_chunks_do_not_count_as_header(strict: Server) -> None:
     with strict.connect() as connection:
         connection.sendall(
             b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: localhost\r\n"
@@ -368,7 +368,7 @@ def test_body_in_many_small_chunks_is_no_long_header(strict: Server) -> None:
         assert read_response(connection)[0] == 200
 
 
-def test_no_http_is_a_bad_request(strict: Server) -> None:
+def test_anything_but_http_is_a_bad_request(strict: Server) -> None:
     with strict.connect() as connection:
         connection.sendall(b"\x16\x03\x01\r\n\r\n")
         assert read_response(connection)[0] == 400

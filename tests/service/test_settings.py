@@ -1,4 +1,4 @@
-"""Settings: sources, limits that fit together, and what the defaults promise."""
+"""Settings: where they are read from, limits that contradict each other, warnings about exposure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_hosts_and_origins_are_comma_separated_lists(monkeypatch: pytest.MonkeyP
         {"cors_origins": "null"},
     ],
 )
-def test_what_is_no_host_or_origin_is_refused(values: dict[str, Any]) -> None:
+def test_invalid_host_or_origin_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="expected"):
         Settings(**values)
 
@@ -97,11 +97,11 @@ def test_zero_limit_is_refused(name: str) -> None:
         Settings(**{name: 0})  # type: ignore[arg-type]
 
 
-def test_misspelt_variables_are_named_with_what_was_meant() -> None:
+def test_misspelt_variables_are_reported_with_the_closest_setting() -> None:
     names = ["TURBOFNO_MAX_BATCHSIZE", "turbofno_port", "TURBOFNO_PORT", "TURBOFNO_QQQQ", "PATH"]
     assert misspelt_variables(names) == [
         "TURBOFNO_MAX_BATCHSIZE is not a setting; did you mean TURBOFNO_MAX_BATCH_SIZE?",
-        "TURBOFNO_QQQQ is not a setting; see turbofno config",
+        "TURBOFNO_QQQQ is not a setting; `turbofno config` lists all settings",
     ]
 
 
@@ -111,7 +111,7 @@ def test_tls_key_without_certificate_is_refused(tmp_path: Path) -> None:
             Settings(**{name: tmp_path / "file"})
 
 
-def test_public_address_is_warned_of_without_keys_and_without_tls(tmp_path: Path) -> None:
+def test_public_address_without_keys_or_tls_gives_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "file"
     assert exposure_warnings(Settings()) == []
     assert exposure_warnings(Settings(host="::1")) == []
@@ -122,11 +122,11 @@ def test_public_address_is_warned_of_without_keys_and_without_tls(tmp_path: Path
     assert exposure_warnings(Settings(host="::", api_keys_file=file, tls_certificate=file)) == []
 
 
-def test_the_clients_key_is_no_misspelt_setting() -> None:
+def test_the_clients_key_is_not_reported_as_misspelt() -> None:
     assert misspelt_variables(["TURBOFNO_API_KEY"]) == []
 
 
-def test_devices_are_named_in_short_or_in_full() -> None:
+def test_devices_are_numbers_or_names() -> None:
     settings = Settings(frontends=2, devices="0,cuda:3,cpu")
     assert settings.devices == ("cuda:0", "cuda:3", "cpu")
 
@@ -135,13 +135,11 @@ def test_devices_are_named_in_short_or_in_full() -> None:
     ("given", "message"),
     [
         ({"devices": "0"}, "TURBOFNO_FRONTENDS"),
-        ({"frontends": 1, "devices": "gpu"}, "'gpu' is no device"),
+        ({"frontends": 1, "devices": "gpu"}, "'gpu' is not a device"),
         ({"frontends": 1, "shared_memory_bytes": 1000}, "TURBOFNO_MAX_BODY_BYTES"),
     ],
 )
-def test_processes_that_do_not_fit_together_are_refused(
-    given: dict[str, Any], message: str
-) -> None:
+def test_contradicting_process_settings_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Settings(**given)
 

@@ -1,4 +1,4 @@
-"""A real server with streams, descriptors and terminals that are not as they should be."""
+"""A real server with closed streams, few file descriptors, and a closed terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_closed_standard_streams_are_nothing_and_no_socket(
 def test_streams_that_nobody_reads_any_more_fail_nothing(
     repository: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    # both into a pipe whose reader is gone before the first line
+    # stdout and stderr into a pipe whose reader is gone before the first line
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -79,7 +79,7 @@ def test_too_few_descriptors_are_refused_in_words(repository: Path, tmp_path: Pa
     for options in ((), ("--frontends", "2")):
         server = ServerProcess(repository, tmp_path / "log.txt", *options, shell="ulimit -n 100")
         assert server.process.wait(30) == 1
-        said = "cannot start: the limit of open files is 100 (ulimit -Hn), of which the service needs 128 itself"
+        said = "cannot start: the limit of open files (ulimit -Hn) is 100, of which the service itself needs 128"
         assert said in server.tail()
         assert "Traceback" not in server.tail()
 
@@ -91,7 +91,7 @@ def test_few_descriptors_are_fewer_connections(
     few = "ulimit -n 160"
     with ServerProcess(repository, tmp_path / "log.txt", *options, shell=few) as server:
         most = 64 if options else 32
-        assert f"at most {most} connections, not 4096; raise it to " in server.log.read_text()
+        assert f"at most {most} connections instead of 4096; raise it to " in server.log.read_text()
         held = [
             socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)
         ]
@@ -132,10 +132,10 @@ def test_the_soft_limit_is_raised_as_far_as_allowed(repository: Path, tmp_path: 
 def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
     repository: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """While the terminal is there, SIGHUP ends nothing."""
+    """While the terminal is open, SIGHUP ends nothing."""
     log = tmp_path / "log.txt"
     terminal, theirs = pty.openpty()
-    # a session of its own, whose terminal is the one that it opens first
+    # a new session, whose controlling terminal is the first that it opens
     serve = [
         sys.executable,
         "-m",
@@ -162,7 +162,7 @@ def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
         os.close(theirs)
         os.close(terminal)
         assert process.wait(20) == 0, log.read_text()
-        assert said("draining: no new work")
+        assert said("draining: refusing new requests")
         assert not said("Traceback")
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""Signals in answers and the warnings they turn into: forms and protocols, batches and processes, metrics, the client."""
+"""Trust signals and their warnings: formats and protocols, batches, processes, metrics, the client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATH = "/v1/models/tiny-judged:predict"
 NPY = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
 NAMES = ["input_distance", "residual"]
 LIMIT = 1.5
-"""The input_distance above which tiny-warned warns: noise ten times as large is far above, none is far below."""
+"""The threshold of tiny-warned for input_distance: noise ten times as large is far above."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fields(count: int = 5) -> NDArray[np.float32]:
-    """Ever larger ones."""
+    """Fields of increasing size."""
     noise = generator().normal(size=(count, 1, 32))
     return (noise * np.arange(1, count + 1)[:, None, None]).astype(np.float32)
 
@@ -81,11 +81,11 @@ def check_headers(response: httpx.Response, values: dict[str, list[float]]) -> N
         assert float(header) == pytest.approx(max(values[name]), rel=1e-3)
 
 
-def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path: Path) -> None:
+def test_every_response_has_trust_signals(repository: Path, tmp_path: Path) -> None:
     inputs = fields()
     want = expected(repository, inputs)
     assert list(want) == NAMES
-    # cut in batches of two, whose parts must come together in order
+    # split into batches of two, whose signals must be joined in order
     with serving(repository, tmp_path / "log", "--max-batch-size", "2") as client:
         as_json = client.post(PATH, json={"inputs": {"input": inputs.tolist()}})
         for name in NAMES:
@@ -114,7 +114,7 @@ def test_every_answer_says_how_far_it_can_be_trusted(repository: Path, tmp_path:
         assert re.search(count, metrics, re.MULTILINE), metrics
 
 
-def test_off_nothing_is_computed_or_said(repository: Path, tmp_path: Path) -> None:
+def test_without_the_setting_there_are_no_signals(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log", "--trust", "false") as client:
         response = client.post(PATH, json={"inputs": {"input": fields().tolist()}})
         assert "trust" not in response.json()
@@ -138,13 +138,13 @@ def test_signals_cross_processes_and_reach_the_client(repository: Path) -> None:
 
 
 def good_and_bad() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Fields [1, 1, 32] as in training, and ten times as large."""
+    """Fields [1, 1, 32]: one as in training, one ten times as large."""
     good = np.random.default_rng(0).normal(size=(1, 1, 32)).astype(np.float32)
     return good, 10 * good
 
 
 def counts(metrics: str, model: str) -> dict[str, float]:
-    """Reason -> answers that warned."""
+    """Reason -> number of responses with a warning."""
     pattern = (
         rf'^turbofno_prediction_warnings_total{{model="{model}",reason="(\w+)",version="1"}} (\S+)$'
     )
@@ -167,7 +167,7 @@ def test_a_signal_above_its_threshold_warns_in_every_form_and_is_counted(
         (text,) = told.json()["warnings"]
         assert text == told.headers["x-warning"]
         assert re.match(
-            r"input_distance \S+ of field 1 is above 1.5, which 1 in 1000 fields ", text
+            r"input_distance \S+ of field 1 is above 1.5, which only 1 in 1000 fields ", text
         )
         binary = client.post(path, content=npy(bad), headers=NPY)
         assert "input_distance" in binary.headers["x-warning"]
@@ -222,7 +222,7 @@ def check_untold_rollout(client: httpx.Client, none: str) -> None:
     assert client.post(path, content=flow, headers=as_json | accept).headers["x-trust"] == none
 
 
-def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
+def test_rollout_frames_have_signals_and_warnings_also_of_its_length(
     repository: Path, tmp_path: Path
 ) -> None:
     good, bad = good_and_bad()
@@ -234,7 +234,7 @@ def test_frames_of_a_rollout_carry_signals_and_warn_and_so_does_its_length(
         )
         assert np.shape(whole.json()["trust"]["input_distance"]) == (2, 2)
         horizon, distance = whole.json()["warnings"]
-        assert "step 6, model tiny-warned was evaluated to step 4" in horizon
+        assert "step 6, model tiny-warned was evaluated up to step 4" in horizon
         assert re.match(r"step 3: input_distance \S+ of field .*is above 1.5", distance)
         assert "x-trust" not in whole.headers
         assert "trust_status" not in whole.json()
@@ -250,13 +250,13 @@ def check_rollout(user: Client, good: NDArray[np.float32], bad: NDArray[np.float
     with pytest.warns(PredictionWarning) as caught:
         frames = list(user.rollout("tiny-warned", both, 6))
     horizon, distance = (str(one.message) for one in caught)
-    assert "step 6, model tiny-warned was evaluated to step 4: its error beyond" in horizon
+    assert "step 6, model tiny-warned was evaluated up to step 4: its error after" in horizon
     assert re.match(r"step 1: input_distance \S+ of field 1 .*is above 1.5", distance)
     assert [set(frame.trust) for frame in frames] == [set(NAMES)] * 6
     assert frames[0].trust["input_distance"] > LIMIT
     assert [len(frame.warnings) for frame in frames] == [1, 0, 0, 0, 0, 0]
-    # a part of it, resumed, ends as late
-    with pytest.warns(PredictionWarning, match="evaluated to step 4"):
+    # a resumed rollout ends at the same step
+    with pytest.warns(PredictionWarning, match="evaluated up to step 4"):
         list(user.rollout("tiny-warned", good, 6, start=5))
 
 

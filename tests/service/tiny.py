@@ -1,4 +1,4 @@
-"""Tiny untrained models in the native format, for tests of everything around the model."""
+"""Tiny untrained models in the native format, for tests of the service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def tiny_config(name: str = "tiny-1d", *, version: str = "1", n_dim: int = 1) -> ModelConfig:
-    """One layer, 4 modes an axis, grids of 8 to 64 points, trained on 16."""
+    """A config with one layer, 4 modes on each axis, training grid 16, and grids of 8 to 64 points."""
     modes = (4,) * n_dim
     return ModelConfig(
         name=name,
@@ -53,7 +53,7 @@ def tiny_config(name: str = "tiny-1d", *, version: str = "1", n_dim: int = 1) ->
 def save_tiny(
     root: Path, name: str = "tiny-1d", *, version: str = "1", n_dim: int = 1, seed: int = 0
 ) -> FNO:
-    """Write root/name (root/name/version unless it is 1) and return the module that it holds."""
+    """Write the model to root/name (root/name/version unless it is 1); return its module."""
     torch.manual_seed(seed)
     config = tiny_config(name, version=version, n_dim=n_dim)
     module = FNO(config.architecture).eval()
@@ -71,8 +71,8 @@ def save_judged(
 ) -> ModelConfig:
     """Write root/name: one channel in and out, as if trained on white noise of deviation 1 to solve Burgers' equation.
 
-    `limits` are the thresholds of input_distance and residual on 32 points; with `steps` the model is autoregressive and
-    was evaluated for so many on 16 and 32 points.
+    `limits` are the thresholds of input_distance and residual on 32 points. With `steps`, the model is autoregressive and
+    evaluated up to that step on 16 and 32 points.
     """
     config = rollable_config().model_copy(
         update={"name": name, "time_step": None if steps is None else 0.1}
@@ -123,7 +123,7 @@ def rollable_config(reach: float | None = None) -> ModelConfig:
 
 
 def rollable_module(gain: float = 0.9) -> FNO:
-    """A random network for it that, run on its own output, changes large fields by at most that factor a step."""
+    """A random network that, run on its own output, changes large fields by at most that factor in a step."""
     module = FNO(rollable_config().architecture).eval()
     with torch.no_grad():
         largest = max(_growth(module, points) for points in (16, 24, 64))
@@ -133,9 +133,9 @@ def rollable_module(gain: float = 0.9) -> FNO:
 
 
 def _growth(module: FNO, points: int) -> float:
-    """The largest factor in size of any of some fields, once each has found its way.
+    """The largest growth factor in a step of some fields, after a few steps.
 
-    Of large ones: there the activation is all but linear, and steepest.
+    The fields are large, because the activation is almost linear there, and steepest.
     """
     large, seen = 1e3, []
     x = large * torch.randn(4, 1, points)

@@ -1,4 +1,4 @@
-"""Waiting, on the event loop, for what only a state tells."""
+"""Waiting for a condition on the event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 async def until(met: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Return once the condition is met; fails after that many seconds."""
+    """Return once the condition is true; fail after that many seconds."""
     end = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < end, f"not within {seconds} s"

@@ -1,4 +1,4 @@
-"""A real headless Chromium, if this machine has one, and what tests ask of a page in it."""
+"""A headless Chromium, if installed, and helpers for pages in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 15.0
 
 @contextmanager
 def chromium(url: str, *options: str) -> Iterator[BrowserContext]:
-    """A browser with a new empty profile, whose pages are at `url`; `options` are its own."""
+    """A browser with an empty profile and base URL `url`; `options` are those of its context."""
     with tempfile.TemporaryDirectory() as profile, sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile,
@@ -44,18 +44,18 @@ def chromium(url: str, *options: str) -> Iterator[BrowserContext]:
 
 
 def wait_for(locator: Locator, text: str) -> str:
-    """Until an element has a text that matches; the text."""
+    """Wait until the text of an element matches; return it."""
     expect(locator).to_have_text(re.compile(text))
     return locator.text_content() or ""
 
 
 def open_at(page: Page, model: str) -> None:
-    """Open the page with this model and wait for its first answer, and the solver's if there is one."""
+    """Open the page with this model, and wait for its first prediction and solution."""
     page.goto(f"/ui/#{model}")
     expect(page.locator("#about-title")).to_have_text(model)
     wait_for(page.locator("#state"), "solved:|^Predicted in")
 
 
 def figure(page: Page, title: str, group: str = "#fields") -> Locator:
-    """The picture with this title."""
+    """The figure with this title."""
     return page.locator(f"{group} .field", has=page.locator(f"strong:text-is('{title}')"))

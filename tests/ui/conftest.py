@@ -1,4 +1,4 @@
-"""One server with zoo models and one without a solver, and one browser, for all tests of the page."""
+"""One server with the zoo's models and one without a solver, and one browser, for all tests of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Ends well."""
+    """A running server, which must end with status 0."""
     root = tmp_path_factory.mktemp("page")
     models = root / "models"
     save_tiny(models, "tiny-1d")
@@ -30,10 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert "Traceback" not in running.log.read_text(errors="replace"), running.tail()
 
 
-# Not for the whole session: while it is there its own event loop runs, and other tests start theirs.
+# Not for the session: it runs an event loop, and other tests start their own.
 @pytest.fixture(scope="module")
 def browser(server: ServerProcess) -> Iterator[BrowserContext]:
-    """Closed at the end; skips where there is none."""
+    """The browser; skips without one."""
     from tests.ui.browser import CHROMIUM, MISSING, chromium
 
     if CHROMIUM is None:
@@ -44,7 +44,7 @@ def browser(server: ServerProcess) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(browser: BrowserContext, server: ServerProcess) -> Iterator[Page]:
-    """A new tab; nothing may have gone wrong in it, and it may have asked nobody but the server."""
+    """A new tab, which must have no errors and no requests to other servers."""
     opened = browser.new_page()
     wrong: list[str] = []
     opened.on("pageerror", lambda error: wrong.append(str(error)))
@@ -52,5 +52,5 @@ def page(browser: BrowserContext, server: ServerProcess) -> Iterator[Page]:
     opened.on("request", lambda sent: None if sent.url.startswith(server.url) else wrong.append(sent.url))  # fmt: skip
     yield opened
     opened.close()
-    # The browser's own line about an answer of 4xx, which the page tells in words.
+    # The browser's console message for a 4xx response, which the page shows itself.
     assert [line for line in wrong if "Failed to load resource" not in line] == []

@@ -1,4 +1,4 @@
-"""Takes the pictures of the page that the documentation shows: `python -m tests.ui.pictures docs`."""
+"""Takes the documentation's screenshots of the page: `python -m tests.ui.pictures docs`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
 
 def _load(page: Page, server: ServerProcess) -> None:
-    """Some work for the charts to show."""
+    """Send requests for the charts to show."""
     field = httpx.get(f"{server.url}/v1/models/burgers-1d/sample").content
     url, headers = (
         f"{server.url}/v1/models/burgers-1d:predict",
@@ -55,7 +55,7 @@ def _load(page: Page, server: ServerProcess) -> None:
 
 
 def _save(page: Page, file: Path, first: str, last: str) -> None:
-    """From the top of one element to the bottom of another, over the width of the page."""
+    """The region from the top of one element to the bottom of another, over the width of the page."""
     top, end = (page.locator(selector).first.bounding_box() for selector in (first, last))
     assert top is not None
     assert end is not None

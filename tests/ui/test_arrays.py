@@ -1,4 +1,4 @@
-"""Every array of the page, seen and taken away: all channels, their colours, downloads, and commands that give the same."""
+"""The arrays of the page: channels, colours, downloads, and commands that reproduce them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.e2e.server_process import ROOT
 from turbofno_client import Client
 
 pytest.importorskip("playwright", reason="needs playwright")
@@ -113,10 +112,10 @@ def test_commands_of_a_file_and_a_drawing_read_it(page: Page, tmp_path: Path) ->
     wait_for(page.locator("#state"), "^Predicted in")
     answer = saved(page, "Save prediction as .npy", tmp_path)
     run(copied(page, "Copy as curl"), tmp_path)
-    # The file holds [x] alone, and so does the answer.
+    # The file is [x], so the response is too.
     np.testing.assert_allclose(np.load(tmp_path / "prediction.npy"), answer[0], atol=1e-6)
     program = copied(page, "Copy as Python")
-    run(f"PYTHONPATH={ROOT} {shlex.quote(sys.executable)} -c {shlex.quote(program)}", tmp_path)
+    run(f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}", tmp_path)
     page.get_by_label("Draw").check()
     figure(page, "Input").locator(".plot").focus()
     with page.expect_response(re.compile(":predict")):
@@ -143,7 +142,7 @@ def test_commands_take_the_key_from_the_environment(page: Page) -> None:
     compile(python, "copied", "exec")
 
 
-def test_maps_of_both_signs_have_zero_in_the_middle_of_their_colours(
+def test_colour_maps_of_fields_with_both_signs_are_centred_at_zero(
     page: Page, tmp_path: Path
 ) -> None:
     open_at(page, "navier-stokes-2d")
@@ -164,7 +163,7 @@ def test_maps_of_both_signs_have_zero_in_the_middle_of_their_colours(
     assert min(middle_colour[:3]) > 200
 
 
-def test_four_fields_are_in_one_row_on_a_screen_of_1400_points(page: Page) -> None:
+def test_four_fields_fit_in_a_row_of_1400_pixels(page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 900})
     open_at(page, "navier-stokes-2d")
     boxes = [figure(page, title).bounding_box() for title in ("Input", "Prediction", "Solver", "Error")]  # fmt: skip
@@ -190,7 +189,7 @@ def test_live_charts_have_a_time_axis(page: Page) -> None:
             return chart.element.querySelector(".line").getAttribute("d");
         }"""
     )
-    # By when it was read: what is older is gone, and a silence is a gap.
+    # By time of reading: old readings are dropped, and a pause is a gap.
     assert re.sub(r",[\d.]+", "", drawn) == "M0.00L1.67M50.00M100.00"
 
 

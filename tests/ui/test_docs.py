@@ -1,4 +1,4 @@
-"""The documentation of the API in a browser that can reach nobody but the server."""
+"""The API documentation in a browser that can reach only the server."""
 
 from __future__ import annotations
 

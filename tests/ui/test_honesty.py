@@ -1,4 +1,4 @@
-"""Nothing on the page belongs to another input than the one that it names, and it says when not to believe an answer."""
+"""The page shows only results of its current input, and shows warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upload(page: Page, file: Path) -> None:
 
 
 def expect_nothing_but(page: Page, *kept: str) -> None:
-    """Of all pictures only these hold something; no request, no verdict, nothing to do with them."""
+    """Only these figures have content; there is no request, no verdict, and no enabled action."""
     for title in ("Input", "Prediction", "Solver", "Error"):
         kind = re.compile(r"^(map|flat)$" if title in kept else "^empty$")
         expect(figure(page, title)).to_have_attribute("data-kind", kind)
@@ -58,12 +58,12 @@ def test_a_rejected_file_keeps_nothing_of_the_result_before(page: Page, tmp_path
         expect(predict).to_be_enabled()
         upload(page, tmp_path / name)
         expect(page.get_by_role("alert")).to_be_visible()
-        # What the server refuses is a field to look at.
+        # A field that the server refuses is still shown.
         expect_nothing_but(page, *(["Input"] if name == "coarse.npy" else []))
         wait_for(page.locator("#request"), "was not used|failed")
         expect(predict).to_be_disabled()
         expect(play).to_be_disabled()
-        # Still there when somebody tries.
+        # It is still shown when predicting is tried.
         page.get_by_label("File (.npy)").focus()
         expect(page.get_by_role("alert")).to_be_visible()
     page.get_by_label("Random").check()
@@ -157,14 +157,14 @@ def test_signals_and_several_warnings_are_shown(page: Page) -> None:
 
     def answer(route: Route) -> None:
         response = route.fetch()
-        # An answer with signals does not say why it has none.
+        # A response with signals has no reason for missing ones.
         answered = {name: text for name, text in response.headers.items() if name != "x-trust"}
         route.fulfill(response=response, headers={**answered, **told})
 
     page.route(re.compile(":predict"), answer)
     open_at(page, "tiny-1d")
     text = page.locator("#request").inner_text()
-    assert re.search(r"Distance of the input\s.*above, unusual\s+2\.5", text, re.DOTALL)
+    assert re.search(r"Distance of the input\s.*above 1 is unusual.*\s+2\.5", text, re.DOTALL)
     assert page.locator("#verdict p").all_text_contents() == ["Warning the grid", "Warning the distance"]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A web page of another origin, in a real browser, against a server on loopback: it can change and read nothing."""
+"""A web page of another origin, in a real browser, can neither change nor read a server on loopback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of an attacker's web server, with one empty page."""
+    """The port of an attacker's web server with one empty page."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "index.html").write_text("<!doctype html><title>elsewhere</title>")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
@@ -57,7 +57,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, elsewhere: int) -> Iterator[ServerProcess]:
-    """Model control is on: what protects the model is the origin."""
+    """A server with model control, so that only the check of the origin protects its models."""
     root = tmp_path_factory.mktemp("attacked")
     save_tiny(root / "models")
     options = ("--model-control", "true", "--cors-origins", f"http://friend.test:{elsewhere}")
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, elsewhere: int) -> Iterator
 
 @pytest.fixture(scope="module")
 def visitor(server: ServerProcess) -> Iterator[Page]:
-    """A tab of a browser for which every name is this machine's."""
+    """A tab of a browser that resolves every name to this machine."""
     with chromium(server.url, "--host-resolver-rules=MAP *.test 127.0.0.1") as browser:
         yield browser.new_page()
 
@@ -84,7 +84,7 @@ def test_a_page_of_another_origin_unloads_nothing(
 ) -> None:
     visitor.goto(f"http://{place}:{elsewhere}/")
     options = {"method": "POST", "body": "{}", "headers": {"Content-Type": kind} if kind else {}}
-    # Without CORS the page does not see the answer, but what is sent so arrives.
+    # Without CORS the page cannot read the response, but its request is sent.
     for mode in ("no-cors", "cors"):
         visitor.evaluate(SEND, [server.url + UNLOAD, {**options, "mode": mode}])
     assert state(server) == "READY"
@@ -106,7 +106,7 @@ def test_a_form_of_another_origin_unloads_nothing(
 def test_a_name_rebound_to_this_machine_reads_and_changes_nothing(
     server: ServerProcess, visitor: Page
 ) -> None:
-    # To the browser all of this is of one origin.
+    # For the browser all of this has one origin.
     arrived = visitor.goto(f"http://attacker.test:{server.port}/v1/models")
     assert arrived is not None
     assert arrived.status == 421

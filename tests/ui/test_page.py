@@ -1,4 +1,4 @@
-"""The page as its users have it: what it shows are the service's numbers, by mouse, by keyboard, and in words when refused."""
+"""The page by mouse and keyboard: it shows the service's numbers, and its errors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_drawn_field_is_sent_as_npy_and_predicted(page: Page) -> None:
     assert request.headers["content-type"] == "application/x-npy"
     field = _array(request.post_data_buffer)
     assert field.shape == (1, 64, 64)
-    # Painted from x = 0.3 to 0.6 at y = 0.8, and nowhere else.
+    # Painted only from x = 0.3 to 0.6 at y = 0.8.
     painted = np.argwhere(field[0] > 1.0) / 63
     assert painted[:, 0].min() == pytest.approx(0.26, abs=0.06)
     assert painted[:, 0].max() == pytest.approx(0.64, abs=0.06)
@@ -126,7 +126,7 @@ def test_a_drawn_field_is_sent_as_npy_and_predicted(page: Page) -> None:
     wait_for(page.locator("#state"), "solved:")
 
 
-def test_an_uploaded_field_is_predicted_and_what_the_solver_refuses_is_told(
+def test_an_uploaded_field_is_predicted_and_the_solvers_refusal_is_shown(
     page: Page, server: ServerProcess, tmp_path: Path
 ) -> None:
     open_at(page, "navier-stokes-2d")
@@ -136,14 +136,14 @@ def test_an_uploaded_field_is_predicted_and_what_the_solver_refuses_is_told(
     page.get_by_label("Upload").check()
     page.get_by_label("File (.npy)").set_input_files(tmp_path / "field.npy")
     alert = page.get_by_role("alert")
-    wait_for(alert, "as many points along one axis as along the other")
+    wait_for(alert, "same number of points on each axis")
     predicted = predict(server, "navier-stokes-2d", field[None].astype("f4"))[0]
     plot = figure(page, "Prediction").locator(".plot")
     plot.focus()
     for key in ("Home", "Shift+ArrowRight", "ArrowRight", "ArrowUp"):
         plot.press(key)
     told = readings(wait_for(page.locator("#readout"), "prediction"))
-    # From the middle of 48 points one up.
+    # One point above the middle of 48.
     at = (11, round(0.5 * 47) + 1)
     assert told["input"] == pytest.approx(field[at], rel=6e-3, abs=1e-3)
     assert told["prediction"] == pytest.approx(predicted[at], rel=6e-3, abs=1e-3)
@@ -265,7 +265,7 @@ def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
     np.testing.assert_allclose(centred, field - field.mean(), atol=1e-5)
 
 
-def test_a_model_without_a_solver_leaves_them_out(page: Page) -> None:
+def test_a_model_without_a_solver_has_no_comparison(page: Page) -> None:
     open_at(page, "tiny-1d")
     wait_for(page.locator("#sample-hint"), "no sampler for this model")
     expect(figure(page, "Solver")).to_be_hidden()

@@ -1,4 +1,4 @@
-"""What the page must keep to: accessibility as axe-core checks it, its content policy, keys kept in memory only."""
+"""Accessibility of the page (axe-core), its content security policy, and API keys kept only in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 KEY = "alice-0123456789abcdef"
-# Levels A and AA, and what axe's makers recommend beyond.
+# WCAG levels A and AA, and axe's best practices.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
@@ -62,7 +62,7 @@ def test_axe_finds_nothing_in_light_or_dark_with_or_without_an_error(
     assert violations(page) == []
 
 
-def test_the_policy_lets_nothing_in_but_the_pages_own_files(
+def test_the_content_policy_allows_only_the_pages_own_files(
     browser: BrowserContext, server: ServerProcess
 ) -> None:
     redirect = httpx.get(f"{server.url}/ui")
@@ -85,7 +85,7 @@ def test_the_policy_lets_nothing_in_but_the_pages_own_files(
     page.close()
 
 
-def test_a_key_is_asked_for_and_kept_nowhere(browser: BrowserContext, tmp_path: Path) -> None:
+def test_a_key_is_requested_and_not_stored(browser: BrowserContext, tmp_path: Path) -> None:
     save_tiny(tmp_path / "models", "tiny-1d")
     (tmp_path / "keys").write_text(f"alice {KEY}\n")
     options = ("--api-keys-file", str(tmp_path / "keys"))

@@ -1,10 +1,10 @@
-// Requests to the service: where it is, the key, bodies in .npy, errors in the server's words.
+// Requests to the service: base path, API key, .npy bodies, and errors with the server's message.
 import { readNpy, writeNpy } from "./npy.js";
 
 const NPY = "application/x-npy";
 let key = "";
 
-// Kept here and nowhere else: gone when the page is.
+// The key is kept only in memory, and so is lost with the page.
 export function useKey(text) {
   key = text.trim();
 }
@@ -20,7 +20,7 @@ export class Problem extends Error {
   }
 }
 
-// `path` begins with a slash, as the server gives it; the page lies one level below, perhaps behind a prefix.
+// `path` begins with a slash. The page is one level below the root, possibly behind a prefix.
 export async function ask(path, options = {}) {
   const headers = { ...options.headers };
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -39,7 +39,7 @@ export async function askJson(path, options) {
   return (await ask(path, options)).json();
 }
 
-// A field in, if there is one, and the field that is answered: { field, headers }.
+// Sends a field, if given, and reads the field of the response: { field, headers }.
 export async function askField(path, { field = null, method = field ? "POST" : "GET", signal } = {}) {
   const headers = { Accept: NPY };
   if (field) headers["Content-Type"] = NPY;
@@ -59,7 +59,7 @@ async function inWords(response) {
     const problem = JSON.parse(text);
     detail = problem.detail ?? problem.error ?? detail;
   } catch {
-    // Not one of the service's own errors: a proxy's, perhaps.
+    // Not an error of the service, but perhaps of a proxy.
   }
   const wait = response.headers.get("Retry-After");
   const when = wait ? ` Try again in ${wait} s.` : "";

@@ -1,4 +1,4 @@
-// The page: which model, which input, what was answered. Everything shown comes from here.
+// The page: choice of model and input, prediction, comparison with the solver.
 import { ask, askField, askJson, guarded, useKey } from "./api.js";
 import { markdown } from "./card.js";
 import { Chart } from "./chart.js";
@@ -17,15 +17,15 @@ import { startTheme } from "./theme.js";
 import { noVerdict, showVerdict } from "./verdict.js";
 
 const LIVE_MS = 2000;
-// The same input would be refused again.
+// Statuses for which the same input would be refused again.
 const REFUSED = [400, 413, 422];
 const OUTPUTS = ["prediction", "truth", "error"];
 
 let model = null;
 let input = null; // { shape: [channels, ...grid], data }
-let sampled = ""; // the query that the input was drawn with, empty once it is something else
-let file = ""; // the name of the file that the input came from
-let asked = null; // what was predicted last, for commands
+let sampled = ""; // the query of the sample, empty for other inputs
+let file = ""; // the name of the input's file
+let asked = null; // the last prediction, for commands
 let work = new AbortController();
 
 const panel = new Panel(
@@ -64,7 +64,7 @@ function takeFrom(source) {
   for (const view of panel.views.input) view.element.classList.toggle("drawable", brush.on);
 }
 
-// Another input, or none; of a sample its query is known, of a file its name.
+// Sets the input, or none; `query` for a sample, `name` for a file.
 function take(field, { query = "", name = "" } = {}) {
   input = field;
   sampled = query;
@@ -77,7 +77,7 @@ function allow(something) {
   byId("play").disabled = !something;
 }
 
-// What was answered before has nothing to do with what is asked now.
+// Clears all results: they belong to another input.
 function forgetAnswer(why = "") {
   panel.clear(OUTPUTS);
   rollout.reset();
@@ -86,7 +86,7 @@ function forgetAnswer(why = "") {
   byId("commands").hidden = true;
   byId("command").hidden = true;
   byId("copied").textContent = "";
-  showNoRequest(byId("request"), why || "Nothing was asked yet.");
+  showNoRequest(byId("request"), why || "No request yet.");
 }
 
 function forgetInput(why) {
@@ -111,14 +111,14 @@ function say(text) {
   byId("state").textContent = text;
 }
 
-// Where a solution comes from: the very sample, or the field as it is.
+// The request for a solution: of the sample by its query, or of the field.
 function solvePath(steps, field) {
   const many = model.time_step === null ? "" : `steps=${steps}`;
   const query = [sampled, many].filter(Boolean).join("&");
   return { path: `${model.reference.solve}${query && "?"}${query}`, body: sampled ? null : field };
 }
 
-// The model that the page's address names, if it is served: /ui/#darcy-2d
+// The model in the page's address, if it is served: /ui/#darcy-2d
 function fromAddress() {
   const names = [...byId("model").options].map(({ value }) => value);
   return names.find((name) => `#${encodeURIComponent(name)}` === location.hash) ?? null;
@@ -182,7 +182,7 @@ function describe() {
   showCard();
 }
 
-// Once it is looked at.
+// Loads the card when it is opened.
 async function showCard() {
   const place = byId("card-text");
   if (!byId("card").open || place.hasChildNodes() || !model) return;
@@ -197,7 +197,7 @@ async function showCard() {
   }
 }
 
-// Draws or keeps the input, predicts, and solves if asked to; a newer call ends an older one.
+// Draws or keeps the input, predicts, and solves if chosen; a newer call cancels an older one.
 async function predictAnew() {
   work.abort();
   const { signal } = (work = new AbortController());
@@ -231,7 +231,7 @@ async function draw(signal) {
 }
 
 async function predict(signal) {
-  // What is being painted keeps its colours.
+  // While painting, the input keeps its colour scale.
   if (panel.fields.input !== input) panel.show("input", input);
   say("predicting …");
   const started = performance.now();
@@ -279,7 +279,7 @@ async function compare(predicted, signal) {
   say(`Predicted and solved: ${off.join("; ")}.`);
 }
 
-// The file as the server reads it (docs/client.md), then its prediction; a newer choice ends it.
+// Reads the file as the server would, and predicts; a newer choice cancels an older one.
 async function upload(chosen) {
   work.abort();
   const { signal } = (work = new AbortController());
@@ -326,17 +326,17 @@ function blank() {
   panel.show("input", input, scales);
 }
 
-// Models trained on fields without a mean know nothing of others, and drawn ones have it.
+// Models trained on fields with zero mean do not generalise to others; drawn fields have a mean.
 function centre() {
   if (input) take(centred(input));
 }
 
-// Where the service is, for commands: the page lies one level below it.
+// Shows a command with the service's address, one level above the page, and copies it.
 async function copy(command, words) {
   const text = command(new URL("..", location.href).href.replace(/\/$/, ""), asked);
   byId("command").textContent = text;
   byId("command").hidden = false;
-  // Without TLS browsers have a clipboard on this machine only.
+  // Without TLS, browsers allow the clipboard only on the local machine.
   const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
   const saved = asked.sampled || file ? "" : ` Save the input first, as ${asked.file}.`;
   byId("copied").textContent = `${copied ? `${words} copied.` : "Copy it from below."}${saved}`;
@@ -384,7 +384,7 @@ function startControls() {
     predictAnew();
   });
   byId("compare").addEventListener("change", () => byId("compare").checked && predictAnew());
-  // So that the same file, written anew, can be chosen again.
+  // So that the same file can be chosen again after a change.
   byId("file").addEventListener("click", () => (byId("file").value = ""));
   byId("file").addEventListener("change", () => {
     const [chosen] = byId("file").files;

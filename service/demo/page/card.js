@@ -1,10 +1,10 @@
-// A model card: the Markdown that cards are written in, as elements. Nothing in it is run, and only text is taken over.
+// Renders the Markdown of model cards as elements, from text only: nothing in it is executed.
 import { ask } from "./api.js";
 import { make } from "./dom.js";
 
 const INLINE = /(!?)\[([^\]]*)\]\(([^)\s]+)\)|`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*/g;
 
-// `fileOf(name)`: the path under which the server has a picture of the card.
+// `fileOf(name)`: the path of a picture of the card on the server.
 export function markdown(text, fileOf) {
   const lines = text.split("\n");
   const blocks = [];
@@ -19,7 +19,7 @@ export function markdown(text, fileOf) {
     if (!line.trim()) lines.shift();
     else if (heading) {
       lines.shift();
-      // The page has its own first and second level.
+      // The page itself has headings of level 1 and 2.
       blocks.push(make(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2], fileOf)));
     } else if (line.startsWith("```")) {
       lines.shift();
@@ -34,7 +34,7 @@ export function markdown(text, fileOf) {
       }
       blocks.push(make("ul", {}, ...items.map((item) => make("li", {}, ...inline(item, fileOf)))));
     } else {
-      // The first line whatever it is, so that there is an end.
+      // Always consume the first line, so that the loop ends.
       const paragraph = [lines.shift(), ...take((one) => one.trim() && !/^(#|\||```|[-*] )/.test(one))];
       blocks.push(make("p", {}, ...inline(paragraph.join(" "), fileOf)));
     }
@@ -66,7 +66,7 @@ function inline(text, fileOf) {
   return [...parts, text.slice(end)];
 }
 
-// Fetched rather than linked to, as it may need the key; a canvas needs no exception from the page's policy.
+// Fetched, because the picture may need the key; drawn on a canvas, which the content policy allows.
 function drawn(path, label) {
   const canvas = make("canvas", { class: "picture", role: "img", "aria-label": label });
   ask(path)

@@ -1,14 +1,14 @@
-// One small chart of the last readings, its newest value in words.
+// A small chart of the last readings, with the newest value as text.
 import { shown } from "./colour.js";
 import { make, makeSvg } from "./dom.js";
 
 const WINDOW = 120;
-// A longer silence between two readings is a gap in the line.
+// Seconds between two readings above which the line has a gap.
 const GAP = 5;
 const TICKS = [[0, "2 min ago"], [50, "1 min ago"], [100, "now"]];
 
 export class Chart {
-  // `series`: [key, name] pairs, the first drawn boldest.
+  // `series`: [key, name] pairs; the first is drawn boldest.
   constructor(title, units, series) {
     this.units = units;
     this.series = series.map(([key, name]) => ({ key, name, values: [], path: makeSvg("path", { class: `line ${key}` }) }));
@@ -28,7 +28,7 @@ export class Chart {
     );
   }
 
-  // `at`: when it was read, in seconds.
+  // `at`: time of the reading in seconds.
   add(reading, at) {
     for (const one of this.series) {
       one.values = [...one.values, { at, value: reading[one.key] }].filter((known) => at - known.at <= WINDOW);
@@ -49,7 +49,7 @@ export class Chart {
         pen = "L";
         return step;
       });
-      // A lone reading is a dot.
+      // A single reading is a dot.
       one.path.setAttribute("d", steps.join("") + (steps.length === 1 && steps[0] ? "h.5" : ""));
     }
     this.now.textContent = this.series

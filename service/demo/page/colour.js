@@ -1,4 +1,4 @@
-// From numbers to colours: viridis for fields (perceptually uniform), coolwarm, zero in its middle, for errors.
+// Numbers to colours: viridis for fields (perceptually uniform), coolwarm centred at zero for errors.
 
 const VIRIDIS =
   "44015448186a472d7b4240863b528b33638d2c728e26828e21918c1fa08828ae803fbc735ec96284d44baddc30d8e219fde725";
@@ -23,7 +23,7 @@ function table(stops) {
 
 const MAPS = { sequential: table(VIRIDIS), diverging: table(COOLWARM) };
 
-// { minimum, maximum, kind } for all of the values together; a diverging scale has zero in its middle.
+// The common scale of the arrays: { minimum, maximum, kind }. A diverging scale is centred at zero.
 export function scaleOf(arrays, kind = "sequential") {
   let [minimum, maximum] = [Infinity, -Infinity];
   for (const values of arrays) {
@@ -44,7 +44,7 @@ export function scaleOf(arrays, kind = "sequential") {
   return { minimum, maximum, kind };
 }
 
-// The scale of one channel: a map of values on both sides of zero has zero in its middle. `seen`: the channel in training.
+// The scale of one channel, diverging if its values have both signs. `seen`: the channel in the training data.
 export function scaleFor(planes, seen) {
   const values = planes.map((plane) => plane.values);
   const scale = scaleOf(values);
@@ -52,7 +52,7 @@ export function scaleFor(planes, seen) {
   return planes[0].grid.length > 1 && minimum < 0 && maximum > 0 ? scaleOf(values, "diverging") : scale;
 }
 
-// Paints image pixels [height][width] whose values `at(column, row)` gives; row 0 is the top.
+// Paints an image of [height][width] pixels from `at(column, row)`; row 0 is the top.
 export function paint(canvas, width, height, scale, at) {
   canvas.width = width;
   canvas.height = height;
@@ -73,7 +73,7 @@ export function paint(canvas, width, height, scale, at) {
   context.putImageData(image, 0, 0);
 }
 
-// A number for people: three digits, no zeros that say nothing.
+// A number as text with three significant digits.
 export function shown(value) {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);

@@ -1,9 +1,9 @@
-// The last request as others would send it: a line for a shell, a few for Python.
+// Commands that repeat the last request: curl and Python.
 
 const inShell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const inPython = (text) => JSON.stringify(text);
 
-// `asked`: { model, sampled, file, guarded }: the sample's query, or the file that the input is in.
+// `asked`: { model, sampled, file, guarded }: the sample's query, or the file of the input.
 export function asCurl(base, { model, sampled, file, guarded }) {
   const url = `${base}/v1/models/${encodeURIComponent(model)}`;
   const key = guarded ? ' -H "Authorization: Bearer $TURBOFNO_API_KEY"' : "";

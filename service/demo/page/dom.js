@@ -1,4 +1,4 @@
-// Elements in one call: make("p", { class: "hint" }, "text", child).
+// Helpers to create elements: make("p", { class: "hint" }, "text", child).
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-// For screen readers: what changed, when it is not where the focus is.
+// Tells screen readers of a change outside the focus.
 export function announce(text) {
   byId("announce").textContent = text;
 }

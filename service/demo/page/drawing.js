@@ -1,9 +1,9 @@
-// Painting on an input: a soft brush, or one of two values where the model knows only those.
+// Painting on an input with a soft brush, or with one of two values for models whose inputs have only two.
 import { make } from "./dom.js";
 import { shown } from "./colour.js";
 
 export class Brush {
-  // `changed` is called after every stroke; nothing is painted while `on` is false.
+  // `changed` is called after each stroke; painting needs `on`.
   constructor(place, changed) {
     this.place = place;
     this.changed = changed;
@@ -43,7 +43,7 @@ export class Brush {
     });
   }
 
-  // Controls for this model: which values, how wide; `views` are those of its input channels.
+  // Creates the controls for this model: value and width; `views` are those of its input channels.
   fit(model, views) {
     const two = model.reference?.parameters.filter(({ name }) => name === "low" || name === "high") ?? [];
     this.hard = two.length === 2;
@@ -67,7 +67,7 @@ export class Brush {
     );
   }
 
-  // A line follows the pointer's height; by keyboard it gets the value to paint.
+  // On a line plot the value is the pointer's height; by keyboard it is the value of the controls.
   #paint(view, range, at, height) {
     const { plane } = view;
     const { grid, values } = plane;
@@ -85,7 +85,7 @@ export class Brush {
     view.show(plane, this.#scale(view, range));
   }
 
-  // Fixed while painting, so that colours stay and a line can be drawn beyond where it was.
+  // Fixed while painting, so that colours stay and a line can leave its previous range.
   #scale(view, [low, high]) {
     const { minimum, maximum, kind } = view.scale;
     const reach = Math.max(-low, high, -minimum, maximum);

@@ -1,9 +1,9 @@
-// One field as a picture: heat map or line, colour bar, and a cursor that all pictures of a group share.
+// A field as heat map or line plot, with a colour bar and the cursor that all views of a group share.
 import { paint, shown } from "./colour.js";
 import { make, makeSvg } from "./dom.js";
 import { inUnits } from "./planes.js";
 
-// Where the group looks: a fraction of each axis, so that grids may differ.
+// The shared position, as a fraction of each axis, so that grids may differ.
 export class Cursor extends EventTarget {
   at = null;
   byKeyboard = false;
@@ -16,7 +16,7 @@ export class Cursor extends EventTarget {
 }
 
 export class FieldView {
-  // `keep`, where there is one, saves the array that is shown; `what` it is called.
+  // `keep`, if given, saves the array of the view; `what` is its name.
   constructor(title, cursor, keep = null, what = "") {
     this.title = title;
     this.cursor = cursor;
@@ -89,7 +89,7 @@ export class FieldView {
     this.#showCursor();
   }
 
-  // Without a field: why there is none.
+  // Clears the view; `why` tells the reason.
   clear(why = "") {
     this.plane = null;
     this.element.dataset.kind = "empty";
@@ -103,7 +103,7 @@ export class FieldView {
     this.note.textContent = note;
   }
 
-  // The value under the cursor, with its point, or null.
+  // The value and the point under the cursor, or null.
   reading() {
     if (!this.plane || !this.cursor.at) return null;
     const index = this.indexAt(this.cursor.at);
@@ -114,7 +114,7 @@ export class FieldView {
     return this.plane.grid.map((n, axis) => Math.min(n - 1, Math.max(0, Math.round(fraction[axis] * (n - 1)))));
   }
 
-  // Of a pointer's event: fractions along the axes, y upwards.
+  // The position of a pointer event as fractions of the axes, y upwards.
   fractionAt(event) {
     const box = this.plot.getBoundingClientRect();
     const within = (value) => Math.min(1, Math.max(0, value));
@@ -170,7 +170,7 @@ export class FieldView {
   }
 }
 
-// The values of a group's pictures under their cursor, in words.
+// The values of a group's views under their cursor, as text.
 export function inWords(views, cursor) {
   const readings = views.map((view) => [view, view.reading()]).filter(([, reading]) => reading);
   if (!cursor.at || !readings.length) return "";

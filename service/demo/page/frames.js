@@ -1,9 +1,9 @@
-// The stream of a rollout (docs/rollouts.md): records of two lengths, JSON, and a payload of float32.
+// Parser of a rollout's stream (docs/how-to/rollouts.md): records of two lengths, JSON, and a float32 payload.
 
 export const MEDIA_TYPE = "application/vnd.turbofno.frames";
 
-// Gives { event, ..., data } as they come, data a Float32Array where there is a payload. `gate()` is awaited before
-// more is read: what is not read, the server does not compute for long.
+// Yields { event, ..., data } as they arrive, data a Float32Array if there is a payload. It awaits `gate()` before each
+// read: the server soon stops computing while the client does not read.
 export async function* events(response, gate) {
   const reader = response.body.getReader();
   let buffer = new Uint8Array(0);
@@ -25,7 +25,7 @@ export async function* events(response, gate) {
     const end = 8 + text + payload;
     if (!(await have(end))) break;
     const event = JSON.parse(new TextDecoder().decode(buffer.subarray(8, 8 + text)));
-    // Copied, as a Float32Array must begin at a multiple of four.
+    // Copied, because a Float32Array must start at a multiple of four.
     if (payload) event.data = new Float32Array(buffer.slice(8 + text, end).buffer);
     buffer = buffer.subarray(end);
     yield event;

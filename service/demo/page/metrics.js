@@ -1,4 +1,4 @@
-// The server's Prometheus metrics as a page needs them: rates and quantiles between two readings.
+// The server's Prometheus metrics: rates and quantiles between two readings.
 import { ask } from "./api.js";
 
 const LINE = /^(\w+)(?:\{(.*)\})? ([^ ]+)$/;
@@ -25,7 +25,7 @@ function total(reading, name) {
   return (reading.samples.get(name) ?? []).reduce((sum, { value }) => sum + value, 0);
 }
 
-// Counts by upper bound, of all series together, since the earlier reading.
+// Counts by upper bound since the earlier reading, summed over all series.
 function buckets(before, now, name) {
   const counts = new Map();
   for (const [reading, sign] of [[now, 1], [before, -1]]) {
@@ -37,7 +37,7 @@ function buckets(before, now, name) {
   return [...counts].sort(([a], [b]) => a - b);
 }
 
-// As Prometheus' histogram_quantile: linear within a bucket. Null if nothing was counted.
+// A quantile by linear interpolation within a bucket, as Prometheus' histogram_quantile. Null without counts.
 export function quantile(share, counts) {
   const all = counts.at(-1)?.[1] ?? 0;
   if (all <= 0) return null;
@@ -52,7 +52,7 @@ export function quantile(share, counts) {
   return lower;
 }
 
-// What the charts show; null: there was nothing to measure.
+// The values of the charts; null without a measurement.
 export function between(before, now) {
   const seconds = (now.at - before.at) / 1000;
   const change = (name) => total(now, name) - total(before, name);

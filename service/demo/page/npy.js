@@ -1,4 +1,4 @@
-// The .npy format: { shape, data } with data a Float32Array in C order.
+// Reads and writes .npy files: { shape, data } with data a Float32Array in C order.
 
 const MAGIC = "\x93NUMPY";
 const READERS = {

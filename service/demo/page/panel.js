@@ -1,18 +1,18 @@
-// The pictures of one group, one for each channel of each of its fields, under one cursor, and what can be saved of them.
+// A group of views, one for each channel of each field, with a common cursor and buttons to save arrays.
 import { scaleFor, scaleOf } from "./colour.js";
 import { Cursor, FieldView, inWords } from "./field.js";
 import { save } from "./save.js";
 import { planeOf } from "./planes.js";
 
 export class Panel {
-  // `kinds`: name -> { title, side }, side "input" or "output"; `moved(text, byKeyboard)` tells what is under the cursor.
+  // `kinds`: name -> { title, side }, side "input" or "output"; `moved(text, byKeyboard)` receives the values under the cursor.
   constructor(place, kinds, moved) {
     Object.assign(this, { place, kinds, moved });
     this.views = {};
     this.fields = {};
   }
 
-  // New pictures, for this model's channels: its inputs, then for each output its fields side by side.
+  // Creates the views for this model's channels: its inputs, then the fields of each output side by side.
   fit(model) {
     this.model = model;
     this.cursor = new Cursor();
@@ -29,8 +29,8 @@ export class Panel {
         return view;
       });
     }
-    // One input stands before the fields of the first output, more of them in a row of their own. An output with the
-    // solver's fields beside it begins a row.
+    // A single input is in the row of the first output; several inputs have their own row. An output with the
+    // solver's fields begins a new row.
     const inputs = rows.get("input").length;
     rows.forEach((views, row) => {
       const begins = row === 0 ? inputs > 1 : row !== "input" && model.reference;
@@ -46,7 +46,7 @@ export class Panel {
     return channels.map((about, channel) => planeOf(field, channel, about, this.model.grid));
   }
 
-  // The scale of each channel, from all these fields of a kind together.
+  // The scale of each channel over all these fields of a kind.
   scales(name, fields) {
     const { side } = this.kinds[name];
     const planes = fields.map((field) => this.planes(name, field));
@@ -60,7 +60,7 @@ export class Panel {
     this.planes(name, field).forEach((plane, channel) => this.views[name][channel].show(plane, scales[channel], note));
   }
 
-  // A difference: each channel with zero in the middle of its colours.
+  // Shows a difference, with colours centred at zero.
   showDifference(name, field, notes) {
     this.fields[name] = field;
     this.planes(name, field).forEach((plane, channel) =>
@@ -83,7 +83,7 @@ export class Panel {
     this.views[name][0].say(text);
   }
 
-  // Reads the cursor's values anew: they are others now.
+  // Updates the values under the cursor.
   read() {
     this.cursor.move(this.cursor.at);
   }

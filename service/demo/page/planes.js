@@ -1,10 +1,10 @@
-// Fields as they are drawn: one channel of [channels, *grid], in one or two dimensions, with where its points lie.
+// Fields for drawing: one channel of [channels, *grid] in one or two dimensions, with the coordinates of its points.
 
 export function sizeOf(shape) {
   return shape.reduce((a, b) => a * b, 1);
 }
 
-// { name, units, grid, values, place, extent, cut }: of three dimensions the middle plane.
+// { name, units, grid, values, place, extent, cut }: for three dimensions, the middle plane.
 export function planeOf({ shape, data }, channel, about, gridAbout) {
   let grid = shape.slice(1);
   const cut = grid.length === 3;
@@ -17,12 +17,12 @@ export function planeOf({ shape, data }, channel, about, gridAbout) {
     grid = [nx, ny];
   }
   const nodes = gridAbout.boundary === "nodes";
-  // In the units of the domain, of point `index` on an axis.
+  // The coordinate of point `index` on an axis, in the units of the domain.
   const place = (axis, index) => (index * gridAbout.extent[axis]) / (grid[axis] - (nodes ? 1 : 0));
   return { name: about.name, units: about.units, grid, values, place, extent: gridAbout.extent, cut };
 }
 
-// Of two fields { shape, data }.
+// The difference of two fields { shape, data }.
 export function difference(a, b) {
   return { shape: a.shape, data: a.data.map((value, i) => value - b.data[i]) };
 }
@@ -40,7 +40,7 @@ export function relativeL2(a, b) {
   });
 }
 
-// Each channel without its mean.
+// The field with the mean of each channel subtracted.
 export function centred({ shape, data }) {
   const size = sizeOf(shape.slice(1));
   const flat = Float32Array.from(data);
@@ -55,7 +55,7 @@ export function inUnits(units) {
   return units === "1" ? "dimensionless" : units;
 }
 
-// A smooth field for models without a sampler: a few random waves, as large as the model's training inputs.
+// A smooth field for models without a sampler: a few random waves of the size of the training inputs.
 export function randomWaves(model, grid, seed) {
   const random = mulberry(seed);
   const channels = model.input.channels.length;

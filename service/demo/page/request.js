@@ -1,11 +1,11 @@
-// What one prediction took and how far it can be trusted, from its response headers.
+// Latency and trust signals of one prediction, from its response headers.
 import { shown } from "./colour.js";
 import { make } from "./dom.js";
 
-const STEPS = { decode: "decode", queue: "queue", compute: "compute", encode: "encode" };
+const STEPS = ["decode", "queue", "compute", "encode"];
 const TRUST = {
-  "x-trust-input-distance": ["Distance of the input", "1: as far as 1 in 100 training inputs; above, unusual"],
-  "x-trust-residual": ["Residual of the PDE", "about the relative error that the equation itself shows"],
+  "x-trust-input-distance": ["Distance of the input", "from the training data; above 1 is unusual (1 in 100 training inputs)"],
+  "x-trust-residual": ["Residual of the PDE", "about the relative error of the prediction"],
 };
 
 // Server-Timing: "decode;dur=0.1, queue;dur=2" -> { decode: 0.1, queue: 2 }, milliseconds.
@@ -16,7 +16,7 @@ export function timings(header) {
 
 export function showRequest(place, headers, totalMs) {
   const server = timings(headers.get("Server-Timing"));
-  const parts = Object.entries(STEPS).filter(([step]) => step in server).map(([step, name]) => [step, name, server[step]]);
+  const parts = STEPS.filter((step) => step in server).map((step) => [step, step, server[step]]);
   const rest = Math.max(0, totalMs - parts.reduce((sum, [, , ms]) => sum + ms, 0));
   parts.push(["rest", "network and browser", rest]);
   const bar = make("div", { class: "split", "aria-hidden": "true" });
@@ -35,14 +35,14 @@ export function showRequest(place, headers, totalMs) {
   place.replaceChildren(make("div", {}, bar, latency), facts(headers));
 }
 
-// After a failure: what stood there was of another request.
+// After a failure: clears the previous request.
 export function showNoRequest(place, why) {
   place.replaceChildren(make("p", { class: "hint" }, why));
 }
 
 function facts(headers) {
   const rows = [
-    ["Fields in its batch", headers.get("X-Batch-Size") ?? "not told"],
+    ["Fields in its batch", headers.get("X-Batch-Size") ?? "unknown"],
     ["Version of the model", headers.get("X-Model-Version")],
     ["Request id", headers.get("X-Request-Id")],
   ];

@@ -1,4 +1,4 @@
-// A rollout played while it streams: start, pause, scrub, stop, and the solver at any of its steps.
+// A rollout that plays while it streams: start, pause, scrub, stop, and the solution at any of its steps.
 import { askField, askStream } from "./api.js";
 import { shown } from "./colour.js";
 import { announce, byId } from "./dom.js";
@@ -16,7 +16,7 @@ export const KINDS = {
 };
 
 export class Rollout {
-  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps) }; `failed(error)` tells what went wrong.
+  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps) }; `failed(error)` shows an error.
   constructor({ panel, source, failed }) {
     Object.assign(this, { panel, source, failed });
     this.play = byId("play");
@@ -37,7 +37,7 @@ export class Rollout {
     this.reset();
   }
 
-  // Forget the run: the input or the model is another one.
+  // Clears the rollout, because input or model changed.
   reset() {
     this.stream?.abort();
     this.stream = null;
@@ -123,7 +123,7 @@ export class Rollout {
 
   #add({ step, data }) {
     const field = { shape: this.about.shape.slice(1), data };
-    // Colours stay what they are unless a frame leaves them.
+    // The colour scale only grows.
     this.scales = this.panel.scales("rollout", [field]).map((scale, channel) => {
       const before = this.scales?.[channel] ?? scale;
       return { ...scale, minimum: Math.min(before.minimum, scale.minimum), maximum: Math.max(before.maximum, scale.maximum) };
@@ -170,7 +170,7 @@ export class Rollout {
     }
   }
 
-  // [frames, channels, *grid]
+  // Saves [frames, channels, *grid].
   #save() {
     const { shape } = this.frames[0].field;
     const data = new Float32Array(this.frames.length * this.frames[0].field.data.length);

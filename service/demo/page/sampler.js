@@ -1,4 +1,4 @@
-// The controls of a random input: which sample, on which grid, and the sampler's knobs.
+// Controls of a random input: seed, grid, and the sampler's parameters.
 import { shown } from "./colour.js";
 import { byId, make } from "./dom.js";
 
@@ -65,7 +65,7 @@ export class Sampler {
     return byId("grid").value.split(",").map(Number);
   }
 
-  // What both routes take: the sample as a query.
+  // The query of the sample, for `/sample` and `:solve`.
   get query() {
     const values = Object.entries(this.knobs).map(([name, { input }]) => [name, input.value]);
     return new URLSearchParams([["seed", this.seed], ["grid", this.grid[0]], ...values]).toString();

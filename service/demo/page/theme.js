@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it; the choice is remembered by the browser.
+// Light or dark theme, or that of the system; the browser remembers the choice.
 import { byId } from "./dom.js";
 
 export function startTheme() {

@@ -1,7 +1,7 @@
-// How far an answer can be trusted, in one line above it: red where the service warns of it.
+// Warnings and trust of a response, shown above it.
 import { make } from "./dom.js";
 
-// The warnings of an answer, from its header.
+// The warnings of a response, from its header.
 export function warningsOf(headers) {
   return (headers.get("X-Warning") ?? "").split("; ").filter(Boolean);
 }

@@ -1,4 +1,4 @@
-"""Requests and answers of the client: tensors of other libraries, named arrays, and every call's request."""
+"""Requests and results of the client: tensors of other libraries, named arrays, all calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def npz(**arrays: np.ndarray) -> bytes:
 
 
 class Recorder:
-    """A server that keeps what it was sent and gives the same answer each time."""
+    """A server that records requests and always sends the same response."""
 
     def __init__(self, content: bytes, **headers: str) -> None:
         self.requests: list[httpx.Request] = []
@@ -60,7 +60,7 @@ class Recorder:
         lambda x: (4 * x).int(),
     ],
 )
-def test_tensors_are_taken_as_they_are(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_torch_tensors_are_accepted(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor = change(torch.randn(3, 5))
     server = Recorder(npy(np.zeros((3, 5), "f4")))
     with server.client() as client:
@@ -72,20 +72,20 @@ def test_tensors_are_taken_as_they_are(change: Callable[[torch.Tensor], torch.Te
 @pytest.mark.parametrize(
     "fields", [torch.ones(2, dtype=torch.complex64), [[1.0, 2.0], [3.0]], np.array(["a"])]
 )
-def test_what_is_no_array_of_real_numbers_is_refused(fields: Any) -> None:
+def test_anything_but_an_array_of_real_numbers_is_refused(fields: Any) -> None:
     with Recorder(b"").client() as client:
         with pytest.raises(BadInput, match="real numbers"):
             client.predict("m", fields)
         with pytest.raises(BadInput, match="'u0' must be an array of real numbers"):
             client.predict("m", {"u0": fields})
-        with pytest.raises(BadInput, match="there are no fields"):
+        with pytest.raises(BadInput, match="the dict of fields is empty"):
             client.predict("m", {})
 
 
-def test_named_inputs_go_and_come_by_name() -> None:
+def test_named_inputs_give_named_outputs() -> None:
     answer = {"p": generator().random((2, 4), "f4"), "q": generator().random((2, 4), "f4")}
     server = Recorder(npz(**answer))
-    # Names that are keywords of numpy's own functions too.
+    # Names that are also keywords of numpy's functions.
     given = {"file": generator().random((2, 4)), "b": torch.ones(2, 4, dtype=torch.bfloat16)}
     with server.client() as client:
         found = client.predict("m", given, output_grid=[4])
@@ -109,11 +109,11 @@ def test_named_inputs_of_a_gradient() -> None:
         np.testing.assert_array_equal(found.output["u"], np.full(4, 2))
         assert set(client.vjp("m", given, np.ones((1, 4)))) == {"a", "b"}
         assert set(server.sent) == {"a", "b", "cotangent"}
-        with pytest.raises(ServerError, match=r"not an \.npz archive of gradient"):
+        with pytest.raises(ServerError, match=r"not an \.npz archive with gradient"):
             client.vjp("m", np.ones(4), np.ones(4))
 
 
-def test_a_sample_and_its_solution_are_asked_for_by_seed() -> None:
+def test_a_sample_and_its_solution_are_requested_by_seed() -> None:
     server = Recorder(npy(np.ones((1, 4), "f4")))
     with server.client() as client:
         client.sample("darcy 2d")
@@ -128,7 +128,7 @@ def test_a_sample_and_its_solution_are_asked_for_by_seed() -> None:
     assert "content-type" not in solved.headers
 
 
-def test_a_field_is_solved_as_it_is() -> None:
+def test_a_field_is_sent_to_the_solver() -> None:
     field = generator().random((5, 5), "f4")
     server = Recorder(npy(field))
     with server.client() as client:
@@ -146,7 +146,7 @@ def test_solve_takes_either_a_field_or_a_seed(given: dict[str, Any]) -> None:
         client.solve("m", **given)
 
 
-def test_a_card_is_text() -> None:
+def test_a_card_is_returned_as_text() -> None:
     server = Recorder("# Darcy, ∇".encode(), **{"content-type": "text/markdown; charset=utf-8"})
     with server.client() as client:
         assert client.card("m") == "# Darcy, ∇"

@@ -36,7 +36,7 @@ def public(kind: type) -> dict[str, Any]:
     return {name: one for name, one in inspect.getmembers(kind) if not name.startswith("_")}
 
 
-def test_all_names_are_there_and_nothing_else_is_public() -> None:
+def test_the_public_names_are_those_of_all() -> None:
     assert len(set(turbofno_client.__all__)) == len(turbofno_client.__all__)
     shown = {
         name
@@ -68,7 +68,7 @@ def test_every_method_has_a_docstring_and_its_own_keywords(kind: type) -> None:
     assert "[channels, *grid]" in (inspect.getdoc(public(kind)["predict"]) or "")
 
 
-def test_async_methods_are_seen_as_such() -> None:
+def test_async_methods_are_coroutine_functions() -> None:
     for name, method in public(AsyncClient).items():
         assert inspect.iscoroutinefunction(method) == (name != "rollout"), name
 
@@ -113,5 +113,5 @@ def test_an_api_key_is_sent_with_every_request() -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://host", ""])
 def test_a_url_without_http_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"must begin with http://"):
+    with pytest.raises(ValueError, match=r"begins with http://"):
         Client(url)

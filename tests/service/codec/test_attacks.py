@@ -1,4 +1,4 @@
-"""Truncated, lying and hostile bodies: always a ServiceError below 500, never another exception."""
+"""Truncated, inconsistent and hostile bodies always raise a ServiceError with status below 500."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_npy_pickled_object_is_never_loaded() -> None:
         "",
     ],
 )
-def test_npy_header_that_is_no_plain_array_is_refused(header: str) -> None:
+def test_npy_header_of_an_unusual_array_is_refused(header: str) -> None:
     with pytest.raises(ServiceError) as caught:
         npy.decode_npy(npy_with_header(header, b"\0\0\0\0"))
     assert caught.value.status < 500
@@ -243,8 +243,8 @@ EMPTY: dict[str, Callable[[list[int]], Any]] = {
 
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("shape", [[10**17, 10**17, 0], [2**40, 0, 2**40]])
-def test_empty_array_of_sizes_beyond_any_array_is_refused(name: str, shape: list[int]) -> None:
-    with pytest.raises(InvalidField, match="no model takes"):
+def test_empty_array_of_too_large_sizes_is_refused(name: str, shape: list[int]) -> None:
+    with pytest.raises(InvalidField, match="no model accepts"):
         EMPTY[name](shape)
 
 
@@ -310,7 +310,7 @@ def test_safetensors_lie_is_refused(body: bytes) -> None:
         ('{"inputs": {"u": "abc"}}', "nested lists of numbers"),
         (
             '{"inputs": [1]}',
-            '"inputs" is a list, expected an object of named arrays: {"inputs": {"input": [..]}}',
+            '"inputs" is a list, expected an object of named arrays such as {"inputs": {"input": [..]}}',
         ),
         ('{"inputs": [' + "1," * 999 + "1]}", '"inputs" is a list, expected an object'),
         (
@@ -324,7 +324,7 @@ def test_safetensors_lie_is_refused(body: bytes) -> None:
         ('{"inputs": {"' + "u" * 5000 + '": [1]}}', "5000 characters"),
     ],
 )
-def test_json_that_is_no_field_says_where(text: str, words: str) -> None:
+def test_unusable_json_is_refused_with_its_place(text: str, words: str) -> None:
     with pytest.raises(ServiceError) as caught:
         json.decode(text.encode())
     assert caught.value.status in (400, 422)
@@ -332,7 +332,7 @@ def test_json_that_is_no_field_says_where(text: str, words: str) -> None:
     assert len(caught.value.message) < 500
 
 
-def test_npy_bytes_sent_as_json_are_told_their_content_type() -> None:
+def test_npy_bytes_sent_as_json_name_the_right_content_type() -> None:
     body = npy_of(ARRAY)
     for decode in (
         json.decode,

@@ -1,4 +1,4 @@
-"""Named arrays to a checked batch: forms, orders, limits, and what the refusals say."""
+"""Named arrays to a checked batch: layouts, limits and errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_arrays_single_field_forms_get_a_batch_axis(two_d: ModelConfig) -> None:
 
 @pytest.mark.parametrize("by_channel", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
-def test_answer_mirrors_the_form(two_d: ModelConfig, by_channel: bool, batched: bool) -> None:
+def test_outputs_have_the_layout_of_the_request(
+    two_d: ModelConfig, by_channel: bool, batched: bool
+) -> None:
     fields = generator().normal(size=(1, 3, 8, 6)).astype("f4")
     form = Form(by_channel=by_channel, batched=batched)
     arrays = arrays_from_fields(fields, two_d, form)
@@ -91,10 +93,10 @@ def test_answer_mirrors_the_form(two_d: ModelConfig, by_channel: bool, batched: 
         ((1, 3, 8, 8), ["3 channels", "expects 2", "a, b"]),
         ((1, 2, 3, 13), ["axis 0 has 3 points, allowed are 4 to 16", "axis 1 has 13", "4 to 12"]),
         ((1, 2, 8, 0), ["axis 1 has 0"]),
-        ((0, 2, 8, 8), ["at least one field"]),
+        ((0, 2, 8, 8), ["at least one"]),
     ],
 )
-def test_tensor_wrong_shape_names_what_and_where(
+def test_tensor_of_wrong_shape_is_refused_with_the_wrong_axes(
     two_d: ModelConfig, shape: tuple[int, ...], words: list[str]
 ) -> None:
     with pytest.raises(InvalidField) as caught:
@@ -128,15 +130,15 @@ def test_tensor_nonfinite_value_is_located(two_d: ModelConfig, value: float) -> 
         ({"a": (8, 8)}, "['a']"),
         ({"a": (8, 8), "b": (8, 8), "c": (8, 8)}, "each of ['a', 'b']"),
         ({"input": (2, 8, 8), "a": (8, 8)}, "either ['input']"),
-        ({"a": (8, 8), "b": (8, 9)}, "one shape"),
-        ({"a": (8, 8), "b": (1, 8, 8)}, "one shape"),
+        ({"a": (8, 8), "b": (8, 9)}, "the same shape"),
+        ({"a": (8, 8), "b": (1, 8, 8)}, "the same shape"),
         ({"a": (8,), "b": (8,)}, "rank 1"),
         ({"input": (8, 8)}, "or one field [2, x, y]"),
         ({"input": ()}, "rank 0"),
         ({}, "[]"),
     ],
 )
-def test_arrays_wrong_names_or_ranks_say_what_is_expected(
+def test_arrays_with_wrong_names_or_ranks_are_refused_with_the_expected_ones(
     two_d: ModelConfig, arrays: dict[str, tuple[int, ...]], words: str
 ) -> None:
     named = {name: np.zeros(shape, "f4") for name, shape in arrays.items()}
@@ -152,14 +154,14 @@ def test_a_bare_grid_is_one_field_of_a_one_channel_model(one_d: ModelConfig) -> 
     np.testing.assert_array_equal(arrays_from_fields(fields, one_d, form)["output"], bare)
 
 
-def test_a_bare_grid_keeps_the_channels_of_an_answer_with_several(two_d: ModelConfig) -> None:
+def test_a_bare_grid_gives_an_output_with_all_channels(two_d: ModelConfig) -> None:
     answer = generator().normal(size=(1, 3, 8, 6)).astype("f4")
     form = Form(by_channel=False, batched=False, channel_axis=False)
     (found,) = arrays_from_fields(answer, two_d, form).values()
     np.testing.assert_array_equal(found, answer[0])
 
 
-def test_an_input_of_no_rank_names_all_that_a_one_channel_model_takes(one_d: ModelConfig) -> None:
+def test_a_scalar_input_is_refused_with_the_expected_shapes(one_d: ModelConfig) -> None:
     with pytest.raises(InvalidField, match=r"\[1, x\], which may also be \[x\]"):
         fields_from_arrays({"input": np.zeros((), "f4")}, one_d, max_fields=1)
 
@@ -174,7 +176,7 @@ def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) ->
 
 
 @pytest.mark.parametrize("names", [[f"n{i}" for i in range(65)], ["x" * 129]])
-def test_names_beyond_any_model_are_refused(names: list[str]) -> None:
+def test_too_many_or_too_long_names_are_refused(names: list[str]) -> None:
     with pytest.raises(BadRequest):
         check_names(names)
 
@@ -188,7 +190,7 @@ def test_names_beyond_any_model_are_refused(names: list[str]) -> None:
         ({"maximum": 2.0}, 2.5, "expected at most 2 m2"),
     ],
 )
-def test_a_value_that_no_such_channel_can_have_is_located(
+def test_a_value_beyond_physical_bounds_is_located(
     two_d: ModelConfig, bound: dict[str, float], bad: float, words: str
 ) -> None:
     first, second = two_d.inputs

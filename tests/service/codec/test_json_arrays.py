@@ -1,4 +1,4 @@
-"""JSON without an object for each number reads and refuses what orjson and nested lists do, bit for bit."""
+"""`json_arrays` reads and refuses the same as orjson with nested lists, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ INDENTS = st.sampled_from([None, 0, 3])
 
 
 @pytest.fixture(params=[(10**9, 10**9), (7, 3)], ids=["whole", "in pieces"])
-def _arrays_however_short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _arrays_of_any_length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     piece, long_list = request.param
     for name, value in {"SHORT": 0, "FEW": 0, "PIECE": piece, "LONG_LIST": long_list}.items():
         monkeypatch.setattr(json_arrays, f"_{name}", value)
     if piece < 100:
-        monkeypatch.setattr(json_arrays, "_MOST_REST", 10**9)
+        monkeypatch.setattr(json_arrays, "_MAX_REST", 10**9)
 
 
 def outcome(body: bytes) -> Any:
-    """The arrays that a body holds, or what is said of it."""
+    """The arrays of a body, or its error."""
     try:
         return {name: (array.shape, array.tobytes()) for name, array in json.decode(body).items()}
     except ServiceError as error:
         return type(error), error.message
 
 
-def test_what_would_take_long_piece_by_piece_is_read_as_a_whole(
+def test_documents_that_are_slow_in_pieces_are_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many_keys = b"{%s}" % b",".join(b'"%d":%d' % (n, n) for n in range(200_000))
@@ -58,14 +58,14 @@ def test_what_would_take_long_piece_by_piece_is_read_as_a_whole(
         within(time.process_time() - started, 5)
 
 
-def plainly(body: bytes) -> Any:
-    """The same by orjson and nested lists."""
+def with_orjson(body: bytes) -> Any:
+    """The outcome with orjson and nested lists."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_arrays, "loads", orjson.loads)
         return outcome(body)
 
 
-@pytest.mark.usefixtures("_arrays_however_short")
+@pytest.mark.usefixtures("_arrays_of_any_length")
 @given(
     st.dictionaries(st.text('abc[]{}",:\\é\0', max_size=3), ARRAYS, min_size=1, max_size=3), INDENTS
 )
@@ -79,10 +79,10 @@ def test_every_number_and_every_shape_is_kept(
     assert outcome(body) == {name: (array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
-@pytest.mark.usefixtures("_arrays_however_short")
+@pytest.mark.usefixtures("_arrays_of_any_length")
 @given(st.data(), ARRAYS, INDENTS)
 @settings(max_examples=tried(300, 3000))
-def test_what_is_damaged_is_refused_in_the_same_words(
+def test_damaged_documents_have_the_same_errors(
     data: Any, array: np.ndarray[Any, Any], indent: int | None
 ) -> None:
     body = bytearray(standard.dumps({"inputs": {"u": array.tolist()}}, indent=indent).encode())
@@ -94,10 +94,10 @@ def test_what_is_damaged_is_refused_in_the_same_words(
             )
         )
         body[at : at + data.draw(st.integers(0, 2))] = put.encode()
-    assert outcome(bytes(body)) == plainly(bytes(body))
+    assert outcome(bytes(body)) == with_orjson(bytes(body))
 
 
-@pytest.mark.usefixtures("_arrays_however_short")
+@pytest.mark.usefixtures("_arrays_of_any_length")
 @pytest.mark.parametrize(
     "value",
     [
@@ -108,13 +108,13 @@ def test_what_is_damaged_is_refused_in_the_same_words(
         "[" * 8 + "1" + "]" * 8, "[1]]", "[[1]", "[1]}{", '"[1,2]"', '"\\"[1,2,3]"', "7",
     ],
 )  # fmt: skip
-def test_lists_that_are_no_arrays_are_told_in_the_same_words(value: str) -> None:
+def test_lists_that_are_not_arrays_have_the_same_errors(value: str) -> None:
     for body in (
         f'{{"inputs": {{"u": {value}}}}}', f'{{"inputs": {{"u": {value}, "v": [1, 2]}}}}',
         f'{{"inputs": {{"u": [1, 2], "u": {value}}}}}', f'{{"inputs": {{"u": [1]}}, "x": {value}}}',
         f'\ufeff{{"inputs": {{"u": {value}}}}}', value,
     ):  # fmt: skip
-        assert outcome(body.encode()) == plainly(body.encode())
+        assert outcome(body.encode()) == with_orjson(body.encode())
 
 
 def test_short_lists_stay_lists() -> None:
@@ -156,7 +156,7 @@ def test_long_documents_go_both_ways_in_pieces(
     assert longest < json_arrays._PIECE + 100
 
 
-@pytest.mark.usefixtures("_arrays_however_short")
+@pytest.mark.usefixtures("_arrays_of_any_length")
 def test_threads_do_not_share_a_parser() -> None:
     wrong: list[object] = []
     seeds = [random.getrandbits(32) for _ in range(4)]

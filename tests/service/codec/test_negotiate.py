@@ -1,4 +1,4 @@
-"""Content-Type and Accept to codecs, and Accept-Encoding to an answer's coding."""
+"""The codec from Content-Type and Accept, and the coding from Accept-Encoding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_content_type_picks_the_codec(header: str, expected: Codec) -> None:
         "application/json; charset=latin-1",
     ],
 )
-def test_content_type_not_read_lists_what_is(header: str | None) -> None:
+def test_unsupported_content_type_lists_the_supported_ones(header: str | None) -> None:
     with pytest.raises(UnsupportedMediaType) as caught:
         codec_for_body(header)
     if header is None or "charset" not in header:
@@ -78,7 +78,7 @@ def test_accept_picks_the_answers_codec(accept: str | None, expected: Codec) -> 
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "*/*;q=0", "image/*"])
-def test_accept_of_nothing_offered_lists_what_is(accept: str) -> None:
+def test_unsupported_accept_lists_the_supported_ones(accept: str) -> None:
     with pytest.raises(NotAcceptable) as caught:
         codec_for_answer(accept, request=JSON)
     assert "application/vnd.safetensors" in caught.value.message
@@ -103,7 +103,7 @@ def test_accept_of_nothing_offered_lists_what_is(accept: str) -> None:
         ("gzip;q=x, deflate;q=0.1", "deflate"),
     ],
 )
-def test_answer_is_compressed_only_when_asked_on_purpose(
+def test_response_is_compressed_only_for_one_coding_or_q_values(
     header: str | None, expected: str | None
 ) -> None:
     assert answer_coding(header) == expected

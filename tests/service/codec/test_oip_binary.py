@@ -1,4 +1,4 @@
-"""The infer bodies of the Open Inference Protocol: what tritonclient writes and reads, and every refusal."""
+"""Infer bodies of the Open Inference Protocol: those of tritonclient, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decode(body: bytes, header_length: int | None = None) -> InferRequest:
 
 
 def request_of(blob: bytes = b"", /, **changes: Any) -> tuple[bytes, int]:
-    """A valid JSON request with `changes` to the input (keys in lower case) or, after "r_", the top."""
+    """A valid JSON request with `changes` to its input or, for keys with "r_", to the request."""
     entry: dict[str, Any] = {"name": "input", "shape": [1, 1, 4], "datatype": "FP32"}
     top: dict[str, Any] = {}
     for key, value in changes.items():
@@ -255,7 +255,7 @@ def test_raw_body_needs_a_shape_of_its_size() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_answer_nonfinite_is_refused_as_json_and_given_in_binary(value: float) -> None:
+def test_nonfinite_output_is_refused_in_json_and_sent_in_binary(value: float) -> None:
     output = np.full((1, 1, 2), value, dtype="f4")
     options: dict[str, Any] = {"model": "m", "version": "1"}
     with pytest.raises(InvalidField, match="binary_data = true"):
@@ -264,7 +264,7 @@ def test_answer_nonfinite_is_refused_as_json_and_given_in_binary(value: float) -
     assert answer.body[answer.json_length :] == output.tobytes()
 
 
-def test_a_long_list_of_numbers_in_a_wrong_place_is_told_as_what_it_is() -> None:
+def test_a_long_list_of_numbers_in_a_wrong_place_is_called_an_array() -> None:
     numbers = [1] * 1000
     for key, said in {
         "outputs": "'outputs' is a JSON array, expected an array of objects",

@@ -1,4 +1,4 @@
-"""Every format of the friendly route gives back what was put in, and reads what other libraries write."""
+"""Every format of `:predict` reads what other libraries write, and they read its responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from turbofno.service.codec import json, npy
 from turbofno.service.codec import safetensors as codec_safetensors
-from turbofno.service.codec.fields import Answer
+from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS
 from turbofno.service.errors import InvalidField, NotAcceptable
 
@@ -27,8 +27,8 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=5, min_side=0, max_side=4)
 FINITE = {"allow_nan": False, "allow_infinity": False}
 
 
-def answer_of(**outputs: np.ndarray[Any, Any]) -> Answer:
-    return Answer("m", "7", outputs, {"p": "Pa"}, backend="gemm", precision="fp32")
+def answer_of(**outputs: np.ndarray[Any, Any]) -> ResponseData:
+    return ResponseData("m", "7", outputs, {"p": "Pa"}, backend="gemm", precision="fp32")
 
 
 @given(array=hnp.arrays(FLOATS, SHAPES))
@@ -89,7 +89,7 @@ def test_json_lists_keep_every_float64(array: np.ndarray[Any, Any]) -> None:
 
 @given(array=hnp.arrays("<f4", SHAPES, elements=st.floats(width=32, **FINITE)))
 @settings(max_examples=40)
-def test_answer_in_every_format_is_read_by_its_own_library(array: np.ndarray[Any, Any]) -> None:
+def test_response_in_every_format_is_read_by_its_own_library(array: np.ndarray[Any, Any]) -> None:
     answer = answer_of(p=array[..., ::-1])
     by_type = {codec.media_type: codec.encode(answer) for codec in CODECS}
     document = orjson.loads(by_type["application/json"])

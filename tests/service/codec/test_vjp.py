@@ -1,4 +1,4 @@
-"""Names, shapes and values of a vector-Jacobian product's arrays: read in every layout, or refused in words."""
+"""Arrays of a vector-Jacobian product in every layout, and their errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbofno.service.codec.vjp import arrays_from_vjp, units_of_vjp, vjp_from_a
 from turbofno.service.errors import InvalidField, PayloadTooLarge
 
 CONFIG = tiny_config("tiny-2d", n_dim=2)
-"""u0 -> u, v on 8 x 8 to 64 x 64 points."""
+"""Input u0, outputs u and v, on 8 x 8 to 64 x 64 points."""
 RNG = generator(__name__)
 X = RNG.standard_normal((3, 1, 9, 11))
 V = RNG.standard_normal((3, 2, 9, 11))
@@ -28,7 +28,7 @@ COTANGENT_BY_CHANNEL = {"cotangent.v": V[:, 1], "cotangent.u": V[:, 0]}
 @pytest.mark.parametrize("inputs", [WHOLE_INPUT, INPUT_BY_CHANNEL])
 @pytest.mark.parametrize("cotangents", [WHOLE_COTANGENT, COTANGENT_BY_CHANNEL])
 @pytest.mark.parametrize("batched", [True, False])
-def test_every_layout_is_read_and_answered_in_kind(
+def test_the_response_has_the_layout_of_the_request(
     inputs: dict[str, Array], cotangents: dict[str, Array], *, batched: bool
 ) -> None:
     given = inputs | cotangents
@@ -66,12 +66,12 @@ def test_a_bare_grid_has_a_bare_gradient_and_one_channel_a_bare_cotangent() -> N
     answer = arrays_from_vjp(fields, cotangent, config, form)
     np.testing.assert_array_equal(answer["gradient"], x)
     np.testing.assert_array_equal(answer["output"], v)
-    # Of two output channels both are given.
+    # Both output channels are needed.
     given = {"input": X[0, 0], "cotangent": V[0]}
     assert vjp_from_arrays(given, CONFIG, max_fields=1)[1].shape == (1, 2, 9, 11)
 
 
-def test_channels_of_one_name_on_both_sides_are_told_apart() -> None:
+def test_input_and_output_channels_may_share_a_name() -> None:
     config = rollable_config()
     x, v = X[:, 0, 0], V[:, 0, 0]
     fields, cotangent, form = vjp_from_arrays({"w": x, "cotangent.w": v}, config, max_fields=3)
@@ -113,7 +113,7 @@ def with_value(array: Array, value: float) -> Array:
         (WHOLE_INPUT | {"cotangent": with_value(V, 1e39)}, r"is inf in float32"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_in_words(given: dict[str, Any], words: str) -> None:
+def test_unusable_arrays_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         vjp_from_arrays(given, CONFIG, max_fields=3)
 

@@ -1,4 +1,4 @@
-"""Samples and solutions from the real server in several processes, and nothing left of the solver when it ends."""
+"""Samples and solutions from a real server with front ends; its solver process ends with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parent(process: int | str) -> int:
 
 
 def solver_processes(server: ServerProcess) -> set[int]:
-    """Children of its front ends."""
+    """Solver processes among the children of the front ends."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The solver process: late, unwanted and broken work ends, and the next request finds it well."""
+"""The solver process after late, cancelled and failed jobs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from turbofno.models.zoo.problems import BURGERS, NAVIER_STOKES
 from turbofno.service.demo import solver_process
 from turbofno.service.demo.messages import Job
-from turbofno.service.demo.sampling import complete, parameters_of
-from turbofno.service.demo.solver_process import IN_LINE, SolverProcess
+from turbofno.service.demo.sample_parameters import complete, parameters_of
+from turbofno.service.demo.solver_process import MAX_WAITING, SolverProcess
 from turbofno.service.errors import DeadlineExceeded, InvalidField, QueueFull, Unavailable
 from turbofno.service.metrics import Metrics
 
@@ -32,7 +32,7 @@ QUICK = job(BURGERS, 60.0)
 ENDLESS = job(NAVIER_STOKES, 60.0, steps=1000, points=512)
 
 
-def test_what_takes_too_long_is_cancelled_or_cannot_be_solved_leaves_it_well(
+def test_a_late_cancelled_or_unsolvable_job_does_not_harm_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     metrics = Metrics()
@@ -59,9 +59,9 @@ def test_what_takes_too_long_is_cancelled_or_cannot_be_solved_leaves_it_well(
             await solver.run(late)
         assert rejected("solver_timeout") == 1
 
-        running = [asyncio.ensure_future(solver.run(ENDLESS)) for _ in range(1 + IN_LINE)]
+        running = [asyncio.ensure_future(solver.run(ENDLESS)) for _ in range(1 + MAX_WAITING)]
         await asyncio.sleep(0.1)
-        with pytest.raises(QueueFull, match=f"one runs and {IN_LINE} wait"):
+        with pytest.raises(QueueFull, match=f"one job runs and {MAX_WAITING} wait"):
             await solver.run(QUICK)
         assert rejected("solver_busy") == 1
         for one in running:
@@ -78,7 +78,7 @@ def test_what_takes_too_long_is_cancelled_or_cannot_be_solved_leaves_it_well(
     asyncio.run(main())
 
 
-def test_a_process_that_dies_is_told_and_replaced() -> None:
+def test_a_dead_process_is_reported_and_replaced() -> None:
     async def main() -> None:
         solver = SolverProcess(Metrics(), seconds=60.0)
         await solver.run(QUICK)
@@ -96,7 +96,7 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_while_a_failure_is_looked_into_takes_no_process_along(
+def test_a_cancellation_during_the_start_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -104,7 +104,7 @@ def test_a_client_that_leaves_while_a_failure_is_looked_into_takes_no_process_al
         with monkeypatch.context() as patched:
             patched.setattr(solver_process, "_START_SECONDS", 0.01)
             work = asyncio.ensure_future(solver.run(QUICK))
-            await asyncio.sleep(0.3)  # the start has taken too long, and its end is waited for
+            await asyncio.sleep(0.3)  # the start has timed out, and the process is awaited
             work.cancel()
             await asyncio.wait([work])
         assert solver._child is None

@@ -132,7 +132,7 @@ def test_interpolated_values_outside_float32_are_refused(given: int, asked: int)
         headers={"Content-Type": NPY},
     )
     assert response.status_code == 422
-    assert "passes float32" in problem(response)["detail"]
+    assert "overflows float32" in problem(response)["detail"]
 
 
 def changed(**parts: Any) -> ModelConfig:
@@ -141,11 +141,11 @@ def changed(**parts: Any) -> ModelConfig:
 
 def test_cell_centres_and_field_normalization_are_refused_with_a_reason() -> None:
     centred = tiny_config().architecture.model_copy(update={"positional_grid": "cell_centres"})
-    with pytest.raises(InvalidField, match="centres of cells"):
+    with pytest.raises(InvalidField, match="cell centres"):
         parse_output_grid("32", changed(architecture=centred))
     grid = tiny_config().grid.model_copy(update={"minimum": (16,), "maximum": (16,)})
     fixed = changed(field_normalization=FieldNormalization(grid=(16,)), grid=grid)
-    with pytest.raises(InvalidField, match="its normalisation is a field there"):
+    with pytest.raises(InvalidField, match="its normalisation is defined"):
         parse_output_grid("32", fixed)
     assert parse_output_grid("16", fixed) == (16,)
 

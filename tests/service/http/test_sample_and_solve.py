@@ -16,7 +16,7 @@ from turbofno.models.zoo.pde import burgers
 from turbofno.models.zoo.pde.random_fields import INDEX_LIMIT
 from turbofno.models.zoo.problems import BURGERS
 from turbofno.service.app import create_app
-from turbofno.service.demo.solutions import STREAM
+from turbofno.service.demo.solvers import STREAM
 from turbofno.service.http.sample_and_solve import SEEDS
 from turbofno.service.settings import Settings
 
@@ -94,7 +94,7 @@ def test_a_sample_and_its_solution_in_every_form() -> None:
         ("GET", "burgers/sample?tau=1000", 400, "is 1000, expected a number from 2 to 15"),
         ("GET", "burgers/sample?tau=nan", 400, "is nan, expected a number from 2 to 15"),
         ("GET", "burgers/sample?tau=x", 400, "could not convert string to float: 'x'"),
-        ("GET", "burgers/sample?high=9", 400, "no parameter 'high' here"),
+        ("GET", "burgers/sample?high=9", 400, "no parameter 'high'"),
         ("GET", "burgers/sample?Tau=5", 400, "unknown query parameter 'Tau'"),
         ("GET", "burgers/sample?seed=-1", 400, "'seed'"),
         ("POST", "burgers:solve?seed=1&steps=2", 400, "has no time step"),

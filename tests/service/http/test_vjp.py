@@ -100,7 +100,7 @@ def test_version_priority_and_deadline_reach_the_engine() -> None:
         ("", {"content": b"x", "headers": {"Content-Type": NPY}}, 415, "carries one array.*cotangent.*x-npz"),
         ("?output=true", {"json": BODY, "headers": {"Accept": NPY}}, 406, "gradient and output are two"),
         ("", {"json": {"inputs": {"input": X.tolist()}}}, 422, "the cotangent is missing"),
-        ("", {"json": {"inputs": {"input": X.tolist(), "cotangent": V[:1].tolist()}}}, 422, "that of the output"),
+        ("", {"json": {"inputs": {"input": X.tolist(), "cotangent": V[:1].tolist()}}}, 422, "the shape of the output"),
         ("", {"content": written(NPZ, input=X, cotangent=V * np.nan), "headers": {"Content-Type": NPZ}}, 422, "must be finite"),
         ("", {"content": written(NPZ, input=X * np.inf, cotangent=V), "headers": {"Content-Type": NPZ}}, 422, "must be finite"),
         ("?outputs=true", {"json": BODY}, 400, "'outputs'.*'output' and 'priority' are known"),

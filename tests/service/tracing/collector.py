@@ -1,4 +1,4 @@
-"""A collector: takes spans over OTLP/HTTP, as the real one does, and keeps them."""
+"""A collector that receives spans over OTLP/HTTP and stores them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """What came: for each span its service's name, its trace, its own name."""
+    """The received spans: service name, trace id, span name."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, str, str]] = []
@@ -31,7 +31,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Listens on a free port of this machine."""
+    """Run a collector on a free port."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Tracing in real processes: what is imported, what the OTEL_* variables do, and where spans of several processes go."""
+"""Tracing in real processes: imports, OTEL_* variables, and traces across processes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def python(program: str, *arguments: str, **environment: str) -> subprocess.Comp
     )
 
 
-def test_nothing_of_it_is_imported_when_off(tmp_path: Path) -> None:
+def test_nothing_is_imported_when_off(tmp_path: Path) -> None:
     save_tiny(tmp_path)
-    # FastAPI imports OpenTelemetry's API by itself; endpoints in the environment alone switch nothing on.
+    # FastAPI imports OpenTelemetry's API itself; an endpoint in the environment does not enable tracing.
     answer = python(PREDICT, str(tmp_path), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
     assert answer.returncode == 0, answer.stderr
     imported = answer.stdout.split()
@@ -77,7 +77,9 @@ sys.exit(main())
     where = ("--model-repository", str(tmp_path), "--port", "0", "--tracing", "true")
     answer = python(serve, "serve", *where)
     assert answer.returncode == 1
-    assert "cannot start: tracing needs pip install 'turbofno[otel]'" in answer.stderr
+    assert (
+        "cannot start: tracing needs OpenTelemetry: pip install 'turbofno[otel]'" in answer.stderr
+    )
     assert "Traceback" not in answer.stderr
 
 
@@ -85,12 +87,14 @@ sys.exit(main())
     ("variable", "value"),
     [("OTEL_TRACES_EXPORTER", "otlp,zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "pigeon")],
 )
-def test_an_exporter_that_is_not_there_is_named_with_those_that_are(
+def test_an_unknown_exporter_is_refused_with_the_known_ones(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
     wrong = value.removeprefix("otlp,")
-    with pytest.raises(ValueError, match=f"no exporter '{wrong}' here .* otlp_proto_http, or none"):
+    with pytest.raises(
+        ValueError, match=f"exporter '{wrong}' is not installed .* otlp_proto_http, or none"
+    ):
         setup.span_processors()
 
 
@@ -153,7 +157,7 @@ def test_a_drain_sends_the_last_spans(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {service for service, _, _ in collector.spans} == {"turbofno"}
 
 
-def test_a_collector_that_is_not_there_delays_the_end_by_little(
+def test_a_missing_collector_delays_the_exit_by_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny(tmp_path)

@@ -1,4 +1,4 @@
-"""The spans of requests to an application in this process, as an exporter gets them."""
+"""Exported spans of requests to an application in this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PREDICT = "/v1/models/tiny-1d:predict"
 
 @pytest.fixture(scope="module")
 def exporter() -> Iterator[InMemorySpanExporter]:
-    """Behind the process's one provider; whoever embeds the service sets it up like this."""
+    """The exporter of this process's provider, set up as an application that embeds the service would."""
     memory = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(memory))
@@ -45,7 +45,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 def exchange(
     root: Path, exporter: InMemorySpanExporter, *requests: dict[str, Any], **settings: Any
 ) -> tuple[list[httpx.Response], list[ReadableSpan]]:
-    """The answers to requests sent together, and all spans."""
+    """Responses to concurrent requests, and all spans."""
     exporter.clear()
 
     async def main() -> list[httpx.Response]:
@@ -116,7 +116,7 @@ def test_one_trace_from_the_client_through_queue_batch_and_compute(
     assert measured == pytest.approx(float(timing["compute"]), abs=0.1)
 
 
-def test_each_request_of_a_batch_has_a_whole_trace_that_links_to_its_mates(
+def test_each_request_of_a_batch_has_a_complete_trace_that_links_to_the_others(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
     save_tiny(tmp_path)
@@ -164,7 +164,7 @@ def test_broken_parents_start_a_trace_of_their_own(
     assert all(span.parent is None for span in spans if span.kind is SpanKind.SERVER)
 
 
-def test_what_fails_in_the_batch_is_an_error_there(
+def test_a_failure_in_a_batch_is_an_error_of_its_span(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
     module = save_tiny(tmp_path)

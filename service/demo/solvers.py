@@ -1,7 +1,7 @@
-"""The zoo's samplers and solvers for one field at a time: any seed, any grid of the model, knobs to leave the training
-distribution, and a solution as exact as the zoo's data.
+"""The zoo's samplers and solvers for one field at a time, of any seed, grid and sampler parameters.
 
-Every solution is computed on a grid fine enough for the solver, and read off at the points asked for.
+Solutions are computed on a grid fine enough for the solver, as accurately as the zoo's data, then sampled at the points
+of the requested grid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d, period
 from turbofno.models.zoo.problems import BURGERS, DARCY, NAVIER_STOKES, Problem
 
 STREAM = 3
-"""Of the random numbers: not those of training and held-out data."""
+"""Seed of the random numbers; training and held-out data use others."""
 
 Values = Mapping[str, float]
 
@@ -27,44 +27,45 @@ _BURGERS_POINTS = 1024
 _DARCY_INTERVALS = 420
 _NAVIER_STOKES_POINTS = 64
 _RESOLVED_POINTS = 128
-"""An axis of these resolves the flow from an initial state of the zoo to 1e-13."""
+"""Points on an axis that resolve the flow from an initial state of the zoo to 1e-13."""
 _USUAL_VORTICITY = 2.5
+"""Largest vorticity for which _TIME_STEP is short enough."""
 _TIME_STEP = 0.02
 
 
-class NoReference(ValueError):
-    """There is no sampler and solver for this PDE as it is stated."""
+class NoSolver(ValueError):
+    """There is no sampler and solver for this PDE with these parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """How inputs of one problem are drawn and solved; fields are float64 [1, *grid] with n points an axis."""
+class Solver:
+    """The sampler and the solver of one problem. Fields are float64 [1, *grid] with n points on each axis."""
 
     problem: Problem
     fine: Callable[[int], int]
-    """Points an axis of the grid that a field of n points is solved on."""
+    """n -> points on each axis of the grid on which a field of n points is solved."""
     draw: Callable[[int, int, Values], Tensor]
-    """(sample, n, values of all knobs) -> the sample's function at n points an axis."""
+    """(seed, n, parameter values) -> the sample at n points on each axis."""
     refine: Callable[[Tensor, int], Tensor]
-    """A field on a grid with more points."""
+    """(field, n) -> the field interpolated to n points on each axis."""
     coarsen: Callable[[Tensor, int], Tensor]
-    """The values at n points of a field on the fine grid."""
+    """(field on the fine grid, n) -> its values at n points on each axis."""
     advance: Callable[[Tensor, int], Tensor]
-    """What the model should answer, or after so many of its steps."""
+    """(input, steps) -> the solution, for a problem with time after so many of the model's steps."""
 
-    def sample(self, index: int, n: int, values: Values) -> Tensor:
-        """An input, float32 [1, *grid]."""
-        return self.draw(index, n, values).float()
+    def sample(self, seed: int, n: int, values: Values) -> Tensor:
+        """The sample of this seed, float32 [1, *grid]."""
+        return self.draw(seed, n, values).float()
 
-    def solve_sample(self, index: int, n: int, values: Values, steps: int = 1) -> Tensor:
-        """The solution for that very function, float32 [1, *grid]. Raises SolverError."""
-        return self._solve(self.draw(index, self.fine(n), values), n, steps)
+    def solve_sample(self, seed: int, n: int, values: Values, steps: int = 1) -> Tensor:
+        """The solution for a sample, drawn on the fine grid, float32 [1, *grid]. Raises SolverError."""
+        return self._solve(self.draw(seed, self.fine(n), values), n, steps)
 
     def solve(self, field: Tensor, steps: int = 1) -> Tensor:
-        """The solution for values [1, *grid] at n points an axis, float32. Raises ValueError, SolverError."""
+        """The solution for a field [1, *grid], interpolated to the fine grid, float32. Raises ValueError, SolverError."""
         if len(set(field.shape[1:])) != 1:
             raise ValueError(
-                f"the solver needs as many points along one axis as along the other, got {list(field.shape[1:])}"
+                f"the solver needs the same number of points on each axis, got {list(field.shape[1:])}"
             )
         n = field.shape[-1]
         return self._solve(self.refine(field.double(), self.fine(n)), n, steps)
@@ -73,19 +74,21 @@ class Reference:
         return self.coarsen(self.advance(field, steps), n).float()
 
 
-def reference_for(pde: PDE) -> Reference:
-    """The reference of a problem that is stated just so. Raises NoReference."""
-    for one in _REFERENCES:
+def solver_for(pde: PDE) -> Solver:
+    """The solver of the problem with the same equation, domain and parameters. Raises NoSolver."""
+    for one in _SOLVERS:
         known = one.problem.pde
         if (known.equation, known.domain, known.parameters) == (
             pde.equation, pde.domain, pde.parameters,
         ):  # fmt: skip
             return one
-    raise NoReference(f"there is no solver for {pde.name!r} in the form {pde.equation!r}")
+    raise NoSolver(
+        f"there is no solver for {pde.name!r} in the form {pde.equation!r} with its domain and parameters"
+    )
 
 
 def _reshaped(usual: Covariance, values: Values, laplacian: Tensor) -> tuple[Covariance, float]:
-    """The covariance with other tau and alpha, and the factor that leaves its total variance as it was."""
+    """The covariance with other tau and alpha, and the factor that keeps its total variance."""
     other = replace(usual, tau=values["tau"], alpha=values["alpha"])
     if other == usual:
         return usual, 1.0
@@ -95,13 +98,13 @@ def _reshaped(usual: Covariance, values: Values, laplacian: Tensor) -> tuple[Cov
 
 
 def _periodic_finer(field: Tensor, n: int) -> Tensor:
-    """Trigonometric interpolation of [1, *grid] to n points an axis, at least as many as there are."""
+    """Trigonometric interpolation of [1, *grid] to n points on each axis; n is at least the present number."""
     for axis in range(1, field.ndim):
         points = field.shape[axis]
         if n == points:
             continue
         spectrum = torch.fft.rfft(field, dim=axis, norm="forward")
-        if points % 2 == 0:  # the highest wave stands for a pair
+        if points % 2 == 0:  # the Nyquist mode is the sum of a pair
             spectrum.select(axis, points // 2).mul_(0.5)
         field = torch.fft.irfft(spectrum, n=n, dim=axis, norm="forward")
     return field
@@ -112,35 +115,35 @@ def _every(field: Tensor, n: int) -> Tensor:
     return field[..., ::stride] if field.ndim == 2 else field[..., ::stride, ::stride]
 
 
-def _draw_burgers(index: int, n: int, values: Values) -> Tensor:
+def _draw_burgers(seed: int, n: int, values: Values) -> Tensor:
     usual = burgers.INITIAL_COVARIANCE
     waves = (2 * math.pi * torch.arange(1, usual.modes + 1, dtype=torch.float64)) ** 2
     covariance, factor = _reshaped(usual, values, waves)
-    field = periodic_1d(covariance, [index], seed=STREAM, n=n)
+    field = periodic_1d(covariance, [seed], seed=STREAM, n=n)
     return field * (factor * values["amplitude"])
 
 
-def _draw_darcy(index: int, n: int, values: Values) -> Tensor:
+def _draw_darcy(seed: int, n: int, values: Values) -> Tensor:
     covariance = replace(darcy.FIELD_COVARIANCE, tau=values["tau"], alpha=values["alpha"])
-    field = neumann_2d(covariance, [index], seed=STREAM, n=n)
+    field = neumann_2d(covariance, [seed], seed=STREAM, n=n)
     return torch.where(field >= 0, values["high"], values["low"]).double()
 
 
 def _nearest_finer(a: Tensor, n: int) -> Tensor:
-    """Each new node has the value of the nearest old one: of two values nothing between them is made."""
+    """Nearest-neighbour interpolation: the field has two values, and none between them."""
     old = a.shape[-1] - 1
     nearest = torch.floor(torch.arange(n) * old / (n - 1) + 0.5).long()
     return a[..., nearest, :][..., nearest]
 
 
-def _draw_navier_stokes(index: int, n: int, values: Values) -> Tensor:
+def _draw_navier_stokes(seed: int, n: int, values: Values) -> Tensor:
     usual = navier_stokes.INITIAL_COVARIANCE
     k = torch.arange(-usual.modes, usual.modes + 1, dtype=torch.float64)
     covariance, factor = _reshaped(usual, values, 4 * math.pi**2 * (k[:, None] ** 2 + k**2))
     age = values["time"]
-    # An old flow is smooth: what a grid that resolves it carries is all there is.
+    # A flow of age > 0 is smooth, so _RESOLVED_POINTS suffice to compute it.
     points = min(_navier_stokes_fine(n), _RESOLVED_POINTS) if age else n
-    field = navier_stokes.sample_inputs([index], seed=STREAM, n=points, covariance=covariance)
+    field = navier_stokes.sample_inputs([seed], seed=STREAM, n=points, covariance=covariance)
     field = field * (factor * values["amplitude"])
     if age:
         field = _advance_navier_stokes(field, age)
@@ -155,15 +158,15 @@ def _advance_navier_stokes(field: Tensor, time: float) -> Tensor:
     strength = max(1.0, field.shape[-1] / _RESOLVED_POINTS) * max(
         1.0, float(field.abs().max()) / _USUAL_VORTICITY
     )
-    # In float32 the zoo's data was made too: within 1e-5 (navier_stokes.solve).
+    # In float32, as the zoo's data: accurate to 1e-5 (navier_stokes.solve).
     (last,) = navier_stokes.solve(
         field.float(), times=[float(time)], dt=_TIME_STEP / strength
     ).unbind(1)
     return last.double()
 
 
-_REFERENCES = (
-    Reference(
+_SOLVERS = (
+    Solver(
         BURGERS,
         fine=lambda n: n * math.ceil(_BURGERS_POINTS / n),
         draw=_draw_burgers,
@@ -171,7 +174,7 @@ _REFERENCES = (
         coarsen=_every,
         advance=lambda field, _: burgers.solve(field),
     ),
-    Reference(
+    Solver(
         DARCY,
         fine=lambda n: (n - 1) * max(1, _DARCY_INTERVALS // (n - 1)) + 1,
         draw=_draw_darcy,
@@ -179,7 +182,7 @@ _REFERENCES = (
         coarsen=darcy.subsample,
         advance=lambda field, _: darcy.solve(field),
     ),
-    Reference(
+    Solver(
         NAVIER_STOKES,
         fine=_navier_stokes_fine,
         draw=_draw_navier_stokes,
