@@ -1,9 +1,11 @@
 """Lowering of a network's blocks to tile programs and spectral products.
 
-The steps of all blocks are concatenated and cut at each spectral convolution: the program before it ends with the
-analysis, the one after it begins with the synthesis. A program also ends, with `Save`, before a norm whose moments do
-not follow from spectra, and before a step that reads an x stored by the same program. x is stored if a later step
-reads it.
+A tile program (see _stages.py) transforms a value y at every grid point; its skip connections read a field x.
+
+The steps of all blocks are concatenated and cut at each spectral convolution: the program before it ends with
+`Analyze`, the one after it begins with `Synthesis`. A program also ends with `Save` before a `Normalize` that does not
+directly follow `Synthesis`, because its moments need the whole field, and before a step that reads an x that the same
+program stores, because a program reads only the x of earlier ones. x is stored only if a later step reads it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from turbofno_ops.description import (
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A tile program, the channels of y before and after it, and those of x (0 if it does not read x)."""
+    """A tile program with its numbers of channels: y before it, y after it, and x (0 if it does not read x)."""
 
     steps: tuple[Step, ...]
     channels: int
@@ -58,7 +60,7 @@ class Tile:
 class Mix:
     """A spectral product with weight [*modes, c_in, c_out]; `terms` and `out_size` as in `Spectral`.
 
-    `resamples_x`: x is resampled to the new grid too.
+    `resamples_x`: resample x to the output grid, because a later step adds it there.
     """
 
     weight: torch.Tensor
@@ -69,12 +71,12 @@ class Mix:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A lowered network.
+    """A lowered network. "As in Folded" refers to `_fold.Folded`, "as in FNODescription" to description.py.
 
     Attributes:
         n_dim: Grid axes.
-        in_channels: Channels of x.
-        out_channels: Channels of the result.
+        in_channels: Channels of the network's input.
+        out_channels: Channels of the network's output.
         dtype: Dtype of all real weights.
         positions: As in FNODescription.
         padding: As in FNODescription.
@@ -109,7 +111,7 @@ class Chain:
 
     @property
     def grid(self) -> Size | None:
-        """The only supported grid, if its normalisation fixes one, else None."""
+        """The only supported grid if a mean or standard deviation is given per grid point, else None."""
         fields = [self.shift, None if self.rescaling is None else self.rescaling.mean]
         for field in fields:
             if field is not None and field.ndim > 1:
@@ -124,11 +126,11 @@ class Chain:
 
 
 def lower(description: FNODescription, device: torch.device) -> Chain:
-    """Lower a checked description to a chain on `device`."""
+    """Lower a description that passed `check` to a chain on `device`."""
     real = next(_weights(description.blocks)).dtype.to_real()
     folded = fold(description, device)
-    buffer = description.lifting[0].weight.shape[1] + folded.ones
-    items = to_device(_items(folded, buffer), device, real)
+    buffer_channels = description.lifting[0].weight.shape[1] + folded.ones
+    items = to_device(_items(folded, buffer_channels), device, real)
     return Chain(
         n_dim=next(_weights(description.blocks)).ndim - 2,
         in_channels=description.in_channels,
@@ -165,11 +167,11 @@ def _tensors(part: object) -> Iterator[torch.Tensor]:
             yield from _tensors(getattr(part, field.name))
 
 
-def _items(folded: Folded, buffer: int) -> tuple[Tile | Mix, ...]:
-    writer = _Lowering(folded, buffer)
+def _items(folded: Folded, buffer_channels: int) -> tuple[Tile | Mix, ...]:
+    lowering = _Lowering(folded, buffer_channels)
     for block in folded.blocks:
-        writer.block(block)
-    return writer.close(folded.end)
+        lowering.block(block)
+    return lowering.close(folded.end)
 
 
 def _reads_x(steps: Sequence[BlockStep]) -> bool:
@@ -183,17 +185,23 @@ def _reads_x(steps: Sequence[BlockStep]) -> bool:
 
 
 class _Lowering:
-    """Builds the items of a chain. `_steps` are those of the current tile program."""
+    """Builder of a chain's items.
 
-    def __init__(self, folded: Folded, buffer: int) -> None:
+    `_steps`, `_start_width` and `_stores` (True if it stores x) describe the current tile program; `_width` and
+    `_x_width` are the channels of y and x.
+    """
+
+    def __init__(self, folded: Folded, buffer_channels: int) -> None:
         self._items: list[Tile | Mix] = []
         self._steps = list(folded.start)
         in_torch = len(folded.lifting[-1].weight) if folded.lifting else 0
-        # a field lifted by plain torch is both y and x
-        self._x_is_y, self._x_width = bool(in_torch), in_torch or buffer
+        # after a lifting in plain torch, the lifted field is both y and x
+        self._x_is_y, self._x_width = bool(in_torch), in_torch or buffer_channels
         self._stores = False
         first = folded.start[0]
-        self._start_width = self._width = in_torch or (0 if isinstance(first, AddMap) else buffer)
+        self._start_width = self._width = in_torch or (
+            0 if isinstance(first, AddMap) else buffer_channels
+        )
         for step in folded.start:
             self._width = _width_after(step, self._width)
 
@@ -208,7 +216,7 @@ class _Lowering:
                     self._branch(rest)
                 case AddMap() | AddGate():
                     if self._stores:
-                        self._hold(moments=False)
+                        self._save_and_restore(moments=False)
                     self._append(step)
                 case Normalize():
                     self._normalize(step)
@@ -234,7 +242,7 @@ class _Lowering:
         self._x_is_y = self._stores = True
         self._x_width = self._width
 
-    def _hold(self, *, moments: bool) -> None:
+    def _save_and_restore(self, *, moments: bool) -> None:
         self._finish(Save(moments))
         self._begin(Restore())
 
@@ -255,7 +263,7 @@ class _Lowering:
                 offset = None if step.groups == self._width else _sum(shift, step.offset)
                 step = replace(step, offset=offset)
         if not isinstance(self._steps[-1], Synthesis):
-            self._hold(moments=True)
+            self._save_and_restore(moments=True)
         self._append(step)
 
     def _affine(self, step: Affine) -> None:

@@ -14,21 +14,21 @@ from turbofno_ops.description import Size
 from turbofno_ops.dispatch import last_choice, record
 
 _MAX_FAILURES = 16
-"""After captures failed on this many grids, no other is tried: each costs two runs, and clients choose the grids."""
+"""Stop trying new grids after captures failed on this many: each try costs two runs, and clients choose the grids."""
 
 
 class GraphRefused(RuntimeError):
-    """Raised if a module or grid does not run as a CUDA graph, or not now; the message gives the reason.
+    """Raised if a module cannot run as a CUDA graph on a grid, for good or until memory or FFT plans are free.
 
-    Call the module instead.
+    The message gives the reason. Call the module instead.
     """
 
 
 class ModuleGraphs:
     """Runs a module as CUDA graphs, captured at the first call of each (batch bucket, grid). No gradients.
 
-    A batch is padded to the next bucket: a power of two below `max_batch`, or `max_batch`. A larger batch is split. So is
-    a batch on a grid whose graph would exceed the cache's byte bound, estimated from the largest graph so far.
+    A batch is padded to the next bucket: a power of two below `max_batch`, or `max_batch`. A larger batch is split,
+    as is a batch whose graph would exceed half of the cache's byte bound; its size is estimated from the largest graph so far.
 
     Thread-safe, on any CUDA stream. The calls of all module graphs of a device run in sequence. The result is a new
     tensor.
@@ -69,7 +69,7 @@ class ModuleGraphs:
             GraphRefused: The module does not run as a graph on this grid.
         """
         with torch.no_grad(), torch.cuda.device(self._device), self._graphs.lock:
-            self._refuse_lost_plans()
+            self._refuse_if_plan_cache_full()
             largest = self._largest_bucket(tuple(x.shape[2:]))
             out: torch.Tensor | None = None
             for first in range(0, len(x), largest):
@@ -116,7 +116,7 @@ class ModuleGraphs:
     def _capture(self, bucket: int, field: tuple[int, ...]) -> Graph:
         # later calls write the buffers outside inference mode, so they must not be inference tensors
         with torch.inference_mode(mode=False), torch.no_grad():
-            forward = _Calls(self._module, field, self._device)
+            forward = _CapturableModule(self._module, field, self._device)
             graph = _ModuleGraph(forward, bucket, self._device, _capture_stream(self._device))
         points = bucket * math.prod(field[1:])
         if points >= self._max_points:
@@ -139,8 +139,8 @@ class ModuleGraphs:
             )
         return fitting[-1]
 
-    def _refuse_lost_plans(self) -> None:
-        """Free all graphs once PyTorch may evict FFT plans that they use."""
+    def _refuse_if_plan_cache_full(self) -> None:
+        """Free all graphs and refuse once the FFT plan cache is full: an eviction would free plans that graphs use."""
         plans = torch.backends.cuda.cufft_plan_cache[self._device]
         if plans.size >= plans.max_size:
             self._graphs.drop(self._owner)
@@ -148,10 +148,10 @@ class ModuleGraphs:
 
 
 class _ModuleGraph(Graph):
-    """A graph that restores `last_choice` of its capture at every run."""
+    """A graph that records at every run the backend choice (`last_choice`) of its capture."""
 
     def __init__(
-        self, forward: _Calls, batch: int, device: torch.device, lane: CaptureStream
+        self, forward: _CapturableModule, batch: int, device: torch.device, lane: CaptureStream
     ) -> None:
         super().__init__(forward, batch, device, lane)
         self._choice = last_choice()
@@ -162,8 +162,8 @@ class _ModuleGraph(Graph):
             record(self._choice)
 
 
-class _Calls:
-    """A module's call on fields of one shape, [channels, *grid] (a `Capturable`)."""
+class _CapturableModule:
+    """Adapter of a module to `Capturable`, for inputs of one shape `field` = [channels, *grid]."""
 
     nbytes = 0
 

@@ -33,7 +33,8 @@ __device__ __forceinline__ int channel_of(int fragment, int column) {
     return 4 * (column / 2) + column % 2 + 2 * (fragment % 2);
 }
 
-// Stages a row's mixed spectra as a B operand: terms are the modes' (re, im, re, im, ..), columns the channels.
+// Stages a row's mixed spectra as a B operand. Its K index (terms) runs over (re, im) of every mode, its N index (columns)
+// over channels. A `block` is 32 terms by 16 columns with one scale.
 template <typename P, typename B>
 __device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosition &at, int pairs, int first_channel,
                               const WarpGroupContext &group) {
@@ -75,7 +76,7 @@ __device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosit
     }
 }
 
-// A table in shared memory, or read through L1.
+// A DFT table, an operand in shared memory or read from global memory through L1.
 struct Table {
     const uint4 *shared, *global;
     bool on_chip;
@@ -83,6 +84,7 @@ struct Table {
     __device__ __forceinline__ uint4 word(int at) const { return on_chip ? shared[at] : __ldg(global + at); }
 };
 
+// Inverse DFT: values += table . spectra for the points of a tile.
 template <typename P, int FRAGMENTS, typename B>
 __device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const Table &table, int tile, int chunks,
                                            const B &spectra, float table_inv_scale, int lane) {
@@ -104,7 +106,7 @@ __device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const 
     }
 }
 
-// Zeroes the points beyond the row's end. Their values are undefined, and an analysis must not add them.
+// Zeroes the points beyond the row's end: their values are undefined, and the analysis sums over all points of a tile.
 template <int FRAGMENTS>
 __device__ __forceinline__ void zero_behind(float (&values)[FRAGMENTS][4], int point, int points) {
 #pragma unroll
@@ -114,7 +116,8 @@ __device__ __forceinline__ void zero_behind(float (&values)[FRAGMENTS][4], int p
     }
 }
 
-// The next analysis: sums += y^T . table over the tile's points. Rows are channels, columns cosines and sines.
+// Truncated DFT for the next spectral product: sums += y^T . table over the tile's points. M is channels, N cosines and sines;
+// `columns` counts fragments of 8 (4 modes). `first`: this is the warp's first tile, so the sums are not initialised.
 template <typename P, int FRAGMENTS>
 __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAGMENTS][4], const Table &table, int tile,
                                         int columns, float table_inv_scale, bool first, int lane) {
@@ -168,7 +171,7 @@ __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAG
     }
 }
 
-// Adds the sums of a group's warps and writes them as the row's spectra.
+// Adds the sums of a group's warps and writes them as the row's spectra. `columns` as in `analyze`.
 template <int FRAGMENTS>
 __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, int sums_words, const turbofno_tile &t,
                                               int columns, int first_channel, const WarpGroupContext &group) {
@@ -193,8 +196,8 @@ __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, in
 }
 
 // The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, and wgmma reads them transposed,
-// channels as rows. The row's sums stay in registers: a lane has the modes 4n + t of the channels 16 rank + g and + 8 of
-// each block of 64.
+// channels as rows. The row's sums stay in registers: in each block of
+// 64 channels, lane (g, t) has the modes 4n + t of the channels 16 rank + g and 16 rank + g + 8.
 template <typename P, int FRAGMENTS> struct WgmmaSums {
     static constexpr int kBlocks = FRAGMENTS < 8 ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns; // 64 channels a block
     float sums[kBlocks][kColumns][4];
@@ -217,7 +220,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
             const float most = max_of_warp(values);
             if (group.lane == 0) maxima[group.rank] = most;
         }
-        group.sync(); // no wgmma reads the staged values any more
+        group.sync(); // all warps have finished the wgmma that read the staged values, which are overwritten now
         Scale scale{1.0f, 1.0f};
         if constexpr (P::kScaled) {
             const float4 m = *reinterpret_cast<const float4 *>(maxima);
@@ -284,7 +287,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     }
 };
 
-// Copies an analysis table to shared memory in the order of WgmmaSums; zeros beyond its tiles.
+// Copies an analysis table to shared memory in the layout that WgmmaSums reads. Tiles and columns that it lacks become zeros.
 template <typename P>
 __device__ void copy_analysis(uint4 *to, const void *table, int tiles, int columns) {
     constexpr int kPairs = kWgmmaColumns / 2, kOfPair = P::kPlanes * kLanes;

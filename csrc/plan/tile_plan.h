@@ -7,24 +7,27 @@
 namespace turbofno {
 
 constexpr int kTilePoints = 16; // points of a warp's tile
-constexpr int kMaxFragments = 16; // of a tile, 8 channels each
-constexpr int kMaxProjected = 16;
-constexpr int kWarpgroupWarps = 4; // of a warpgroup
-constexpr int kWgmmaColumns = 4, kMaxWgmmaModes = 16; // fragments of cosines and sines, and modes, of a wgmma analysis
+constexpr int kMaxFragments = 16; // fragments of a tile, 8 channels each
+constexpr int kMaxProjected = 16; // output channels of a projection
+constexpr int kWarpgroupWarps = 4; // warps of a warpgroup
+// Limits of a wgmma analysis: modes, and fragments of 8 columns that hold their cosines and sines.
+constexpr int kWgmmaColumns = 4, kMaxWgmmaModes = 16;
 
-// A group of warps takes one row (all points of the last axis): its warps take the row's tiles in turn and share its mixed
-// spectra. A block holds the weights, and the tables if they fit, for all of its groups.
+// A group of warps takes one row (all points of the last axis), or with splits > 1 a split of it. Its warps take the tiles in
+// turn and share the row's mixed spectra (the output of the spectral product). A block holds the weights, and the tables if
+// they fit, for all of its groups.
 struct TilePlan {
     int fragments; // of y, held by a warp: 2, 4, 8 or 16
-    bool wide; // an MLP or projection needs registers for a second value
+    bool wide; // has an MLP or projection, which needs registers for a second tile
     int channel_tiles; // blocks that hold different channels of the same rows
-    int warps, group_warps; // of a block; of a group
+    int warps, group_warps; // warps of a block; of a group
     int splits, split_tiles; // splits of a row; tiles of a split
     bool wgmma; // groups are warpgroups, and a row is computed 64 points at a time
-    bool synthesis_on_chip, analysis_on_chip; // their tables
-    int planes; // of an operand
-    int blocks; // per channel tile
-    int stride; // units (splits of a row) from one of a group to its next, below also as splits, rows, ..
+    bool synthesis_on_chip, analysis_on_chip; // the DFT table is in shared memory, else read through L1
+    int planes; // of an operand: 2 (high and low halves) for fp32, else 1
+    int blocks; // thread blocks per channel tile
+    // A group's work items are splits of rows, `stride` apart; below the stride in mixed radix: the loop need not divide.
+    int stride;
     int stride_split, stride_row, stride_batch, stride_outer;
     // Shared memory in 16-byte words: weights of each step, tables, then per group from `first_group` on: its spectra (words,
     // then inverse scales), the sums of the next analysis per warp (with wgmma the staged y), the prefetch buffers.
@@ -38,7 +41,7 @@ struct TilePlan {
     size_t workspace_bytes;
 };
 
-// Most warps of a block by their registers: a multiprocessor has 64K of them and runs one block.
+// Maximum number of warps of a block: a multiprocessor has 64K registers and runs one block.
 TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma) {
     if (wgmma) return fragments <= 8 ? (wide ? 12 : 16) : 8;
     return fragments <= 8 ? (wide ? 12 : 16) : (wide ? 8 : 12);

@@ -1,4 +1,4 @@
-"""Conversion of foreign tensors: corners into one weight, convolutions into matrices, no key left over."""
+"""Conversion of other libraries' tensors to our layout, with a check that every tensor is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turbofno.models.importers.refusal import ImportRefused
 
 
 class Tensors:
-    """The tensors of a checkpoint, taken one by one; `finish` refuses the rest by name."""
+    """The tensors of a checkpoint that are not converted yet; `finish` raises if any are left."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -34,7 +34,7 @@ class Tensors:
             raise ImportRefused(f"the checkpoint has no {key}") from None
 
     def take_below(self, prefix: str) -> dict[str, Tensor]:
-        """Remove and return all tensors whose keys begin with `prefix`, under the rest of their keys."""
+        """Remove and return all tensors whose keys begin with `prefix`, with the prefix removed from the keys."""
         keys = [key for key in self._tensors if key.startswith(prefix)]
         return {key.removeprefix(prefix): self._tensors.pop(key) for key in keys}
 
@@ -43,13 +43,13 @@ class Tensors:
         return any(key.startswith(prefix) for key in self._tensors)
 
     def count_below(self, prefix: str) -> int:
-        """Length of the module list `prefix`: the count of different numbers after it in the keys."""
+        """Return the length of the ModuleList `prefix`: the number of distinct indices that follow it in the keys."""
         rest = [key.removeprefix(prefix) for key in self._tensors if key.startswith(prefix)]
         return len({head for head in (key.partition(".")[0] for key in rest) if head.isdecimal()})
 
-    def drop(self, unused: Callable[[str], bool]) -> list[str]:
-        """Remove every tensor whose key is `unused`; return their keys."""
-        dropped = [key for key in self._tensors if unused(key)]
+    def drop(self, is_unused: Callable[[str], bool]) -> list[str]:
+        """Remove every tensor whose key satisfies `is_unused`; return the keys."""
+        dropped = [key for key in self._tensors if is_unused(key)]
         for key in dropped:
             del self._tensors[key]
         return dropped
@@ -65,7 +65,7 @@ class Tensors:
         return weight.flatten(1), self.take(f"{name}.bias")
 
     def finish(self, format_name: str, supported: str) -> None:
-        """Refuse tensors that were not taken."""
+        """Raise ImportRefused if tensors are left, because the network would compute something else without them."""
         if self._tensors:
             keys = sorted(self._tensors)
             shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
@@ -75,7 +75,7 @@ class Tensors:
 
 
 def as_real(tensor: Tensor, key: str) -> Tensor:
-    """The tensor, refused if it is not real; `key` is its name in the checkpoint."""
+    """Return the tensor; raise ImportRefused if it is not real floating point. `key` is its name in the checkpoint."""
     if tensor.is_complex():
         raise ImportRefused(
             f"{key} is {tensor.dtype}, expected real numbers. Networks of complex fields (complex_data=True) are not "
@@ -86,7 +86,7 @@ def as_real(tensor: Tensor, key: str) -> Tensor:
 
 
 def as_complex(weight: Tensor, key: str) -> Tensor:
-    """The weight as a complex tensor; a real one has real and imaginary parts on its last axis."""
+    """Return the weight as a complex tensor; a real weight stores real and imaginary parts on its last axis."""
     if weight.is_complex():
         return weight
     _refuse_integers(weight, key)
@@ -108,10 +108,10 @@ def _refuse_integers(tensor: Tensor, key: str) -> None:
 
 
 def join_corners(corners: Sequence[Tensor]) -> Tensor:
-    """Join the corners of a spectrum into one weight [c_in, c_out, *modes] in FFT order.
+    """Join the weights of the corners (blocks of kept modes) into one weight [c_in, c_out, *modes] in FFT order.
 
     One corner (1D): the lowest modes. Two (2D): the non-negative, then the negative frequencies of
-    axis 0. Four (3D): signs ++, -+, +-, -- of axes 0 and 1.
+    axis 0. Four (3D): frequency signs (axis 0, axis 1) ++, -+, +-, --.
     """
     shapes = {tuple(corner.shape) for corner in corners}
     if len(shapes) != 1:
@@ -126,12 +126,14 @@ def join_corners(corners: Sequence[Tensor]) -> Tensor:
 
 
 def corner_count(n_dim: int) -> int:
-    """Number of corners of the half spectrum of a field with `n_dim` axes."""
+    """Return the number of corners (blocks of kept modes) in the real FFT of a field with `n_dim` axes."""
     return 1 << (n_dim - 1)
 
 
-def plain_keys(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors without the prefixes that wrappers in training code add to every key."""
+def strip_wrapper_prefixes(
+    tensors: Mapping[str, Tensor], prefixes: Iterable[str]
+) -> dict[str, Tensor]:
+    """Return the tensors without prefixes that every key has, such as the `module.` of DataParallel."""
     result = dict(tensors)
     changed = True
     while changed:
@@ -143,13 +145,13 @@ def plain_keys(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[s
     return result
 
 
-def fold_scale(
+def fold_batch_norm(
     weight: Tensor, skip: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fold scale * (layer) + shift, per channel, into spectral weight, skip weight and bias; float64."""
-    wide = scale.double()
+    """Fold a batch norm, scale * layer + shift per channel, into the layer's spectral weight, skip weight and bias; float64."""
+    scale = scale.double()
     return (
-        weight.to(torch.complex128) * wide.view(-1, *[1] * (weight.ndim - 2)),
-        skip.double() * wide[:, None],
-        bias.double() * wide + shift.double(),
+        weight.to(torch.complex128) * scale.view(-1, *[1] * (weight.ndim - 2)),
+        skip.double() * scale[:, None],
+        bias.double() * scale + shift.double(),
     )

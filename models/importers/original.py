@@ -33,9 +33,9 @@ from turbofno.models.importers.layout import (
     Tensors,
     as_complex,
     corner_count,
-    fold_scale,
+    fold_batch_norm,
     join_corners,
-    plain_keys,
+    strip_wrapper_prefixes,
 )
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
@@ -123,7 +123,7 @@ def import_original(
     Raises:
         ImportRefused: keys or shapes of no such script, unknown settings.
     """
-    plain = plain_keys(tensors, _WRAPPERS)
+    plain = strip_wrapper_prefixes(tensors, _WRAPPERS)
     found = _find(plain)
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
@@ -299,7 +299,7 @@ class _Reader:
             weight = weight.transpose(0, 1)
         skip, bias = self.source.take_linear(f"w{i}")
         if self.recipe.norm == "batch":
-            weight, skip, bias = fold_scale(weight, skip, bias, *self._batch_norm(i))
+            weight, skip, bias = fold_batch_norm(weight, skip, bias, *self._batch_norm(i))
         state[f"blocks.{i}.spectral_weight"] = weight
         self._put(state, f"blocks.{i}.skip", skip, bias)
         if self.found.generation == "C":

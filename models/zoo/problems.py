@@ -24,15 +24,15 @@ from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
 TRAINING_SEED = 1
 HELD_OUT_SEED = 2
 CALIBRATION_SEED = 4
-"""Seed of the fields for the trust signals' thresholds; service/demo/solvers.py uses 3."""
+"""Seed of the inputs that the trust signals' thresholds are computed from. Seed 3 is taken by service/demo/solvers.py."""
 
 Device = torch.device | str
-Simulate = Callable[..., torch.Tensor]
+FieldGenerator = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of training: `epochs` over windows of `unroll` steps, with a one-cycle rate up to `learning_rate`."""
+    """A training phase on rollouts of `unroll` steps, with a one-cycle schedule that peaks at `learning_rate`."""
 
     epochs: int
     batch: int
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The training of a zoo model."""
+    """Training data, phases and optimiser settings of a zoo model; `samples` counts simulations."""
 
     samples: int
     phases: tuple[Phase, ...]
@@ -55,8 +55,18 @@ class Problem:
     """One PDE, its zoo model and its data.
 
     `simulate(indices, seed=, n=, device=)` returns float32 [samples, frames, *grid]; frame 0 is the initial field, and
-    the model maps frame i to frame i + 1. With more than two frames the model is autoregressive; held-out rollouts
-    start at `first_frame`. `sample` has the same arguments and returns only the training inputs, [fields, *grid].
+    the model maps frame i to frame i + 1. With more than two frames the model is autoregressive.
+
+    `sample` takes the same arguments and returns only the model's inputs, [samples * (frames - 1), *grid].
+
+    Attributes:
+        key: Short name, e.g. 'burgers'.
+        name: Name of the zoo model and of its folder, e.g. 'burgers-1d'.
+        other_grids: Points per axis of the grids besides the training grid that the model is evaluated on.
+        target_error: Bound on the mean relative L2 error of held-out samples on the training grid: of one call, or of
+            the rollout if the model is autoregressive.
+        time_step: Time from one frame to the next; None if the model is not autoregressive.
+        first_frame: Frame that evaluation starts from.
     """
 
     key: str
@@ -69,8 +79,8 @@ class Problem:
     pde: PDE
     architecture: FNOArchitecture
     recipe: Recipe
-    simulate: Simulate
-    sample: Simulate
+    simulate: FieldGenerator
+    sample: FieldGenerator
     other_grids: tuple[int, ...]
     target_error: float
     time_step: float | None = None
@@ -83,7 +93,7 @@ def _simulate_burgers(
     solver_n = max(n, 1024)
     if solver_n % n:
         raise ValueError(
-            f"cannot take {n} of {solver_n} points; expected a divisor of 1024, or more points; "
+            f"cannot take {n} of {solver_n} points; expected a divisor of 1024, or n > 1024; "
             "pass e.g. 256"
         )
     u0 = burgers.sample_inputs(indices, seed=seed, n=solver_n, device=device)
@@ -118,13 +128,13 @@ def _simulate_navier_stokes(
     indices: Sequence[int], *, seed: int, n: int = 64, device: Device = "cpu"
 ) -> torch.Tensor:
     # float32 on 64 x 64 is within 1e-5 of float64 on 128 x 128 (navier_stokes.solve)
-    finer = math.ceil(64 / n)
+    refinement = math.ceil(64 / n)
     w0 = navier_stokes.sample_inputs(
-        indices, seed=seed, n=finer * n, device=device, dtype=torch.float32
+        indices, seed=seed, n=refinement * n, device=device, dtype=torch.float32
     )
     times = [float(t) for t in range(1, NAVIER_STOKES_STEPS + 1)]
     frames = navier_stokes.solve(w0, times=times, output_n=n)
-    return torch.cat([w0[:, None, ::finer, ::finer], frames], dim=1)
+    return torch.cat([w0[:, None, ::refinement, ::refinement], frames], dim=1)
 
 
 def _sample_navier_stokes(
@@ -262,7 +272,7 @@ PROBLEMS = {problem.key: problem for problem in (BURGERS, DARCY, NAVIER_STOKES)}
 
 
 def problem_named(name: str) -> Problem:
-    """The problem of a key ('burgers') or zoo name ('burgers-1d').
+    """Return the problem with a key ('burgers') or model name ('burgers-1d').
 
     Raises:
         KeyError: no such problem; the message lists them.

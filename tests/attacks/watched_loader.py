@@ -1,4 +1,4 @@
-"""A program that reads files as `turbofno import` does, under resource limits, and reports outcomes and audit events."""
+"""Child process of test_bombs.py: imports files under resource limits and an audit hook, and prints outcomes as JSON."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Options
 from turbofno.models.importers.torch_file import read_torch_file
 
-# Audit events of code execution. `open` is checked by path and mode.
+# Audit events that reading a file must not raise. `open` is allowed only for reading below the folder.
 _FORBIDDEN = (
     "exec", "import", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pickle.", "marshal.",
     "pty.", "tempfile.", "urllib.", "code.", "sys.setprofile", "sys.settrace",
 )  # fmt: skip
-_EXTRA_BYTES = 2 << 30
-_SECONDS = 120
+_EXTRA_ADDRESS_SPACE = 2 << 30  # bytes
+_CPU_SECONDS = 120
 
 Record = dict[str, Any]
 
 
-class Watch:
-    """An audit hook with a switch; Python cannot remove audit hooks."""
+class AuditHook:
+    """Records forbidden events while `on`; a switch, because Python cannot remove audit hooks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen, self.on = str(folder), list[str](), False
@@ -69,39 +69,41 @@ def outcome(reading: Callable[[Path], None], path: Path) -> str:
     return "read"
 
 
-def _memory() -> int:
+def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _limit() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + _EXTRA_BYTES, size + _EXTRA_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (size + _EXTRA_ADDRESS_SPACE, size + _EXTRA_ADDRESS_SPACE)
+    )
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def main(honest: Path, hostile: Path) -> list[Record]:
-    """One record for each file of both folders; the honest files come first and trigger lazy imports."""
+    """Return one record per file, honest files first. They are read once before, because lazy imports are forbidden events."""
     for path in sorted(honest.iterdir()):
         outcome(read, path)
     for codec in ("raw_unicode_escape", "unicode_escape", "latin1", "cp437"):
         codecs.lookup(codec)
     _limit()
-    watch = Watch(hostile.parent)
+    hook = AuditHook(hostile.parent)
     records = []
     for path in (*sorted(honest.iterdir()), *sorted(hostile.iterdir())):
-        watch.seen, before, started = [], _memory(), time.perf_counter()
-        watch.on = True
-        said = outcome(read, path)
-        watch.on = False
+        hook.seen, before, started = [], _peak_memory(), time.perf_counter()
+        hook.on = True
+        result = outcome(read, path)
+        hook.on = False
         seconds = time.perf_counter() - started
         records.append(
             {
                 "file": path.name,
-                "outcome": said,
-                "events": watch.seen,
+                "outcome": result,
+                "events": hook.seen,
                 "seconds": seconds,
-                "grew": _memory() - before,
+                "grew": _peak_memory() - before,
             }
         )
     return records

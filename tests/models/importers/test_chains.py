@@ -1,4 +1,4 @@
-"""The compiled chain of any imported network gives the network's result, or is refused with a reason."""
+"""Random networks of all architectures that importers produce: `compile_fno` agrees with PyTorch or refuses with a reason."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
 
 
 def _compiled(module: FNO) -> CompiledFNO | None:
+    """The compiled network; None if its layers change the resolution in an unsupported way."""
     try:
         return compile_fno(module.description(), device="cpu")
     except ChainRefused as refused:
@@ -32,7 +33,7 @@ def _sizes(rng: random.Random, module: FNO) -> list[tuple[int, ...]]:
     return [tuple(max(1, k + rng.randint(-2, 8)) for k in module.arch.modes) for _ in range(4)]
 
 
-def _computed(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
+def _exact_result(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
     """The network's result in float64; None if torch does not support its padding or norm on this grid."""
     try:
         return truth(module, x)
@@ -64,14 +65,14 @@ def test_a_chain_gives_the_networks_result_or_is_refused(chunk: int) -> None:
                 with pytest.raises(ChainRefused, match="grid"):
                     single(x)
                 continue
-            expected = _computed(module, x)
+            expected = _exact_result(module, x)
             if expected is None:
                 continue
             ran += 1
-            own = relative_l2(module(x), expected)
-            assert relative_l2(single(x), expected) < max(4 * own, 1e-6), (arch, size)
+            float32_error = relative_l2(module(x), expected)
+            assert relative_l2(single(x), expected) < max(4 * float32_error, 1e-6), (arch, size)
             # norms of fields near zero amplify rounding; the float32 result shows how much
-            limit = max(1e-6 * own, 1e-11)
+            limit = max(1e-6 * float32_error, 1e-11)
             assert relative_l2(double(x.double()), expected) < limit, (arch, size)
     assert ran > refused
 
