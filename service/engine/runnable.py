@@ -83,7 +83,8 @@ class Runnable(_Model, Protocol):
         """Start to predict `parts`, each float32 [n, in_channels, *grid], as one batch.
 
         Returns a function that waits for the output, to be called once, on any thread. Outputs may be written into
-        `output_buffers`, one for each part, if their shapes fit. Until then the caller must not change parts or touch output_buffers.
+        `output_buffers`, one for each part, if their shapes fit. Until then the caller must not change
+        parts or touch output_buffers.
         The output's memory may be the pipeline's, of which there is little: see `ModelOutput.release`.
 
         Raises:
