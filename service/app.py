@@ -14,10 +14,10 @@ from turbofno.service.http import problems
 from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.admin import router as admin_router
 from turbofno.service.http.asgi import CallMiddleware
+from turbofno.service.http.fastapi_app import FastAPIApp
 from turbofno.service.http.guard import Guard
 from turbofno.service.http.keys import HEALTH, Keys
 from turbofno.service.http.pages import PAGE_PATHS, pages
-from turbofno.service.http.published import PublishedAPI
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
 from turbofno.service.metrics import Metrics
@@ -97,7 +97,7 @@ def create_app(
             if settings.tracing:
                 await _flush_traces()
 
-    app = PublishedAPI(
+    app = FastAPIApp(
         title="turbofno",
         version=VERSION,
         description="Inference for trained Fourier neural operators.",

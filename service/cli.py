@@ -257,7 +257,7 @@ def _assignment(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         value = ",".join(value)
     if isinstance(value, dict):
-        value = model_limits.text(value)
+        value = model_limits.to_text(value)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{env_name(name)}={text}\n"
 

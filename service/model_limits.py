@@ -13,7 +13,7 @@ _LIMIT = re.compile(r"(fields|bytes|batch)=([1-9][0-9]{0,17})")
 
 
 class ModelLimits(NamedTuple):
-    """Limits for one model; 0 leaves only the limits of the whole service."""
+    """Limits for one model. 0: the model has no limit of its own."""
 
     fields: int = 0
     """Maximum number of fields in progress: queued, and on the device."""
@@ -43,9 +43,9 @@ def parse(text: str) -> dict[str, ModelLimits]:
     return limits
 
 
-def text(limits: Mapping[str, ModelLimits]) -> str:
-    """The inverse of `parse`."""
+def to_text(limits: Mapping[str, ModelLimits]) -> str:
+    """Format limits as the text that `parse` reads."""
     return ", ".join(
-        " ".join([name, *(f"{key}={value}" for key, value in one._asdict().items() if value)])
-        for name, one in limits.items()
+        " ".join([name, *(f"{key}={value}" for key, value in model._asdict().items() if value)])
+        for name, model in limits.items()
     )

@@ -1,4 +1,4 @@
-"""The rows of one server under each load."""
+"""Starts a server, applies each load, and yields the results as table rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPEN_CONNECTIONS = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """Loads with one body format and size. `open_shares` are shares of the best rate of the closed loops."""
+    """Loads with one body format and size. Open loops offer `open_shares` times the best closed-loop rate."""
 
     body: str
     side: int
@@ -49,7 +49,7 @@ class Pace:
 
 
 class ServerFailed(RuntimeError):
-    """The server ended, or gave no right answer in time."""
+    """The server exited, or gave no correct answer in time."""
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def serving(
     port = free_port()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         place = Place(checkpoint, port, Path(scratch))
-        command, told = server.command(place), environment(server, place)
-        with running(command, environment=told, cores=cores, cwd=ROOT) as process:
+        command, variables = server.command(place), environment(server, place)
+        with running(command, environment=variables, cores=cores, cwd=ROOT) as process:
             yield process, port
 
 
@@ -88,7 +88,7 @@ def rows(
 
 
 def forward_ms(checkpoint: Path, side: int, batch: int, cores: set[int], *options: str) -> float:
-    """Median milliseconds of the network in a process of its own on these cores; options as in `forward`."""
+    """Median milliseconds of the network in a process of its own on these cores; see `forward` for the options."""
     command = [sys.executable, "-m", "benchmarks.serving.forward", str(checkpoint)]
     command += [str(side), str(batch), *options]
     with running(command, environment=ARITHMETIC, cores=cores, cwd=ROOT) as process:

@@ -51,10 +51,10 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     """Most fields of that client in the engine at once; 0: no limit."""
     trace: str = ""
     """The caller's W3C traceparent; empty if it is not traced."""
-    answer: Fields | None = None
-    """Array for the outputs, if the caller provides one; nothing is written there after the outcome."""
+    output_buffer: Fields | None = None
+    """Array that receives the outputs, if the caller provides one; not written after the outcome is set."""
     vjp: VjpShapes | None = None
-    """For gradients: fields and answer are rows [n, length] of these shapes (see vjp.py)."""
+    """For gradients: fields and outputs are rows [n, length] of these shapes (see vjp.py)."""
 
 
 class PredictResult(msgspec.Struct, eq=False, array_like=True):

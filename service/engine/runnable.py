@@ -36,7 +36,7 @@ class ModelOutput(NamedTuple):
     """Result of one run of a model, float32 [n, out_channels, *grid]. Times are seconds."""
 
     fields: Fields | None
-    """None if they are in the `answers` of `Runnable.start`."""
+    """None if they are in the `output_buffers` of `Runnable.start`."""
     ran: Ran
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
@@ -78,12 +78,13 @@ class Runnable(_Model, Protocol):
     """A loaded model for predictions. For the device thread, except names and `gradient_bytes`."""
 
     def start(
-        self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+        self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         """Start to predict `parts`, each float32 [n, in_channels, *grid], as one batch.
 
         Returns a function that waits for the output, to be called once, on any thread. Outputs may be written into
-        `answers`, one for each part, if their shapes fit. Until then the caller must not change parts or touch answers.
+        `output_buffers`, one for each part, if their shapes fit. Until then the caller must not change
+        parts or touch output_buffers.
         The output's memory may be the pipeline's, of which there is little: see `ModelOutput.release`.
 
         Raises:

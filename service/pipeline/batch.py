@@ -1,4 +1,4 @@
-"""One batch, from its slices to its report; split when memory runs out, bisected to find a failing request."""
+"""Runs one batch of slices. Splits it if memory runs out; bisects it if the model fails, to find the failing request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from turbofno.service.pipeline.ticket import Slice, Ticket
 
     Parts = list[tuple[int, Slice]]
-    """Slices to run together, each with the index of the batch's slice that it is or belongs to."""
+    """Slices to run together, each with its index in the batch; the two halves of a split slice share one index."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +34,16 @@ class BatchReport:
 
     slices: Sequence[Slice]
     started: float = field(default_factory=time.monotonic)
-    """When the device thread started it."""
+    """When the device thread started the batch."""
     start_seconds: float = 0.0
-    """Time on the device thread; the whole run if that thread waits for the end."""
+    """Time on the device thread. On a CPU, and after a split, this includes the computation."""
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
     backend: str = ""
     precision: str = "fp32"
     splits: int = 0
-    """How often it was split because memory ran out."""
+    """Number of splits because memory ran out."""
     largest_run: int = 0
     """Most fields that ran together."""
     errors: dict[int, ServiceError] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class BatchReport:
 
     @property
     def device_seconds(self) -> float:
-        """Device time that it used, failed and repeated runs included."""
+        """Device time used by the batch, including failed and repeated runs: these block the device thread."""
         return max(self.start_seconds, self.compute_seconds)
 
 
@@ -70,13 +70,13 @@ def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
     """Start slices of one bucket as one batch. Returns a function that waits for the outputs and distributes them.
 
     If memory runs out, the batch runs in halves, down to single fields. If the model fails, it runs in halves down to
-    single slices, so that only the failing request gets an error. Pieces run to their end one at a time.
+    single slices, so that only the failing request gets an error. Each piece finishes before the next one starts.
     """
     return _Batch(slices).start()
 
 
 class _Batch:
-    """Runs start on the device thread; the finishing thread waits and distributes the outputs."""
+    """`start` is for the device thread. The function that it returns may run on another: it distributes the outputs."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self._report = BatchReport(slices)
@@ -97,13 +97,13 @@ class _Batch:
         runnable, vjp = self._report.runnable, parts[0][1].ticket.request.vjp
         if vjp is not None:
             return runnable.start_vjp(fields, vjp)
-        answers = [
-            part.of(answer)
+        buffers = [
+            part.of(buffer)
             for _, part in parts
-            if (answer := part.ticket.request.answer) is not None
+            if (buffer := part.ticket.request.output_buffer) is not None
         ]
-        if len(answers) == len(parts):
-            return runnable.start(fields, answers)
+        if len(buffers) == len(parts):
+            return runnable.start(fields, buffers)
         return runnable.start(fields)
 
     def _run_in_pieces(self, parts: Parts, error: Exception) -> None:
@@ -115,11 +115,11 @@ class _Batch:
             self._report.runnable.free_memory()
         for piece in pieces:
             try:
-                output = _copied(self._start(piece)())
+                output = _with_own_memory(self._start(piece)())
             except Exception as another:
                 self._run_in_pieces(piece, another)
             else:
-                self._runs.append((piece, partial(_identity, output)))
+                self._runs.append((piece, partial(_return, output)))
 
     def _pieces(self, parts: Parts, error: Exception) -> list[Parts]:
         """The pieces to run instead of parts that failed together; empty if they cannot be divided."""
@@ -145,6 +145,7 @@ class _Batch:
             try:
                 output = wait()
             except Exception as error:
+                # The device was lost: errors of the model are raised by the start (see Runnable.start).
                 self._fail(parts, error)
             else:
                 started = time.perf_counter()
@@ -176,9 +177,9 @@ class _Batch:
         all_finite = math.isfinite(total)
         sizes = [part.stop - part.start for _, part in parts]
         rows = None if output.fields is None else torch.from_numpy(output.fields).split(sizes)
-        copied: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        """Destinations, sources."""
-        # A view would keep the memory of the whole batch for as long as a slow client reads its answer.
+        copies: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        """Destinations and sources of the copies to make."""
+        # A view would keep the memory of the whole batch for as long as a slow client reads its response.
         copy = output.release is not None or len(parts) > 1
         end = 0
         for number, (index, part) in enumerate(parts):
@@ -191,7 +192,7 @@ class _Batch:
                 if not all_finite:
                     _check_finite(part, own)
                 if own is not None:
-                    _place(part, own, copied, copy=copy)
+                    _place(part, own, copies, copy=copy)
             except ServiceError as error:
                 report.errors[index] = error
                 continue
@@ -201,27 +202,27 @@ class _Batch:
                 of_all[part.start : part.stop] = values[begin:end]
                 result.trust[name] = tuple(of_all)
                 report.trust.setdefault(name, []).extend(values[begin:end])
-        if copied[0]:
+        if copies[0]:
             # One call, since each releases the interpreter lock and waits to get it back.
-            torch._foreach_copy_(*copied)
+            torch._foreach_copy_(*copies)
 
 
 def _place(
     part: Slice,
     rows: torch.Tensor,
-    copied: tuple[list[torch.Tensor], list[torch.Tensor]],
+    copies: tuple[list[torch.Tensor], list[torch.Tensor]],
     *,
     copy: bool,
 ) -> None:
-    """Give the outputs of a slice to its ticket, directly or by an entry in `copied`.
+    """Give the outputs of a slice to its ticket, directly or by an entry in `copies`.
 
     Raises:
-        InferenceFailed: the outputs do not fit the ticket's answer.
+        InferenceFailed: the outputs do not have the shape of the ticket's result.
     """
     ticket = part.ticket
     request, result = ticket.request, ticket.result
     assert result is not None
-    if not copy and request.answer is None and part.whole:
+    if not copy and request.output_buffer is None and part.whole:
         result.fields = rows.numpy()
         return
     shape = (ticket.size, *rows.shape[1:])
@@ -231,16 +232,16 @@ def _place(
         raise InferenceFailed(
             f"model {result.model!r} gave shape {shape}, expected {result.fields.shape}"
         )
-    copied[0].append(torch.from_numpy(part.of(result.fields)))
-    copied[1].append(rows)
+    copies[0].append(torch.from_numpy(part.of(result.fields)))
+    copies[1].append(rows)
 
 
 def _check_finite(part: Slice, rows: torch.Tensor | None) -> None:
-    """Raise InvalidField if the outputs of a slice (`rows`; None: in its answer) contain NaN or infinity."""
+    """Raise InvalidField if the outputs of a slice (`rows`; None: in its output buffer) contain NaN or infinity."""
     ticket = part.ticket
     if rows is None:
-        assert ticket.request.answer is not None
-        rows = torch.from_numpy(part.of(ticket.request.answer))
+        assert ticket.request.output_buffer is not None
+        rows = torch.from_numpy(part.of(ticket.request.output_buffer))
     finite = rows.isfinite().flatten(1).all(1).numpy()
     if finite.all():
         return
@@ -256,8 +257,8 @@ def _size(parts: Parts) -> int:
     return sum(part.stop - part.start for _, part in parts)
 
 
-def _copied(output: ModelOutput) -> ModelOutput:
-    """A copy in its own memory, so that the pipeline's can be released."""
+def _with_own_memory(output: ModelOutput) -> ModelOutput:
+    """Copy the output if its memory is a staging buffer of the device, and release that buffer."""
     if output.release is None:
         return output
     try:
@@ -267,7 +268,7 @@ def _copied(output: ModelOutput) -> ModelOutput:
         output.release()
 
 
-def _identity(output: ModelOutput) -> ModelOutput:
+def _return(output: ModelOutput) -> ModelOutput:
     return output
 
 
@@ -278,10 +279,10 @@ def _halves(parts: Parts) -> list[Parts]:
         return []
     first: Parts = []
     second: Parts = []
-    room = (total + 1) // 2
+    left = (total + 1) // 2
     for index, part in parts:
-        cut = min(part.start + room, part.stop)
-        room -= cut - part.start
+        cut = min(part.start + left, part.stop)
+        left -= cut - part.start
         if cut > part.start:
             first.append((index, part._replace(stop=cut)))
         if cut < part.stop:

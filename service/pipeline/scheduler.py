@@ -257,8 +257,8 @@ class Scheduler:
                 answer.compute_seconds += result.compute_seconds
                 error = result.errors.get(index)
             if ticket.ended:
-                # Its outcome was delayed only because the batch might still write to its answer.
-                if not ticket.running_slices and ticket.request.answer is not None:
+                # Its outcome was delayed only because the batch might still write to its output buffer.
+                if not ticket.running_slices and ticket.request.output_buffer is not None:
                     ended.append(ticket)
             elif error is not None:
                 self._fail(ticket, error)
@@ -371,7 +371,7 @@ class Scheduler:
         )
 
     def _fail(self, ticket: Ticket, error: ServiceError) -> None:
-        """Drop what still waits of a ticket and set its error, once no batch can write to its answer any more."""
+        """Drop what still waits of a ticket and set its error, once no batch can write to its output buffer any more."""
         if ticket.ended:
             return
         ticket.ended, ticket.error = True, error
@@ -379,7 +379,7 @@ class Scheduler:
             self._batcher.discard(ticket)
             ticket.dispatched = ticket.size
             self._capacity.release(ticket, waiting)
-        if not ticket.running_slices or ticket.request.answer is None:
+        if not ticket.running_slices or ticket.request.output_buffer is None:
             self._resolve([ticket])
 
     def _resolve(self, ended: list[Ticket]) -> None:
@@ -421,7 +421,7 @@ def _job(work: Callable[[], T]) -> Callable[[], T]:
 def _empty_result(ticket: Ticket, now: float) -> PredictResult:
     """A result with what is known when the ticket's first slice is dispatched."""
     bucket, request = ticket.kind.bucket, ticket.request
-    fields = NO_FIELDS if request.answer is None else request.answer
+    fields = NO_FIELDS if request.output_buffer is None else request.output_buffer
     return PredictResult(bucket.model, bucket.version, fields, now - ticket.arrival, 0.0, (), "")
 
 

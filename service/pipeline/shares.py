@@ -1,4 +1,4 @@
-"""Start-time fair queueing: device time in fair shares among models, more of it for higher priorities.
+"""Start-time fair queueing: divides device time among models and priority levels; higher priorities get larger shares.
 
 Every flow has a virtual clock: the device time it used, divided by its weight. The waiting flow with the lowest clock
 runs next. An idle flow resumes at the clock of the flow served last, so it runs soon but accumulates no credit.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PRIORITIES = range(11)
-"""Priorities of requests: 1 is the highest, 10 the lowest, 0 the protocol's default."""
+"""Priorities of requests: 1 is the highest, 10 the lowest, 0 the default of the Open Inference Protocol."""
 DEFAULT_LEVEL = 5
-"""The level of priority 0: in the middle, so that batch work can ask for less."""
-_STEP = 2.0
-"""Ratio of device time between adjacent levels while both have work waiting."""
+"""The level of priority 0. Levels 1 (highest) to 10 are priorities; the middle one lets offline jobs ask for less."""
+_WEIGHT_RATIO = 2.0
+"""Weight of a level relative to the next lower one."""
 _MIN_SECONDS = 1e-6
-"""Least charge: work too short to be measured would otherwise always run next."""
+"""Minimum charge: a flow whose work is too short to measure would otherwise always run next."""
 
 
 def level_of(priority: int) -> int:
@@ -24,7 +24,7 @@ def level_of(priority: int) -> int:
 
 
 class Flow(NamedTuple):
-    """The unit of fair sharing."""
+    """Requests for one model at one level: each flow has its own clock."""
 
     model: str
     level: int
@@ -47,5 +47,5 @@ class Shares:
 
     def charge(self, flow: Flow, seconds: float) -> None:
         """Add device time that the flow used."""
-        scaled = max(seconds, _MIN_SECONDS) * _STEP ** (flow.level - DEFAULT_LEVEL)
+        scaled = max(seconds, _MIN_SECONDS) * _WEIGHT_RATIO ** (flow.level - DEFAULT_LEVEL)
         self._clocks[flow] = self.clock(flow) + scaled

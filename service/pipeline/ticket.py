@@ -91,7 +91,7 @@ class Ticket(msgspec.Struct, eq=False):
     result: PredictResult | None = None
     """Set when its first slice is dispatched, then filled."""
     ended: bool = False
-    """It succeeded or failed; its outcome is set once no batch can write to the request's `answer`."""
+    """It succeeded or failed; its outcome is set once no batch can write to the request's `output_buffer`."""
     error: ServiceError | None = None
 
     def requeue(self) -> None:

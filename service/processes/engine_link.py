@@ -83,10 +83,10 @@ class EngineLink:
         self._channel.flush()
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        """Have the engine fill `request.answer`. Cancelling drops work not yet started. Raises as Engine.predict."""
+        """Have the engine fill `request.output_buffer`. Cancelling drops work not yet started. Raises as Engine.predict."""
         number = next(self._numbers)
-        assert request.answer is not None
-        outcome = self._expect(number, (request.fields, request.answer))
+        assert request.output_buffer is not None
+        outcome = self._expect(number, (request.fields, request.output_buffer))
         self._channel.send(Predict(number, request))
         try:
             result: PredictResult = await outcome
@@ -96,7 +96,7 @@ class EngineLink:
         finally:
             # Breaks a reference cycle between an error and this frame, which would keep the slots allocated.
             del outcome
-        result.fields = request.answer
+        result.fields = request.output_buffer
         return result
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:

@@ -141,7 +141,7 @@ class RemoteEngine:
         size, _, *grid = shape = request.fields.shape
         if request.vjp is None:
             shape = (size, config.architecture.out_channels, *grid)
-        request.answer = self._memory.array(shape)
+        request.output_buffer = self._memory.array(shape)
         if not self._memory.contains(request.fields):
             request.fields = await self._to_shared_memory(request.fields)
         return await self._least_busy(config).predict(request)

@@ -71,7 +71,7 @@ class Pipeline(Protocol):
         parts: Sequence[Fields],
         forward: Forward,
         judge: Judgement = unjudged,
-        answers: Sequence[Fields] = (),
+        output_buffers: Sequence[Fields] = (),
     ) -> Callable[[], ModelOutput]:
         """Start `forward`, then `judge`, on the parts as one batch. Returns the wait; see Runnable.start."""
         ...
@@ -154,11 +154,11 @@ class DevicePipeline:
         parts: Sequence[Fields],
         forward: Forward,
         judge: Judgement = unjudged,
-        answers: Sequence[Fields] = (),
+        output_buffers: Sequence[Fields] = (),
     ) -> Callable[[], ModelOutput]:
         staging = self._free.get()
         try:
-            return self._enqueue(staging, parts, forward, judge, answers)
+            return self._enqueue(staging, parts, forward, judge, output_buffers)
         except Exception as error:
             try:
                 # Work enqueued before the failure may still use the memory.
@@ -177,7 +177,7 @@ class DevicePipeline:
         parts: Sequence[Fields],
         forward: Forward,
         judge: Judgement,
-        answers: Sequence[Fields],
+        output_buffers: Sequence[Fields],
     ) -> _Running:
         set_stream = torch.cuda.set_stream
         with torch.inference_mode(), torch.cuda.stream(self._copy_in):
@@ -197,7 +197,7 @@ class DevicePipeline:
             set_stream(self._copy_out)
             # The output is copied while `judge` runs.
             self._copy_out.wait_event(staging.ended)
-            host_out = self._copy_from_device(staging, y, answers)
+            host_out = self._copy_from_device(staging, y, output_buffers)
             self._copy_out.wait_event(staging.judged)
             host_numbers.copy_(numbers, non_blocking=True)
             staging.arrived.record(self._copy_out)
@@ -226,14 +226,16 @@ class DevicePipeline:
         return host_in.to(self._device, non_blocking=True)
 
     def _copy_from_device(
-        self, staging: _Staging, y: torch.Tensor, answers: Sequence[Fields]
+        self, staging: _Staging, y: torch.Tensor, output_buffers: Sequence[Fields]
     ) -> torch.Tensor | None:
-        """Enqueue the copy of the outputs: into `answers` if page-locked (returns None), else into pinned memory."""
-        sizes = [len(answer) for answer in answers]
-        fit = sum(sizes) == len(y) and {answer.shape[1:] for answer in answers} == {y.shape[1:]}
-        if fit and zero_copy(answers):
+        """Enqueue the copy of the outputs: into `output_buffers` if page-locked (returns None), else into pinned memory."""
+        sizes = [len(buffer) for buffer in output_buffers]
+        fit = sum(sizes) == len(y) and {buffer.shape[1:] for buffer in output_buffers} == {
+            y.shape[1:]
+        }
+        if fit and zero_copy(output_buffers):
             rows = list(y.split(sizes))
-            torch._foreach_copy_([*map(_tensor, answers)], rows, non_blocking=True)
+            torch._foreach_copy_([*map(_tensor, output_buffers)], rows, non_blocking=True)
             return None
         host_out = staging.output(tuple(y.shape))
         return host_out.copy_(y, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Vector-Jacobian products of a module, and their memory."""
+"""Computes vector-Jacobian products of a module and measures the memory that they need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GradientMemory(NamedTuple):
     saved: float
     """Tensors saved for the backward pass."""
     largest: float
-    """The largest of them: both passes need temporaries of that size."""
+    """The largest saved tensor. Forward and backward pass each need a temporary of that size."""
 
     def bytes(self, points: int) -> int:
         """Estimated bytes for a field with that many grid points."""
@@ -47,18 +47,18 @@ def measure(module: torch.nn.Module, field: torch.Tensor) -> GradientMemory:
     Raises:
         NotDifferentiable: the module has no gradient.
     """
-    weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
+    weight_storages = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
     sizes: dict[int, int] = {}
 
-    def note(saved: torch.Tensor) -> torch.Tensor:
+    def record(saved: torch.Tensor) -> torch.Tensor:
         storage = saved.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in weight_storages:
             sizes[storage.data_ptr()] = storage.nbytes()
         return saved
 
     with torch.inference_mode(mode=False), torch.enable_grad():
         field = field.clone().requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(note, _same):
+        with torch.autograd.graph.saved_tensors_hooks(record, _unchanged):
             output = _forward(module, field)
         if output.shape[2:] != field.shape[2:]:
             raise NotDifferentiable(
@@ -77,11 +77,11 @@ def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:
 
 
 def _backward(output: torch.Tensor, field: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    # On this thread, which has a CUDA context: autograd's GPU thread has none yet, for which cuBLAS warns.
+    # Stay on this thread: autograd's own GPU thread has no CUDA context yet, and cuBLAS would warn.
     with torch.autograd.set_multithreading_enabled(mode=False):
         (gradient,) = torch.autograd.grad(output, field, cotangent)
     return gradient
 
 
-def _same(saved: torch.Tensor) -> torch.Tensor:
+def _unchanged(saved: torch.Tensor) -> torch.Tensor:
     return saved

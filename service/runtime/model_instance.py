@@ -86,10 +86,12 @@ class ModelInstance:
         return self._forward.device_bytes
 
     def start(
-        self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+        self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid] in physical units; see Runnable."""
-        return self._pipeline.start(parts, self._checked_forward, self._judge or unjudged, answers)
+        return self._pipeline.start(
+            parts, self._checked_forward, self._judge or unjudged, output_buffers
+        )
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
         """Vector-Jacobian products of rows of these shapes; see Runnable."""

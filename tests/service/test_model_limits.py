@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable, save_tiny
-from turbofno.service.model_limits import ModelLimits, parse, text
+from turbofno.service.model_limits import ModelLimits, parse, to_text
 from turbofno.service.processes.start import frontend_settings
 from turbofno.service.settings import Settings
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(30)
 def test_limits_survive_text_and_json() -> None:
     settings = Settings(model_limits=" a fields=3  batch=2,b bytes=100,")  # type: ignore[arg-type]
     assert settings.model_limits == {"a": ModelLimits(3, 0, 2), "b": ModelLimits(0, 100, 0)}
-    assert parse(text(settings.model_limits)) == settings.model_limits
+    assert parse(to_text(settings.model_limits)) == settings.model_limits
     assert Settings(**settings.model_dump(mode="json")).model_limits == settings.model_limits
     assert parse("") == {}
 

@@ -1,4 +1,4 @@
-// A rollout that plays while it streams: start, pause, scrub, stop, and the solution at any of its steps.
+// Player of a streamed rollout: play, pause, scrub, stop, and compare one step with the reference solver.
 import { askField, askStream } from "./api.js";
 import { shown } from "./colour.js";
 import { announce, byId } from "./dom.js";
@@ -16,7 +16,7 @@ export const KINDS = {
 };
 
 export class Rollout {
-  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps) }; `failed(error)` shows an error.
+  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps, input) -> { path, body } }; `failed(error)` shows an error.
   constructor({ panel, source, failed }) {
     Object.assign(this, { panel, source, failed });
     this.play = byId("play");
@@ -37,7 +37,7 @@ export class Rollout {
     this.reset();
   }
 
-  // Clears the rollout, because input or model changed.
+  // Clears the rollout: for another input or model, or before a new start.
   reset() {
     this.stream?.abort();
     this.stream = null;
@@ -123,7 +123,7 @@ export class Rollout {
 
   #add({ step, data }) {
     const field = { shape: this.about.shape.slice(1), data };
-    // The colour scale only grows.
+    // The scale only widens, so that earlier frames stay within it.
     this.scales = this.panel.scales("rollout", [field]).map((scale, channel) => {
       const before = this.scales?.[channel] ?? scale;
       return { ...scale, minimum: Math.min(before.minimum, scale.minimum), maximum: Math.max(before.maximum, scale.maximum) };

@@ -92,7 +92,7 @@ def request_of(
     values: Sequence[float], grid: int = 4, answer: Fields | None = None
 ) -> PredictRequest:
     fields = np.repeat(np.asarray(values, np.float32)[:, None, None], grid, axis=2)
-    return PredictRequest("negate", None, fields, "id", answer=answer)
+    return PredictRequest("negate", None, fields, "id", output_buffer=answer)
 
 
 def submit(

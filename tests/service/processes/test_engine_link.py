@@ -67,7 +67,7 @@ def test_every_error_arrives_as_it_was_raised() -> None:
 
         async def raised() -> ServiceError:
             fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
-            request = PredictRequest("m", None, fields, "id", answer=answer)
+            request = PredictRequest("m", None, fields, "id", output_buffer=answer)
             del fields, answer
             try:
                 await link.predict(request)
@@ -146,9 +146,11 @@ def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
             pairs = list(block)
             self.blocks.append([request for request, _ in pairs])
             for request, outcome in pairs:
-                request.answer[:] = 2 * request.fields
+                request.output_buffer[:] = 2 * request.fields
                 outcome.set_result(
-                    PredictResult(request.model, "1", request.answer, 0.5, 0.25, (2,), "fake")
+                    PredictResult(
+                        request.model, "1", request.output_buffer, 0.5, 0.25, (2,), "fake"
+                    )
                 )
             return [None] * len(pairs)
 
@@ -161,7 +163,7 @@ def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
             fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
             fields[:] = value
             request = PredictRequest(
-                "m", None, fields, f"id-{value}", config=rollable_config(), answer=answer
+                "m", None, fields, f"id-{value}", config=rollable_config(), output_buffer=answer
             )
             result = await link.predict(request)
             assert result.fields is answer

@@ -58,26 +58,26 @@ def test_zero_copy_needs_large_and_completely_locked_arrays(memory: np.ndarray) 
 
 
 class Placing:
-    """Doubles its input, into the answers if given; the batch then fails on values that are not finite."""
+    """Doubles its input, into the output buffers if given; the batch then fails on values that are not finite."""
 
     name, version = "double", "1"
 
     def start(
-        self, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+        self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         y = 2 * np.concatenate(parts)
         trust = {"residual": [float(row[0, 0]) for row in y]}
-        if not answers:
+        if not output_buffers:
             return lambda: ModelOutput(y, Ran("fake"), total=float(y.sum()), trust=trust)
         start = 0
-        for answer in answers:
-            answer[:] = y[start : start + len(answer)]
-            start += len(answer)
+        for buffer in output_buffers:
+            buffer[:] = y[start : start + len(buffer)]
+            start += len(buffer)
         return lambda: ModelOutput(None, Ran("fake"), total=float(y.sum()), trust=trust)
 
 
 def ticket(x: Fields, answer: Fields | None) -> Ticket:
-    request = PredictRequest("placing", "1", x, "id", answer=answer)
+    request = PredictRequest("placing", "1", x, "id", output_buffer=answer)
     nowhere = NO_FIELDS if answer is None else answer
     result = PredictResult("placing", "1", nowhere, 0.0, 0.0, (), "")
     kind = Kind.of(Placing(), request)
@@ -111,7 +111,7 @@ def test_outputs_are_copied_if_an_answer_is_not_locked(memory: np.ndarray) -> No
     placed, owned = ticket(x, fields(memory, 0, x.nbytes)), ticket(x, None)
     report = start_batch([Slice(placed, 0, 9000), Slice(owned, 0, 9000)])()
     assert not report.errors
-    assert (placed.request.answer == 2).all()
+    assert (placed.request.output_buffer == 2).all()
     assert (owned.result.fields == 2).all()
 
 
@@ -237,7 +237,7 @@ def test_answers_of_another_shape_are_not_written(slots: tuple[SlotMemory, Attac
     placed[:] = 7
     pipeline = DevicePipeline(torch.device("cuda", 0))
     answer = pipeline.start(
-        [x], as_model(torch.neg), answers=[attached.array(memory.span(placed))]
+        [x], as_model(torch.neg), output_buffers=[attached.array(memory.span(placed))]
     )()
     assert answer.fields is not None
     assert (answer.fields == -1).all()

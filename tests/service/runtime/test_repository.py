@@ -94,10 +94,10 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     start = ModelInstance.start
 
     def noting(
-        instance: ModelInstance, parts: Sequence[Fields], answers: Sequence[Fields] = ()
+        instance: ModelInstance, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         sizes.append(sum(map(len, parts)))
-        return start(instance, parts, answers)
+        return start(instance, parts, output_buffers)
 
     monkeypatch.setattr(ModelInstance, "start", noting)
     return sizes

@@ -1,4 +1,7 @@
-"""The FastAPI application: documentation, page and administration; its OpenAPI document includes the table of operations."""
+"""The FastAPI application: API documentation, demo page and administration.
+
+`CallMiddleware` serves the operations (see operations.py) without FastAPI; the OpenAPI document describes them too.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from turbofno.service.http.operations import OPERATIONS
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-_NEVER = ("HTTPValidationError", "ValidationError")
+_VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
-class PublishedAPI(FastAPI):
-    """FastAPI without its error layer outside the application's middleware: `CallMiddleware` is the outermost."""
+class FastAPIApp(FastAPI):
+    """FastAPI without ServerErrorMiddleware, so that `CallMiddleware` is the outermost layer."""
 
     def build_middleware_stack(self) -> ASGIApp:
         inner: ASGIApp = ExceptionMiddleware(
@@ -31,16 +34,16 @@ class PublishedAPI(FastAPI):
         return inner
 
     def openapi(self) -> dict[str, Any]:
-        """FastAPI's document with the table's operations, and without the 422 of each route with parameters: these are 400."""
+        """FastAPI's document with the operations added, and without validation status 422: the service sends 400."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
             schemas |= {"Problem": PROBLEM, **SCHEMAS}
-            for name in _NEVER:
+            for name in _VALIDATION_SCHEMAS:
                 schemas.pop(name, None)
             for path in document["paths"].values():
                 for operation in path.values():
-                    if _NEVER[0] in str(operation["responses"].get("422")):
+                    if _VALIDATION_SCHEMAS[0] in str(operation["responses"].get("422")):
                         del operation["responses"]["422"]
             operations = {
                 path: {operation.method.lower(): described}
