@@ -7,11 +7,13 @@ def main() -> int:
     """Run the command line; without the service's dependencies, one line on stderr and exit status 2."""
     try:
         from turbofno.service.cli import main as run
+        from turbofno.service.system import keep_freed_memory
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"turbofno: the service is not installed (no module {error.name!r}); pip install 'turbofno[serve]'\n"
         )
         return 2
+    keep_freed_memory()
     return run()
 
 

@@ -19,7 +19,7 @@ from turbofno.service.context import AppContext
 from turbofno.service.http.edge import Edge, edge_protocol
 from turbofno.service.http.tls import Certificates, tls_options
 from turbofno.service.settings import exposure_warnings, http_url, misspelt_variables
-from turbofno.service.system import keep_freed_memory, on_hangup, with_descriptors
+from turbofno.service.system import on_hangup, with_descriptors
 
 if TYPE_CHECKING:
     import socket
@@ -57,7 +57,6 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     from turbofno.service.pipeline.worker import THREAD_NAME
 
     logs.configure(settings)
-    keep_freed_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     terminal_is_gone = on_hangup()
     for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):

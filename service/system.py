@@ -49,7 +49,8 @@ def keep_freed_memory() -> None:
     The process keeps the size that its largest batch needed. Environment variables `MALLOC_*` take precedence. Other C
     libraries have no mallopt and are unchanged.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # Windows has no library of the process itself to look in.
+    mallopt = None if os.name == "nt" else getattr(ctypes.CDLL(None), "mallopt", None)
     for parameter, variable, value in _MALLOC:
         if mallopt is not None and variable not in os.environ:
             mallopt(parameter, value)

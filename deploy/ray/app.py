@@ -19,6 +19,7 @@ from turbofno.service import logs
 from turbofno.service.app import create_app
 from turbofno.service.server import SWITCH_SECONDS
 from turbofno.service.settings import Settings, env_name
+from turbofno.service.system import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -80,6 +81,7 @@ def application(args: dict[str, Any]) -> Application:
 def replica_application(settings: Settings) -> FastAPI:
     """The application of one replica. Its startup ends when the models are warm, so that it gets no request before."""
     logs.configure(settings, process=serve.get_replica_context().replica_id.unique_id)
+    keep_freed_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
     if 0 < share < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import pty
 import signal
 import socket
@@ -167,3 +168,27 @@ def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
     finally:
         process.kill()
         process.wait()
+
+
+_FAULTS_OF_THE_SECOND = """
+import resource
+import numpy as np
+from turbofno.service.system import keep_freed_memory
+
+keep_freed_memory()
+faults = []
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(64 * 2**20, np.uint8)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    command = [sys.executable, "-c", _FAULTS_OF_THE_SECOND]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    first, second = map(int, done.stdout.split())
+    assert second < first / 10
