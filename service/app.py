@@ -57,7 +57,6 @@ def create_app(
 
     Raises:
         ValueError: a wrong repository, model name, device or key file; tracing that cannot be set up.
-        OSError: the key file cannot be read.
     """
     metrics = metrics or Metrics(version=VERSION)
     if settings.triton_metrics:

@@ -39,8 +39,7 @@ class Keys:
         The limits bound the fields, and the body and unsent answer bytes, of a key's concurrent requests.
 
         Raises:
-            ValueError: a malformed line, a repeated name or key, or no key at all. Names the line, never the key.
-            OSError: the file cannot be read.
+            ValueError: the file cannot be read, or a malformed line, a repeated name or key, or no key at all. Names the line, never the key.
         """
         return cls(path, _read(path))
 
@@ -77,7 +76,13 @@ class Keys:
 def _read(path: Path) -> dict[bytes, Caller]:
     callers: dict[bytes, Caller] = {}
     names: set[str] = set()
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"{env_name('api_keys_file')}={path} cannot be read: {error.strerror}"
+        ) from error
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:

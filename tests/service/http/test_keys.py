@@ -140,6 +140,11 @@ def test_file_is_read_with_its_limits(key_file: Path) -> None:
     assert ALICE not in str(vars(keys))
 
 
+def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"TURBOFNO_API_KEYS_FILE=\S*none cannot be read: No such"):
+        Keys.read(tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
