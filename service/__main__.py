@@ -2,9 +2,14 @@
 
 import sys
 
+from turbofno.service.version import VERSION
+
 
 def main() -> int:
     """Run the command line; without the service's dependencies, one line on stderr and exit status 2."""
+    if sys.argv[1:] == ["--version"]:  # also where only the client is installed
+        sys.stdout.write(f"turbofno {VERSION}\n")
+        return 0
     try:
         from turbofno.service.cli import main as run
         from turbofno.service.system import keep_freed_memory

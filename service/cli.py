@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import httpx
 import numpy as np
@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except _UsageError as error:
         return _fail(error, _USAGE)
+    except BrokenPipeError:
+        # The reader of the output has enough, as in `turbofno config | head`. Python must not flush it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
     except (TurboFNOError, ServiceError, ValueError, OSError, httpx.InvalidURL) as error:
         return _fail(error, _FAILED)
     except KeyboardInterrupt:
@@ -184,9 +188,17 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--" + name.replace("_", "-"),
             dest=f"setting_{name}",
-            metavar=name.rsplit("_", 1)[-1].upper(),
+            metavar=_metavar(field.annotation),
             help=f"{field.description} ({env_name(name)})".replace("%", "%%"),
         )
+
+
+def _metavar(annotation: object) -> str:
+    """The placeholder of a setting's value in --help."""
+    kinds = {annotation, *get_args(annotation)}
+    kinds |= {inner for kind in kinds for inner in get_args(kind)}
+    names = {bool: "true|false", Path: "PATH", int: "N", float: "X"}
+    return next((name for kind, name in names.items() if kind in kinds), "VALUE")
 
 
 def _add_url(parser: argparse._ActionsContainer) -> None:
@@ -217,7 +229,8 @@ def _setting_problem(problem: ErrorDetails) -> str:
     if not problem["loc"]:
         return message
     name = str(problem["loc"][0])
-    return f"--{name.replace('_', '-')} ({env_name(name)}): {message}, got {problem['input']!r}"
+    description = Settings.model_fields[name].description
+    return f"--{name.replace('_', '-')} ({env_name(name)}): {message}, got {problem['input']!r}. {description}"
 
 
 def _url(arguments: argparse.Namespace) -> str:

@@ -6,7 +6,7 @@ is a poor one (3). Where should the good one go, so that the plate is cool? With
 this is Darcy's equation, -div(a grad u) = 1, u = 0 on the edges: the model darcy-2d. All numbers are non-dimensional.
 
     make serve                                                          # in one terminal
-    .venv/bin/python docs/tutorial/heat_spreader.py        # in another, under two minutes
+    python docs/tutorial/heat_spreader.py        # in another, under two minutes
 
 Pictures and numbers are written to the current folder. Editors that support `# %%` cells run them one by one.
 """

@@ -171,7 +171,9 @@ def _read_legacy(source: Path | bytes) -> Any:
                 "the file is truncated: it begins as a zip archive, but does not end as one; copy it again"
             )
         if start[:1] != b"\x80":
-            raise ImportRefused("not a file of torch.save")
+            raise ImportRefused(
+                "not a file of torch.save; expected a checkpoint that torch.save or safetensors wrote"
+            )
         # Read, not mapped: if a mapped file is truncated, its reader dies of SIGBUS.
         file.seek(0)
         return _read_legacy_stream(io.BytesIO(file.read()))

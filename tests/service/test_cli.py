@@ -435,8 +435,21 @@ def test_serve_on_a_taken_port_fails_without_a_traceback(repository: Path) -> No
         ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "address already in use" in done.stderr
+    assert "Address already in use; set another TURBOFNO_HOST or TURBOFNO_PORT" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    command = f"set -o pipefail; {sys.executable} -m turbofno.service config | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_a_wrong_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--device", "tpu"]) == 2
+    error = capsys.readouterr().err
+    assert "--device (TURBOFNO_DEVICE)" in error
+    assert str(Settings.model_fields["device"].description) in error
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["predict"], ["serve", "--nonsense"]])
