@@ -333,6 +333,12 @@ def _described(model: dict[str, Any]) -> str:
 def _predict(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         _require_matplotlib("--plot")
+        _check_picture_format(arguments.plot)
+    for path in filter(None, (arguments.output, arguments.plot)):
+        if not path.parent.is_dir():
+            raise _UsageError(
+                f"{path.parent}, the folder of {path.name}, does not exist; create it"
+            )
     fields = _read_array(arguments.input)
     grid: tuple[int, ...] | None = arguments.output_grid
     if arguments.local:
@@ -367,6 +373,16 @@ def _predict(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         _plot(arguments.plot, fields, answer, signature, title=arguments.model)
     return 0
+
+
+def _check_picture_format(path: Path) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise _UsageError(
+            f"--plot {path}: the suffix must be one of .{', .'.join(sorted(formats))}"
+        )
 
 
 def _signature(description: dict[str, Any]) -> _Signature:

@@ -192,7 +192,7 @@ class _Queue:
         return self._fields >= self.limit
 
     def ready_at(self, delay: float) -> float:
-        """When to run: now if full or without delay; a ticket is delayed for at most half of its time to its deadline."""
+        """Return the time to run: now if full or without delay; a ticket is delayed for at most half of its time to its deadline."""
         if delay == 0.0 or self.full:
             return float("-inf")
         return min(

@@ -262,14 +262,6 @@ def test_predict_prints_the_servers_error(
     assert not out.exists()
 
 
-def test_predict_to_a_missing_folder_fails_in_one_line(
-    url: str, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "missing" / "out.npy"
-    assert cli.main(["predict", "tiny-1d", str(field), "-o", str(out), "--url", url]) == 1
-    assert str(out) in capsys.readouterr().err
-
-
 def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "--url", url]) == 0
     head, row, broken = capsys.readouterr().out.splitlines()
@@ -437,6 +429,28 @@ def test_serve_on_a_taken_port_fails_without_a_traceback(repository: Path) -> No
     assert done.returncode == 1
     assert "Address already in use; set another TURBOFNO_HOST or TURBOFNO_PORT" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["-o", "missing/o.npy"], "missing, the folder of o.npy, does not exist"),
+        (["-o", "o.npy", "--plot", "o.foo"], "--plot o.foo: the suffix must be one of"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_refused_before_the_prediction(
+    options: list[str],
+    expected: str,
+    field: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["predict", "tiny-1d", str(field), "--local", *options]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "o.npy").exists()
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:

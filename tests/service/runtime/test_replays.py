@@ -1,4 +1,4 @@
-"""When networks are replayed, with the same outputs."""
+"""Networks are replayed with the same outputs; conditions of a replay."""
 
 from __future__ import annotations
 
