@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call, Target
 
 LINGER_SECONDS = 5.0
-"""How long the rest of a refused body is still read. Closing at once would reset the connection before a client that is
+"""Seconds for which the rest of a refused body is read. Closing at once would reset the connection before a client that is
 still sending has read the reply."""
 FIRST_PROBE_SECONDS, LONGEST_PROBE_SECONDS = 0.02, 1.0
 """Intervals between probes of a half-closed connection; each is twice the one before."""

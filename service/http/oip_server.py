@@ -140,7 +140,7 @@ async def metadata(call: Call) -> dict[str, Any]:
     schema="ModelReady",
 )  # fmt: skip
 async def model_ready(call: Call) -> dict[str, Any]:
-    """200 if it does; without a version, if any version does."""
+    """200 if it is; without a version, if any version is."""
     return {"name": _config(call).name, "ready": True}
 
 
@@ -239,7 +239,7 @@ async def update_trace_settings(_: Call) -> None:
 
 @_route("GET", "/v2/logging")
 async def log_settings(_: Call) -> dict[str, Any]:
-    logger = logging.getLogger("service")
+    logger = logging.getLogger("turbofno.service")
     return {
         "log_file": "",
         "log_info": logger.isEnabledFor(logging.INFO),

@@ -111,11 +111,16 @@ async def _run(call: Call) -> Reply:
     else:
         body = _encode(result, writer, served, form, warnings, trust_status)
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
-    headers = [(b"content-type", writer.content_type), *served.headers]
-    headers.append((b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode()))
+    headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
     headers += trust_headers(result.trust)
     headers += status_headers(trust_status, warnings)
-    return success_reply(call, headers, body)
+    return fields_reply(call, body, headers)
+
+
+def fields_reply(call: Call, body: Sequence[Bytes], headers: Headers) -> Reply:
+    """A successful reply of fields that the `writer` of the call's parameters encoded."""
+    content_type = (b"content-type", call.parameters.writer.content_type)
+    return success_reply(call, [content_type, *call.served.headers, *headers], body)
 
 
 def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:

@@ -40,7 +40,7 @@ from turbofno.service.http.openapi import (
     vorticity_field,
 )
 from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
-from turbofno.service.http.predict import read_fields, status_headers, success_reply
+from turbofno.service.http.predict import fields_reply, read_fields, status_headers
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.codec.fields import Form, FrameTrust
     from turbofno.service.codec.negotiate import Codec
-    from turbofno.service.engine.interface import Fields, Frame, ModelStatus
+    from turbofno.service.engine.interface import Fields, ModelStatus
     from turbofno.service.http.call import Call
     from turbofno.service.http.frame_stream import StreamFormat
+    from turbofno.service.http.served import Served
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
 _FRAMES = "(all|last|[1-9][0-9]{0,8})"
@@ -233,16 +234,11 @@ async def _run(call: Call) -> Reply:
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     body = await offload(
         heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, config, form, status_of(config, engine), trust, trust_status, warnings,
+        _encode, stack, writer, served, form, status_of(config, engine), trust, trust_status, warnings,
     )  # fmt: skip
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
-    headers = [
-        (b"content-type", writer.content_type),
-        *served.headers,
-        *trust_headers(largest),
-        *status_headers(trust_status, warnings),
-    ]
-    return success_reply(call, headers, (body,))
+    headers = [*trust_headers(largest), *status_headers(trust_status, warnings)]
+    return fields_reply(call, (body,), headers)
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:
@@ -304,7 +300,7 @@ def _trust_of(frames: list[Frame]) -> FrameTrust:
 def _encode(
     stack: Fields,
     codec: Codec,
-    config: ModelConfig,
+    served: Served,
     form: Form,
     status: ModelStatus,
     trust: FrameTrust,
@@ -316,13 +312,13 @@ def _encode(
     if form.by_channel:
         # The channel axis follows time and, if present, batch.
         by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
-        outputs = {channel.name: by_channel[i] for i, channel in enumerate(config.outputs)}
+        outputs = {channel.name: by_channel[i] for i, channel in enumerate(served.config.outputs)}
     return codec.encode(
         ResponseData(
-            model=config.name,
-            version=config.version,
+            model=served.name,
+            version=served.version,
             outputs=outputs,
-            units={channel.name: channel.units for channel in config.outputs},
+            units=served.units,
             backend=status.backend,
             precision=status.precision,
             trust=trust,

@@ -20,7 +20,7 @@ from turbofno.service.http.call import Operation
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
 from turbofno.service.http.parameters import Parameter, integer, read_query
-from turbofno.service.http.predict import codecs, read_fields, success_reply
+from turbofno.service.http.predict import codecs, fields_reply, read_fields
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channe
     values = sum(array.size for array in outputs.values())
     heavy = heavy_to_encode(values, as_json=writer is JSON)
     body = await offload(heavy, writer.encode, answer)
-    return success_reply(call, [(b"content-type", writer.content_type), *served.headers], (body,))
+    return fields_reply(call, (body,), [])
 
 
 SAMPLE = Operation(
@@ -208,7 +208,7 @@ SOLVE = Operation(
         name="solve",
         tag="solver",
         summaries=("Solve with the PDE solver",),
-        description="What the model should have answered: for a sample (`seed` and the sampler's parameters), or "
+        description="The solution that the model approximates: for a sample (`seed` and the sampler's parameters), or "
         "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
         "is first interpolated.",
         parameters=_OF_SOLVE,

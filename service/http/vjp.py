@@ -25,7 +25,7 @@ from turbofno.service.http.openapi import (
     problem,
 )
 from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
-from turbofno.service.http.predict import codecs, read_arrays, status_headers, success_reply
+from turbofno.service.http.predict import codecs, fields_reply, read_arrays, status_headers
 
 if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
@@ -129,12 +129,7 @@ async def _run(call: Call) -> Reply:
         heavy, _encode, result, shapes, form, writer, served, warnings, output=parameters.output
     )
     call.encode_seconds = time.perf_counter() - started
-    headers = [
-        (b"content-type", writer.content_type),
-        *served.headers,
-        *status_headers("", warnings),
-    ]
-    return success_reply(call, headers, (body,))
+    return fields_reply(call, (body,), status_headers("", warnings))
 
 
 def _decode(
