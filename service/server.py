@@ -18,8 +18,7 @@ from turbofno.service.app import create_app, drain
 from turbofno.service.context import AppContext
 from turbofno.service.http.edge import Edge, edge_protocol
 from turbofno.service.http.tls import Certificates, tls_options
-from turbofno.service.processes.port import bind, unavailable
-from turbofno.service.settings import exposure_warnings, http_url, misspelt_variables
+from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
 from turbofno.service.system import on_hangup, with_descriptors
 
 if TYPE_CHECKING:
@@ -69,18 +68,14 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
-    try:
-        # uvicorn reports an address in use without the settings, after the application has started
-        bind(settings, shared=False).close()
-    except OSError as error:
-        logger.error("cannot start: %s", unavailable(settings, error))
-        return 1
     keep_objects()
     context: AppContext = app.state.context
     server = DrainingServer(config, context, on_ready, terminal_is_gone)
     try:
         server.run()
     except SystemExit:
+        # uvicorn could not listen, and has logged the address and the error.
+        logger.error("cannot start: set another %s or %s", env_name("host"), env_name("port"))
         return 1
     failed = bool(context.engine.failure)
     status = 1 if server.force_exit or failed else 0

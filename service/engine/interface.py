@@ -44,7 +44,7 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     deadline: float | None = None
     """On the `time.monotonic` clock; DeadlineExceeded if the work has not started by then."""
     config: ModelConfig | None = None
-    """What the fields were validated against; Unavailable if a reload has changed its shape since."""
+    """The configuration that the fields were validated against; Unavailable if a reload has changed its shape since."""
     client: str = ""
     """Name of the API key, not the key; empty without keys."""
     client_max_fields: int = 0
@@ -114,7 +114,7 @@ class ModelStatus:
     asked_precision: str = ""
     """Precision in its configuration or the server's setting; a CPU always computes in fp32."""
     execution: str = ""
-    """How a READY model runs on its training grid: `chain` of kernels, CUDA `graph` of the module, `module` layer by layer;
+    """Execution of a READY model on its training grid: `chain` of kernels, CUDA `graph` of the module, `module` layer by layer;
     on a CPU `replay` or `module`."""
     execution_reason: str = ""
     """Why a GPU cannot run it faster."""

@@ -34,7 +34,7 @@ class BatchReport:
 
     slices: Sequence[Slice]
     started: float = field(default_factory=time.monotonic)
-    """When the device thread started the batch."""
+    """Time at which the device thread started the batch."""
     start_seconds: float = 0.0
     """Time on the device thread. On a CPU, and after a split, this includes the computation."""
     gather_seconds: float = 0.0

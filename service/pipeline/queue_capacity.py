@@ -45,7 +45,7 @@ class QueueCapacity:
         self._running: deque[float] = deque()
         """Expected seconds of each batch on the device, in order."""
         self._running_since = 0.0
-        """When the first of them started to run alone."""
+        """Time at which the first of them started to run alone."""
         self._model_quotas = {
             name: one.fields for name, one in settings.model_limits.items() if one.fields
         }

@@ -44,7 +44,7 @@ and add thread switches."""
 _EXPIRY_SECONDS = 0.005
 """Shortest interval between two searches for expired tickets."""
 STOP_SECONDS = 1.0
-"""How long the device threads may take to end once idle."""
+"""Seconds that the device threads may take to end once idle."""
 
 
 class Scheduler:
@@ -91,7 +91,7 @@ class Scheduler:
         self._wake: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._expires = 0.0
-        """When `_expiry` fires."""
+        """Time at which `_expiry` fires."""
         self.failure = ""
         """Why the device was lost, or empty."""
 

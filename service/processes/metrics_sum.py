@@ -23,7 +23,7 @@ _GAUGES: dict[str, Combine] = {
     "turbofno_model_load_seconds": max,
     "turbofno_lowered_batch_limit": min,
 }
-"""How to merge these gauges; all others are added."""
+"""Functions that merge these gauges; all others are added."""
 
 
 class MetricsSum:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from turbofno.service.settings import env_name
-
 if TYPE_CHECKING:
     from turbofno.service.settings import Settings
 
@@ -30,14 +28,6 @@ def bind(settings: Settings, *, shared: bool) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def unavailable(settings: Settings, error: OSError) -> str:
-    """Why the settings' address cannot be used, and what to do."""
-    return (
-        f"{settings.host}:{settings.port}: {error.strerror}; "
-        f"set another {env_name('host')} or {env_name('port')}"
-    )
 
 
 def reserve(settings: Settings) -> socket.socket:

@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from turbofno.service import logs
-from turbofno.service.processes.port import reserve, unavailable
+from turbofno.service.processes.port import reserve
 from turbofno.service.processes.supervisor import Supervisor
-from turbofno.service.settings import exposure_warnings, http_url, misspelt_variables
+from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
 from turbofno.service.system import with_descriptors
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
     try:
         reserved = reserve(settings)
     except OSError as error:
-        logger.error("cannot start: %s", unavailable(settings, error))
+        logger.error(
+            "cannot start: %s:%d: %s; set another %s or %s",
+            settings.host, settings.port, error.strerror, env_name("host"), env_name("port"),
+        )  # fmt: skip
         return 1
     with reserved:
         settings = settings.model_copy(update={"port": reserved.getsockname()[1]})
