@@ -60,10 +60,12 @@ class Tile:
 class Mix:
     """A spectral product with weight [*modes, c_in, c_out]; `terms` and `out_size` as in `Spectral`.
 
-    `resamples_x`: resample x to the output grid, because a later step adds it there.
+    `resamples_x`: resample x to the output grid, because a later step adds it there. A weight [share of all modes but those
+    of the last axis, modes of the last axis, c_in, c_out] is one process's share (see `Slab.share_of`).
     """
 
     weight: torch.Tensor
+    modes: Size
     terms: Callable[[torch.Tensor, Size, Size], Sequence[SpectralTerm]] | None
     out_size: Callable[[Size], Size] | None
     resamples_x: bool
@@ -250,7 +252,7 @@ class _Lowering:
         self._finish(Analyze())
         weight = mode_major(step.weight).contiguous()
         resamples = reads_x and step.out_size is not None
-        self._items.append(Mix(weight, step.terms, step.out_size, resamples))
+        self._items.append(Mix(weight, tuple(weight.shape[:-2]), step.terms, step.out_size, resamples))
         self._width = step.weight.shape[1]
         self._x_is_y = False
         self._begin(Synthesis())
