@@ -1,9 +1,9 @@
-"""FFTs of fields that are cut into slabs: local transforms, and an exchange of slabs hidden behind them."""
+"""FFTs of fields that are cut into slabs: local transforms, and an exchange of slabs behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,6 +20,8 @@ _MOST_PIECES = 16
 _NORMS = ("backward", "ortho", "forward")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
+Transform = Callable[[torch.Tensor], torch.Tensor]
+
 
 def fftn(
     x: torch.Tensor,
@@ -30,17 +32,16 @@ def fftn(
     output_order: str = "natural",
     group: Group = None,
 ) -> torch.Tensor:
-    """Compute the discrete Fourier transform of a field that is cut into slabs, over its last `len(size)` axes.
+    """Compute `torch.fft.fftn` of a field that is cut into slabs, over its last `len(size)` axes.
 
-    `torch.fft.fftn` over all processes of a group, which call it together. Cut means: along the first transformed axis in
-    natural order, along the second in transposed order, by `slab_rows`; all other axes are whole. One exchange of the
-    field between the processes if the orders of input and output differ, else two: natural to transposed, and back by
-    `ifftn` from transposed to natural, is the fastest way to and fro. An exchange runs in pieces, each while the next
-    piece is transformed. No gradients.
+    All processes of the group call it together. In natural order a field is cut along its first transformed axis, in
+    transposed order along its second, into the rows of `slab_rows`. All other axes are whole. The processes exchange the
+    field once if the orders of input and output differ, else twice: `fftn` from natural to transposed and `ifftn` back is the
+    fastest way to and fro. A large field is exchanged in pieces, each while the next one is transformed. No gradients.
 
     Args:
-        x: This process's slab [.., *axes], complex64 or complex128, or float32 or float64; any number of axes in front,
-            the same on all processes. A slab may be empty.
+        x: This process's slab [.., *axes], complex64 or complex128, or float32 or float64 (converted). The axes in front
+            are the same on all processes. A slab may be empty.
         size: Grid of the whole field, two axes or more.
         norm: 'backward', 'ortho' or 'forward', as in torch.fft.
         input_order: 'natural' or 'transposed'.
@@ -51,23 +52,16 @@ def fftn(
         This process's slab of the transform: complex, contiguous.
 
     Raises:
-        TypeError: A dtype that is not supported, or `group` is neither a process group nor a mesh.
-        ValueError: x is not this process's slab of `size`, `size` has fewer than two axes or an empty one, an unknown norm or
-            order, a group that does not serve the device of x, or gradients are required.
+        TypeError: An unsupported dtype, or `group` is neither a process group nor a mesh.
+        ValueError: x is not this process's slab of `size`, `size` has fewer than two axes or an empty one, an unknown norm
+            or order, a group that does not serve the device of x, or x requires gradients.
 
     Example:
         >>> x = torch.randn(len(slab_rows(12)), 10, 8, dtype=torch.complex64)
-        >>> y = fftn(x, (12, 10, 8), output_order="transposed")
-        >>> y.shape == (12, len(slab_rows(10)), 8)
+        >>> fftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 8)
         True
     """
-    op, slab, size = _checked("fftn", x, size, norm, input_order, output_order, group)
-    if x.dtype in _COMPLEX:
-        x = x.to(_COMPLEX[x.dtype])
-    _check_input(op, slab, x, size, input_order, complex_input=True)
-    field = _Field(slab, x, size, input_order)
-    field.transform_and_cross(partial(_apply, torch.fft.fftn, norm=norm))
-    return field.in_order(output_order)
+    return _complex_transform("fftn", torch.fft.fftn, x, size, norm, input_order, output_order, group)
 
 
 def ifftn(
@@ -79,7 +73,22 @@ def ifftn(
     output_order: str = "natural",
     group: Group = None,
 ) -> torch.Tensor:
-    """Compute the inverse of `fftn`; arguments, result and errors are those of `fftn`.
+    """Compute `torch.fft.ifftn` of slabs, the inverse of `fftn`. Arguments, result and errors are those of `fftn`.
+
+    Args:
+        x: As in `fftn`.
+        size: As in `fftn`.
+        norm: As in `fftn`.
+        input_order: As in `fftn`.
+        output_order: As in `fftn`.
+        group: As in `fftn`.
+
+    Returns:
+        This process's slab of the inverse transform: complex, contiguous.
+
+    Raises:
+        TypeError: As in `fftn`.
+        ValueError: As in `fftn`.
 
     Example:
         >>> x = torch.randn(len(slab_rows(12)), 10, 8, dtype=torch.complex64)
@@ -87,13 +96,9 @@ def ifftn(
         >>> torch.allclose(ifftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
-    op, slab, size = _checked("ifftn", x, size, norm, input_order, output_order, group)
-    if x.dtype in _COMPLEX:
-        x = x.to(_COMPLEX[x.dtype])
-    _check_input(op, slab, x, size, input_order, complex_input=True)
-    field = _Field(slab, x, size, input_order)
-    field.transform_and_cross(partial(_apply, torch.fft.ifftn, norm=norm))
-    return field.in_order(output_order)
+    return _complex_transform(
+        "ifftn", torch.fft.ifftn, x, size, norm, input_order, output_order, group
+    )
 
 
 def rfftn(
@@ -105,21 +110,22 @@ def rfftn(
     output_order: str = "natural",
     group: Group = None,
 ) -> torch.Tensor:
-    """Compute the discrete Fourier transform of a real field that is cut into slabs: `torch.fft.rfftn` over a group.
+    """Compute `torch.fft.rfftn` of a real field that is cut into slabs, over its last `len(size)` axes.
 
-    Only the frequencies 0 .. n // 2 of the last axis are computed and exchanged, about half of `fftn`. Orders, exchanges
-    and errors are those of `fftn`; of two axes, the transposed order of the spectrum cuts those frequencies.
+    Half of `fftn`: only the frequencies 0 .. n // 2 of the last axis are computed and exchanged. Orders and exchanges are
+    those of `fftn`. Of two axes, the second is the last: a real field in transposed order needs an exchange more.
 
     Args:
         x: This process's slab [.., *axes], float32 or float64.
         size: Grid of the whole real field, two axes or more.
-        norm: 'backward', 'ortho' or 'forward', as in torch.fft.
-        input_order: 'natural' or 'transposed'.
-        output_order: 'natural' or 'transposed'.
-        group: A process group, a DeviceMesh of one dimension, or None for all processes.
+        norm: As in `fftn`.
+        input_order: As in `fftn`.
+        output_order: As in `fftn`.
+        group: As in `fftn`.
 
     Returns:
-        This process's slab of the transform, whose whole last axis has size[-1] // 2 + 1 elements: complex, contiguous.
+        This process's slab of the spectrum, complex, contiguous. The whole spectrum has size[-1] // 2 + 1 elements on its last
+        axis.
 
     Raises:
         TypeError: As in `fftn`.
@@ -130,14 +136,20 @@ def rfftn(
         >>> rfftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 5)
         True
     """
-    op, slab, size = _checked("rfftn", x, size, norm, input_order, output_order, group)
-    _check_input(op, slab, x, size, input_order, complex_input=False)
-    field = _Field(slab, x, size, input_order)
-    if field.cut == len(size) - 1:
-        # a real transform needs the whole last axis
-        field.cross()
-    field.transform_and_cross(partial(_apply, torch.fft.rfftn, norm=norm), torch.fft.fftn, norm)
-    return field.in_order(output_order)
+    slab, grid, cut, wanted = _checked("rfftn", x, size, norm, (input_order, output_order), group)
+    if x.dtype not in _COMPLEX:
+        raise TypeError(f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex")
+    field = _Field("rfftn", slab, x, grid, cut)
+    last = len(grid) - 1
+    if cut == last:
+        field.recut()  # a real transform begins with the last axis, which must be whole
+        cut = 0
+    others = [axis for axis in range(last + 1) if axis != cut]
+    field.apply(lambda y: torch.fft.rfftn(y, dim=field.dims(others), norm=norm))
+    field.lengths[last] = grid[last] // 2 + 1
+    field.recut()
+    field.apply(lambda y: torch.fft.fft(y, dim=field.dims([cut])[0], norm=norm))
+    return field.result(wanted)
 
 
 def irfftn(
@@ -149,16 +161,18 @@ def irfftn(
     output_order: str = "natural",
     group: Group = None,
 ) -> torch.Tensor:
-    """Compute the inverse of `rfftn`: `torch.fft.irfftn` over a group.
+    """Compute `torch.fft.irfftn` of slabs, the inverse of `rfftn`.
+
+    Orders and exchanges are those of `fftn`. Of two axes, a spectrum in natural order needs an exchange more.
 
     Args:
-        x: This process's slab [.., *axes] of the spectrum, complex64 or complex128; its whole last axis has
+        x: This process's slab [.., *axes] of the spectrum, complex64 or complex128, of whose last axis the whole has
             size[-1] // 2 + 1 elements.
         size: Grid of the whole real field, two axes or more.
-        norm: 'backward', 'ortho' or 'forward', as in torch.fft.
-        input_order: 'natural' or 'transposed', of the spectrum.
-        output_order: 'natural' or 'transposed', of the real field.
-        group: A process group, a DeviceMesh of one dimension, or None for all processes.
+        norm: As in `fftn`.
+        input_order: Of the spectrum, as in `fftn`.
+        output_order: Of the real field, as in `fftn`.
+        group: As in `fftn`.
 
     Returns:
         This process's slab of the real field, contiguous.
@@ -173,3 +187,136 @@ def irfftn(
         >>> torch.allclose(irfftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
+    slab, grid, cut, wanted = _checked("irfftn", x, size, norm, (input_order, output_order), group)
+    if x.dtype not in _COMPLEX.values():
+        raise TypeError(f"irfftn: x must be complex64 or complex128, got {x.dtype}")
+    last = len(grid) - 1
+    field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut)
+    before = [axis for axis in range(last) if axis != cut]
+    if before:
+        field.apply(lambda y: torch.fft.ifftn(y, dim=field.dims(before), norm=norm))
+    field.recut()
+    after = [axis for axis in (cut, last) if axis not in before]
+    if field.cut == last:
+        # a real transform ends with the last axis, which must be whole
+        field.apply(lambda y: torch.fft.ifft(y, dim=field.dims([cut])[0], norm=norm))
+        field.recut()
+        after = [last]
+    after = sorted(set(after))
+    lengths = [grid[axis] for axis in after]
+    field.apply(lambda y: torch.fft.irfftn(y, s=lengths, dim=field.dims(after), norm=norm))
+    field.lengths[last] = grid[last]
+    return field.result(wanted)
+
+
+def _complex_transform(
+    op: str,
+    transform: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    size: Sequence[int],
+    norm: str,
+    input_order: str,
+    output_order: str,
+    group: Group,
+) -> torch.Tensor:
+    slab, grid, cut, wanted = _checked(op, x, size, norm, (input_order, output_order), group)
+    x = x.to(_COMPLEX.get(x.dtype, x.dtype))
+    if not x.is_complex():
+        raise TypeError(
+            f"{op}: x must be complex64 or complex128, float32 or float64, got {x.dtype}"
+        )
+    field = _Field(op, slab, x, grid, cut)
+    others = [axis for axis in range(len(grid)) if axis != cut]
+    field.apply(lambda y: transform(y, dim=field.dims(others), norm=norm))
+    field.recut()
+    field.apply(lambda y: transform(y, dim=field.dims([cut]), norm=norm))
+    return field.result(wanted)
+
+
+def _checked(
+    op: str,
+    x: torch.Tensor,
+    size: Sequence[int],
+    norm: str,
+    orders: tuple[str, str],
+    group: Group,
+) -> tuple[Slab, Size, int, int]:
+    """Check what does not depend on the transform; return the slab, the grid, and the cut axes of input and output."""
+    slab, grid = slab_of(op, group), tuple(size)
+    for name, value, known in (
+        ("norm", norm, _NORMS),
+        ("input_order", orders[0], ORDERS),
+        ("output_order", orders[1], ORDERS),
+    ):
+        if value not in known:
+            raise ValueError(f"{op}: {name} must be one of {known}, got {value!r}")
+    if len(grid) < 2 or min(grid) < 1:
+        raise ValueError(f"{op}: size must have two axes or more of a point or more, got {grid}")
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
+    check_device(op, slab, x.device)
+    return slab, grid, ORDERS.index(orders[0]), ORDERS.index(orders[1])
+
+
+class _Field:
+    """A field between transforms. What is applied to it waits for the next exchange, which hides behind it.
+
+    Attributes:
+        lengths: Lengths of the whole axes.
+        cut: The cut axis.
+    """
+
+    def __init__(self, op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> None:
+        self._slab, self._x, self.lengths, self.cut = slab, x, list(lengths), cut
+        self._waiting: Transform | None = None
+        n_dim = len(lengths)
+        expected = list(lengths)
+        expected[cut] = slab.rows(lengths[cut]).count
+        if x.ndim < n_dim:
+            raise ValueError(
+                f"{op}: x must have the {n_dim} axes of size, got shape {list(x.shape)}"
+            )
+        check_slab(op, slab, x.shape[x.ndim - n_dim :], lengths, expected)
+
+    def dims(self, axes: Sequence[int]) -> list[int]:
+        """Return the dimensions of x of some transformed axes."""
+        return [axis - len(self.lengths) for axis in axes]
+
+    def apply(self, transform: Transform) -> None:
+        """Apply a transform of other axes than the cut one."""
+        self._waiting = transform
+
+    def recut(self) -> None:
+        """Exchange, so that of the first two axes the other one is cut."""
+        cut, to = self.cut, 1 - self.cut
+        front = self._x.ndim - len(self.lengths)
+        self._x = recut(
+            self._slab,
+            self._x,
+            cut=front + cut,
+            to=front + to,
+            points=self.lengths[cut],
+            before=self._transformed,
+            pieces=self._pieces(front),
+        )
+        self._waiting, self.cut = None, to
+
+    def result(self, cut: int) -> torch.Tensor:
+        """Return x, contiguous and cut along an axis."""
+        if self.cut != cut:
+            self.recut()
+        return self._transformed(self._x).contiguous()
+
+    def _transformed(self, part: torch.Tensor) -> torch.Tensor:
+        if self._waiting is None:
+            return part
+        if part.numel() == 0:
+            return torch.empty_like(self._waiting(part.to("meta")), device=part.device)
+        return self._waiting(part)
+
+    def _pieces(self, front: int) -> int:
+        """Return the number of pieces of an exchange, from what all processes know."""
+        most = list(self.lengths)
+        most[self.cut] = self._slab.all_rows(most[self.cut])[0].count
+        count = math.prod(self._x.shape[:front]) * math.prod(most) * self._x.element_size()
+        return max(1, min(count // _PIECE_BYTES, _MOST_PIECES, most[self.cut]))
