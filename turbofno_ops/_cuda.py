@@ -209,7 +209,7 @@ class CudaStages:
             return multiply(z, weight)
         to_start, from_start = self._phases
         z.view(self.modes[0], -1).mul_(to_start)
-        product = self._slab.on_sum(z, weight.flatten(0, -4), multiply)
+        product = self._slab.on_sum(z, weight, multiply)
         product.view(self.modes[0], -1).mul_(from_start)
         return product
 
@@ -399,7 +399,8 @@ class CudaStages:
         """Return the moments [batch, channels, 2] over all slabs."""
         if self._slab is None:
             return moments
-        return torch.stack(self._slab.moments(*moments.unbind(-1), self._points), dim=-1)
+        mean, variance = moments.unbind(-1)
+        return torch.stack(self._slab.moments(mean, variance, self._points), dim=-1)
 
     def _norm(
         self, norm: Normalize, source: Step, shape: Shape, given: Operands, width: int

@@ -31,6 +31,7 @@ def recut(
     points: int,
     before: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
     pieces: int = 1,
+    inner: int | None = None,
 ) -> torch.Tensor:
     """Return a tensor that is cut along axis `cut` cut along axis `to` instead: whole there, this process's rows here.
 
@@ -44,10 +45,16 @@ def recut(
         points: Length of the whole axis `cut`.
         before: Function of the elements along `cut`, each by itself. It may change the lengths of other axes.
         pieces: As many exchanges; the same number on all processes.
+        inner: Innermost axis in memory of what is exchanged: where `before` leaves it there, nothing is transposed. By
+            default the last axis.
 
     Returns:
-        The tensor with axis `cut` in front in memory.
+        The tensor, with axis `cut` outermost and axis `inner` innermost in memory.
     """
+    inner = x.ndim - 1 if inner is None else inner
+    # the cut axis in front, so that what each process sends is one piece of memory in the result
+    order = sorted(range(x.ndim), key=lambda axis: (axis != cut, axis == inner, axis))
+    at = order.index(to)
     rows = slab.all_rows(points)
     own, result = rows[slab.rank], None
     under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
@@ -57,8 +64,7 @@ def recut(
             _finish(under_way.popleft())
         spans = [_piece(of, number, pieces) for of in rows]
         mine = spans[slab.rank]
-        part = before(x.narrow(cut, mine.start - own.first, len(mine))).movedim(cut, 0)
-        at = to + 1 if to < cut else to
+        part = before(x.narrow(cut, mine.start - own.first, len(mine))).permute(order)
         columns = slab.all_rows(part.shape[at])
         if result is None:
             shape = list(part.shape)
@@ -72,7 +78,7 @@ def recut(
     while under_way:
         _finish(under_way.popleft())
     assert result is not None
-    return result.movedim(0, cut)
+    return result.permute([order.index(axis) for axis in range(x.ndim)])
 
 
 def _piece(rows: Rows, number: int, pieces: int) -> range:

@@ -252,7 +252,9 @@ class _Lowering:
         self._finish(Analyze())
         weight = mode_major(step.weight).contiguous()
         resamples = reads_x and step.out_size is not None
-        self._items.append(Mix(weight, tuple(weight.shape[:-2]), step.terms, step.out_size, resamples))
+        self._items.append(
+            Mix(weight, tuple(weight.shape[:-2]), step.terms, step.out_size, resamples)
+        )
         self._width = step.weight.shape[1]
         self._x_is_y = False
         self._begin(Synthesis())

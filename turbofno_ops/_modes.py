@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """Neighbouring rows of a grid axis: `count` from `first` on, of `points`."""
 
     first: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -38,10 +39,7 @@ class Slab:
         """Return every process's rows of an axis."""
         most = -(-points // self.count)
         firsts = [min(rank * most, points) for rank in range(self.count + 1)]
-        return [
-            Rows(first, stop - first, points)
-            for first, stop in zip(firsts, firsts[1:], strict=False)
-        ]
+        return [Rows(first, stop - first, points) for first, stop in pairwise(firsts)]
 
     def rows(self, points: int) -> Rows:
         """Return this process's rows of an axis."""
@@ -89,11 +87,15 @@ class Slab:
         weight: torch.Tensor,
         multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Return multiply(sum of `part` over the processes, weight), for contiguous parts [modes, ..].
+        """Return multiply(sum of `part` over the processes, weight) as [modes, ..].
 
-        A weight [modes, ..] is for all modes. One of fewer is this process's share, and so is what it multiplies; the
-        products are gathered.
+        Args:
+            part: Contiguous [modes, ..], one entry for all modes that differ only on the last axis.
+            weight: [*modes, last modes, c_in, c_out], or this process's share [share, last modes, c_in, c_out]. With a
+                share, a process gets and multiplies its share of the sum, and the products are gathered.
+            multiply: Function of such a sum and a weight [modes, last modes, c_in, c_out].
         """
+        weight = weight.flatten(0, -4)
         modes, own = part.shape[0], weight.shape[0]
         if own == modes:
             return multiply(self.add_up(part), weight)
@@ -112,17 +114,16 @@ class Slab:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variance over the grid from those over each slab; `points` are those of the cut axis."""
         found = self.gather(torch.stack([mean, variance])).unflatten(0, (self.count, 2))
-        shares = [rows.count / points for rows in self.all_rows(points)]
-        # numbers instead of a tensor of shares, because a CUDA graph cannot contain a copy from the host
-        whole = sum(
-            (share * one for share, (one, _) in zip(shares, found, strict=True)),
-            start=torch.zeros_like(mean),
-        )
-        spread = [
-            share * (within + (one - whole).square())
-            for share, (one, within) in zip(shares, found, strict=True)
+        # Numbers instead of a tensor of shares, because a CUDA graph cannot contain a copy from the host. An empty slab has no
+        # moments.
+        slabs = [
+            (rows.count / points, *moments)
+            for rows, moments in zip(self.all_rows(points), found, strict=True)
+            if rows.count
         ]
-        return whole, sum(spread[1:], start=spread[0])
+        whole = torch.stack([share * one for share, one, _ in slabs]).sum(0)
+        spread = [share * (within + (one - whole).square()) for share, one, within in slabs]
+        return whole, torch.stack(spread).sum(0)
 
     def most(self, number: int, device: torch.device) -> int:
         """Return the largest of the processes' numbers. Waits for all of them."""
@@ -153,4 +154,3 @@ class Slab:
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """Return a real view: not every collective takes complex numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-

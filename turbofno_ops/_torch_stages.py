@@ -125,7 +125,8 @@ class _TileRun:
         slab = self._stages.slab
         if slab is None:
             return moments
-        return torch.stack(slab.moments(*moments, self._stages.size[0]))
+        mean, variance = moments
+        return torch.stack(slab.moments(mean, variance, self._stages.size[0]))
 
     def _own(self) -> torch.Tensor:
         """Return y, contiguous and in memory of its own."""

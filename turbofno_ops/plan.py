@@ -102,7 +102,7 @@ class CompiledChain:
             raise TypeError(f"the network was compiled for {self.dtype}, x is {x.dtype}")
         if x.device != self.device:
             raise ValueError(f"the network is on {self.device}, x on {x.device}; move x")
-        if x.ndim < 3 or x.shape[1] != channels or min(x.shape[2:]) < 1:
+        if x.ndim < 3 or x.shape[1] != channels or min(size) < 1:
             raise ValueError(
                 f"x must be [batch, {channels}, *grid] with a point or more on every axis, "
                 f"got shape {list(x.shape)}"
@@ -130,14 +130,9 @@ class CompiledChain:
             return _GridCheck(f"its normalisation is a field on another grid than {grid}")
         padded_grid = PaddedGrid.of(chain, size)
         on_grid = mixes_on_grid(chain, padded_grid.padded, shapes_only=True)
-        if self._slab is not None and not all(
-            min(self._slab.all_local(one))[0] for one in (size, *_grids(on_grid))
-        ):
-            return _GridCheck(
-                f"the grid {grid} is cut into {self._slab.count} slabs, of which one has no row here or in a layer"
-            )
         if not all(_holds_modes(product) for product in on_grid):
             return _GridCheck(f"the grid {grid} does not hold the network's modes")
+        on_gpu = self.backend == "cuda"
         mixes = [item for item in chain.items if isinstance(item, Mix)]
         between = zip(
             mixes, ({*product.size, *product.out_size} for product in on_grid), strict=True
@@ -146,11 +141,16 @@ class CompiledChain:
         if any(mix.resamples_x and 1 in points for mix, points in between):
             return _GridCheck(f"on the grid {grid} a layer resamples an axis of one point")
         all_slabs = self._all_slabs(on_grid)
+        if on_gpu and self._slab and not all(_has_rows(p) for own in all_slabs for p in own):
+            return _GridCheck(
+                f"on the grid {grid} a process has fewer rows than the network keeps modes along them, which the CUDA "
+                "kernels do not support; use fewer processes"
+            )
         one = max(bytes_per_element(chain, own, field_dtype(self.precision)) for own in all_slabs)
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1
         refused = None
-        if self.backend == "cuda":
+        if on_gpu:
             refusals = (self._kernels_refusal(own, largest) for own in all_slabs)
             refused = next((reason for reason in refusals if reason is not None), None)
         return _GridCheck(refused, size_after(padded_grid, on_grid), largest)
@@ -298,8 +298,9 @@ class CompiledFNO(CompiledChain):
         return self._apply(x, tuple(x.shape[2:]))
 
 
-def _grids(on_grid: list[MixOnGrid]) -> list[Size]:
-    return [size for product in on_grid for size in (product.size, product.out_size)]
+def _has_rows(product: MixOnGrid) -> bool:
+    """True if slabs of a product have at least as many rows as modes are kept along them."""
+    return product.modes[0] <= min(product.size[0], product.out_size[0])
 
 
 def _holds_modes(product: MixOnGrid) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,8 +21,6 @@ _PIECE_BYTES = 128 * 2**20
 _MOST_PIECES = 16
 _NORMS = ("backward", "ortho", "forward")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-
-Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
 def fftn(
@@ -49,7 +49,7 @@ def fftn(
         group: A process group, a DeviceMesh of one dimension, or None for all processes.
 
     Returns:
-        This process's slab of the transform: complex, contiguous.
+        This process's slab of the transform: complex, with the strides that the last step leaves, as from torch.fft.
 
     Raises:
         TypeError: An unsupported dtype, or `group` is neither a process group nor a mesh.
@@ -61,7 +61,9 @@ def fftn(
         >>> fftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 8)
         True
     """
-    return _complex_transform("fftn", torch.fft.fftn, x, size, norm, input_order, output_order, group)
+    return _complex_transform(
+        "fftn", torch.fft.fftn, x, size, norm, input_order, output_order, group
+    )
 
 
 def ifftn(
@@ -84,7 +86,7 @@ def ifftn(
         group: As in `fftn`.
 
     Returns:
-        This process's slab of the inverse transform: complex, contiguous.
+        This process's slab of the inverse transform.
 
     Raises:
         TypeError: As in `fftn`.
@@ -124,7 +126,7 @@ def rfftn(
         group: As in `fftn`.
 
     Returns:
-        This process's slab of the spectrum, complex, contiguous. The whole spectrum has size[-1] // 2 + 1 elements on its last
+        This process's slab of the spectrum, complex. The whole spectrum has size[-1] // 2 + 1 elements on its last
         axis.
 
     Raises:
@@ -141,14 +143,13 @@ def rfftn(
         raise TypeError(f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex")
     field = _Field("rfftn", slab, x, grid, cut)
     last = len(grid) - 1
-    if cut == last:
+    if field.cut == last:
         field.recut()  # a real transform begins with the last axis, which must be whole
-        cut = 0
-    others = [axis for axis in range(last + 1) if axis != cut]
-    field.apply(lambda y: torch.fft.rfftn(y, dim=field.dims(others), norm=norm))
+    here, there = field.whole_axes(), field.cut
+    field.apply(here, torch.fft.rfftn, norm=norm)
     field.lengths[last] = grid[last] // 2 + 1
     field.recut()
-    field.apply(lambda y: torch.fft.fft(y, dim=field.dims([cut])[0], norm=norm))
+    field.apply([there], torch.fft.fftn, norm=norm)
     return field.result(wanted)
 
 
@@ -175,7 +176,7 @@ def irfftn(
         group: As in `fftn`.
 
     Returns:
-        This process's slab of the real field, contiguous.
+        This process's slab of the real field.
 
     Raises:
         TypeError: As in `fftn`.
@@ -192,19 +193,16 @@ def irfftn(
         raise TypeError(f"irfftn: x must be complex64 or complex128, got {x.dtype}")
     last = len(grid) - 1
     field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut)
-    before = [axis for axis in range(last) if axis != cut]
-    if before:
-        field.apply(lambda y: torch.fft.ifftn(y, dim=field.dims(before), norm=norm))
+    last = len(grid) - 1
+    here = [0] if cut == 1 else list(range(1, last))
+    field.apply(here, torch.fft.ifftn, norm=norm)
     field.recut()
-    after = [axis for axis in (cut, last) if axis not in before]
+    there = [axis for axis in range(last + 1) if axis not in here]
     if field.cut == last:
-        # a real transform ends with the last axis, which must be whole
-        field.apply(lambda y: torch.fft.ifft(y, dim=field.dims([cut])[0], norm=norm))
-        field.recut()
-        after = [last]
-    after = sorted(set(after))
-    lengths = [grid[axis] for axis in after]
-    field.apply(lambda y: torch.fft.irfftn(y, s=lengths, dim=field.dims(after), norm=norm))
+        field.apply([cut], torch.fft.ifftn, norm=norm)
+        field.recut()  # a real transform ends with the last axis, which must be whole
+        there = [last]
+    field.apply(there, torch.fft.irfftn, s=[grid[axis] for axis in there], norm=norm)
     field.lengths[last] = grid[last]
     return field.result(wanted)
 
@@ -226,10 +224,11 @@ def _complex_transform(
             f"{op}: x must be complex64 or complex128, float32 or float64, got {x.dtype}"
         )
     field = _Field(op, slab, x, grid, cut)
-    others = [axis for axis in range(len(grid)) if axis != cut]
-    field.apply(lambda y: transform(y, dim=field.dims(others), norm=norm))
+    # from transposed order the fewest axes first: their result is exchanged as the transform leaves it in memory
+    here = [0] if cut == 1 else field.whole_axes()
+    field.apply(here, transform, norm=norm)
     field.recut()
-    field.apply(lambda y: transform(y, dim=field.dims([cut]), norm=norm))
+    field.apply([axis for axis in range(len(grid)) if axis not in here], transform, norm=norm)
     return field.result(wanted)
 
 
@@ -259,7 +258,7 @@ def _checked(
 
 
 class _Field:
-    """A field between transforms. What is applied to it waits for the next exchange, which hides behind it.
+    """A field between transforms. A transform waits for the next exchange, which is hidden behind it.
 
     Attributes:
         lengths: Lengths of the whole axes.
@@ -268,44 +267,50 @@ class _Field:
 
     def __init__(self, op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> None:
         self._slab, self._x, self.lengths, self.cut = slab, x, list(lengths), cut
-        self._waiting: Transform | None = None
-        n_dim = len(lengths)
+        self._waiting: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._inner = len(lengths) - 1
         expected = list(lengths)
         expected[cut] = slab.rows(lengths[cut]).count
-        if x.ndim < n_dim:
+        if x.ndim < len(lengths):
             raise ValueError(
-                f"{op}: x must have the {n_dim} axes of size, got shape {list(x.shape)}"
+                f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
             )
-        check_slab(op, slab, x.shape[x.ndim - n_dim :], lengths, expected)
+        self._front = x.ndim - len(lengths)
+        check_slab(op, slab, x.shape[self._front :], lengths, expected)
 
-    def dims(self, axes: Sequence[int]) -> list[int]:
-        """Return the dimensions of x of some transformed axes."""
-        return [axis - len(self.lengths) for axis in axes]
+    def whole_axes(self) -> list[int]:
+        """Return all axes but the cut one."""
+        return [axis for axis in range(len(self.lengths)) if axis != self.cut]
 
-    def apply(self, transform: Transform) -> None:
-        """Apply a transform of other axes than the cut one."""
-        self._waiting = transform
+    def apply(
+        self, axes: Sequence[int], transform: Callable[..., torch.Tensor], **options: Any
+    ) -> None:
+        """Transform whole axes, when the next exchange or the result needs it; no axes, no transform."""
+        dims = [axis - len(self.lengths) for axis in axes]
+        self._waiting = partial(transform, dim=dims, **options) if axes else None
+        # torch.fft leaves a single transformed axis innermost
+        self._inner = axes[0] if len(axes) == 1 else len(self.lengths) - 1
 
     def recut(self) -> None:
         """Exchange, so that of the first two axes the other one is cut."""
         cut, to = self.cut, 1 - self.cut
-        front = self._x.ndim - len(self.lengths)
         self._x = recut(
             self._slab,
             self._x,
-            cut=front + cut,
-            to=front + to,
+            cut=self._front + cut,
+            to=self._front + to,
             points=self.lengths[cut],
             before=self._transformed,
-            pieces=self._pieces(front),
+            pieces=self._pieces(),
+            inner=self._front + self._inner,
         )
         self._waiting, self.cut = None, to
 
     def result(self, cut: int) -> torch.Tensor:
-        """Return x, contiguous and cut along an axis."""
+        """Return the field, cut along an axis."""
         if self.cut != cut:
             self.recut()
-        return self._transformed(self._x).contiguous()
+        return self._transformed(self._x)
 
     def _transformed(self, part: torch.Tensor) -> torch.Tensor:
         if self._waiting is None:
@@ -314,9 +319,10 @@ class _Field:
             return torch.empty_like(self._waiting(part.to("meta")), device=part.device)
         return self._waiting(part)
 
-    def _pieces(self, front: int) -> int:
+    def _pieces(self) -> int:
         """Return the number of pieces of an exchange, from what all processes know."""
         most = list(self.lengths)
         most[self.cut] = self._slab.all_rows(most[self.cut])[0].count
-        count = math.prod(self._x.shape[:front]) * math.prod(most) * self._x.element_size()
-        return max(1, min(count // _PIECE_BYTES, _MOST_PIECES, most[self.cut]))
+        count = math.prod(self._x.shape[: self._front]) * math.prod(most)
+        wanted = count * self._x.element_size() // _PIECE_BYTES
+        return max(1, min(wanted, _MOST_PIECES, most[self.cut]))

@@ -83,10 +83,6 @@ def fourier_layer(
             f"{op}: size must have an entry for each of x's grid axes, which are two or more, got size {grid} and x of "
             f"shape {list(x.shape)}"
         )
-    if min(slab.all_local(grid))[0] == 0:
-        raise ValueError(
-            f"{op}: {grid[0]} rows cut into {slab.count} slabs leave one without a row; use fewer processes"
-        )
     check_slab(op, slab, x.shape[2:], grid, slab.local(grid))
     check_modes_fit(op, weight.shape[2:], grid, "the grid")
     try:

@@ -16,7 +16,7 @@ from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab
 from turbofno_ops.plan import CompiledChain, batch_buckets, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
-_REPLICATED_BYTES = 128 * 2**20
+REPLICATED_BYTES = 128 * 2**20
 """A layer's weights above which 'auto' shares them out: reading more takes longer than a second collective."""
 
 
@@ -150,7 +150,7 @@ def _shared_out(mix: Mix, slab: Slab, weights: str) -> Mix:
             raise ChainRefused("weights that depend on the grid are not sharded; replicate them")
         return mix
     others = math.prod(mix.modes[:-1])
-    wanted = weights == "sharded" or (weights == "auto" and mix.weight.nbytes > _REPLICATED_BYTES)
+    wanted = weights == "sharded" or (weights == "auto" and mix.weight.nbytes > REPLICATED_BYTES)
     if not wanted or slab.share(others) == others:
         return mix
     return replace(mix, weight=slab.share_of(mix.weight.flatten(0, -4)))

@@ -53,14 +53,14 @@ def slab_of(op: str, group: Group) -> Slab:
                 "them, for example mesh['slab']"
             )
         group = group.get_group()
-    group = dist.group.WORLD if group is None else group
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
+    found: object = dist.group.WORLD if group is None else group
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{op}: this process is not in the group")
-    if not isinstance(group, dist.ProcessGroup):
+    if not isinstance(found, dist.ProcessGroup):
         raise TypeError(
-            f"{op}: group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}"
+            f"{op}: group must be a ProcessGroup, a DeviceMesh or None, got {type(found).__name__}"
         )
-    return Slab(group, dist.get_rank(group), dist.get_world_size(group))
+    return Slab(found, dist.get_rank(found), dist.get_world_size(found))
 
 
 def check_device(op: str, slab: Slab, device: torch.device) -> None:
