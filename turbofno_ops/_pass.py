@@ -80,7 +80,10 @@ class PaddedGrid:
 
 
 class MixOnGrid(NamedTuple):
-    """A spectral product between two grids: the kept modes, its terms' weights as in `Mix` and phases as in `SpectralTerm`."""
+    """A spectral product between two grids: kept modes, and its terms' weights [*modes, c_in, c_out] and phases.
+
+    Phases are as in `SpectralTerm`; a weight may be a process's share, as in `Slab.on_sum`.
+    """
 
     size: Size
     out_size: Size
@@ -108,13 +111,19 @@ def _mix_on_grid(mix: Mix, size: Size, *, shapes_only: bool) -> MixOnGrid:
     out_size = size if mix.out_size is None else mix.out_size(size)
     weight = mix.weight.to("meta") if shapes_only else mix.weight
     if mix.terms is None:
-        return MixOnGrid(size, out_size, mix.modes, (weight,), (None,))
+        return MixOnGrid(size, out_size, tuple(weight.shape[:-2]), (weight,), (None,))
     n_dim = len(size)
     channels_first = weight.permute(n_dim, n_dim + 1, *range(n_dim))
     weights, phases = zip(*mix.terms(channels_first, size, out_size), strict=True)
     modes = tuple(weights[0].shape[2:])
     on_grid = tuple(mode_major(w).contiguous() for w in weights)
     return MixOnGrid(size, out_size, modes, on_grid, phases)
+
+
+def _share(product: MixOnGrid, slab: Slab, device: torch.device) -> MixOnGrid:
+    """Return a product with this process's share of its weights, on a device."""
+    shares = (slab.share_of(weight.flatten(0, -4)).to(device) for weight in product.weights)
+    return product._replace(weights=tuple(shares))
 
 
 class Pass:
@@ -155,7 +164,14 @@ class Pass:
         self._constant = torch.cat(constant).to(device, chain.dtype)
         # a slab is padded in `run`, because that moves rows between processes
         self._pads_input = chain.padding_mode == "zeros" and not chain.lifting and slab is None
-        self._mixes = mixes_on_grid(chain, self._padded_grid.padded)
+        self._mixes = [
+            product if slab is None or not sharded else _share(product, slab, device)
+            for product, sharded in zip(
+                mixes_on_grid(chain, self._padded_grid.padded),
+                (item.sharded for item in chain.items if isinstance(item, Mix)),
+                strict=True,
+            )
+        ]
         self._factors = [
             [
                 _factor(self._own(phase, axis=0), weight)

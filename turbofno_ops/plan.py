@@ -78,7 +78,11 @@ class CompiledChain:
     def device_bytes(self) -> int:
         """Return its device bytes: weights, packed operands, graphs and buffers."""
         steps = [s for item in self._chain.items if isinstance(item, Tile) for s in item.steps]
-        return self._chain.nbytes + cached_operand_bytes(steps) + self._graphs.bytes_of(self._owner)
+        return (
+            self._chain.nbytes(self.device)
+            + cached_operand_bytes(steps)
+            + self._graphs.bytes_of(self._owner)
+        )
 
     def clear(self) -> None:
         """Free all of its graphs. Later calls capture them again."""

@@ -97,16 +97,15 @@ def compile_fno(
         max_batch: The largest batch bucket.
         graphs: The cache of the CUDA graphs; by default a new one. Networks that share it are called in the same order
             by all processes.
-        weights: 'replicated': every process has all spectral weights. 'sharded': it has those of its share of the modes,
-            and multiplies only these, between a reduce-scatter and an all-gather, which move as much as the all-reduce.
-            'auto': sharded in layers whose weights exceed 128 MiB.
+        weights: 'replicated': every device has all spectral weights. 'sharded': it has those of its share of the modes and
+            multiplies only these, between a reduce-scatter and an all-gather, which move as much as the all-reduce; the
+            host has all weights. 'auto': sharded in layers whose weights exceed 128 MiB.
 
     Returns:
         The network as a function of a slab.
 
     Raises:
-        ChainRefused: The description is inconsistent or of one grid axis, the device cannot run it, or 'sharded' is asked
-            of a network whose weights depend on the grid.
+        ChainRefused: The description is inconsistent or of one grid axis, or the device cannot run it.
         TypeError: `group` is neither a process group nor a mesh.
         ValueError: Unknown `precision` or `weights`, `max_batch` below 1, or a group that does not serve the device.
 
@@ -144,13 +143,9 @@ def compile_fno(
 
 
 def _shared_out(mix: Mix, slab: Slab, weights: str) -> Mix:
-    """Return a product with this process's share of its weight, or as it is if it is to be replicated."""
-    if mix.terms is not None:
-        if weights == "sharded":
-            raise ChainRefused("weights that depend on the grid are not sharded; replicate them")
-        return mix
-    others = math.prod(mix.modes[:-1])
+    """Return a product that shares out its modes if that is wanted and they are enough."""
+    modes = math.prod(mix.weight.shape[:-3])
     wanted = weights == "sharded" or (weights == "auto" and mix.weight.nbytes > REPLICATED_BYTES)
-    if not wanted or slab.share(others) == others:
+    if not wanted or slab.share(modes) == modes:
         return mix
-    return replace(mix, weight=slab.share_of(mix.weight.flatten(0, -4)))
+    return replace(mix, weight=mix.weight.cpu(), sharded=True)
