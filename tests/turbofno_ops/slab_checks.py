@@ -6,6 +6,7 @@ and compares its slab of the result with one process's in float64: the PyTorch m
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import random
@@ -21,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.draws import seeded
 from tests.models.importers.random_canonical import field_normalised
@@ -254,6 +256,38 @@ def a_mesh_names_the_axis() -> None:
         slab_rows(4, mesh)
 
 
+def slabs_are_local_parts_of_dtensors() -> None:
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    whole = torch.randn(85, 12)
+    given_out = distribute_tensor(whole.to(device()), mesh, [Shard(0)])
+    assert torch.equal(given_out.to_local().cpu(), own(whole, 0))
+    spectrum = distributed.rfftn(given_out.to_local(), whole.shape, group=mesh)
+    expected = torch.fft.rfftn(whole.double())
+    joined = DTensor.from_local(
+        spectrum.contiguous(),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=expected.shape,
+        stride=expected.stride(),
+    )
+    assert (
+        relative_l2(torch.view_as_real(joined.full_tensor().cpu()), torch.view_as_real(expected))
+        < 5e-6
+    )
+
+
+def docstring_examples_run() -> None:
+    names = {name: getattr(distributed, name) for name in distributed.__all__}
+    # on the processes' default device the examples would need a GPU's name
+    for name, function in ({} if ON_GPU else names).items():
+        tests = doctest.DocTestFinder().find(function, name, globs={"torch": torch, **names})
+        runner = doctest.DocTestRunner()
+        for test in tests:
+            runner.run(test)
+        assert runner.summarize(verbose=False).failed == 0, name
+
+
 def slabs_without_rows() -> None:
     count = dist.get_world_size()
     module = network(PLAIN.model_copy(update={"modes": (1, 3), "norm": "instance_norm"}))
@@ -362,6 +396,8 @@ CHECKS: tuple[Callable[[], None], ...] = (
     slabs_without_rows,
     an_empty_batch,
     a_mesh_names_the_axis,
+    slabs_are_local_parts_of_dtensors,
+    docstring_examples_run,
 )
 NAMES = [check.__name__ for check in CHECKS]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from tests.turbofno_ops import slab_checks
 from turbofno_ops import distributed, native_status
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "how-to" / "poisson_slabs.py"
 _SECONDS = 170
 
 Outcomes = dict[str, list[str]]
@@ -85,3 +88,26 @@ def test_on_gpus(on_gpus: Outcomes, check: str) -> None:
 def test_without_a_group_the_error_names_the_call() -> None:
     with pytest.raises(ValueError, match="init_process_group"):
         distributed.slab_rows(8)
+
+
+def test_the_example_solves_the_equation() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            EXAMPLE,
+        ],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    processes, error = re.fullmatch(r"(\d+) processes, largest error (\S+)\n", done.stdout).groups()
+    assert int(processes) == 2
+    assert float(error) < 1e-12
