@@ -9,9 +9,20 @@ from typing import NamedTuple
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Moments, Norm, Product, Tile, TilePlan, Transform, bytes_of, launch
+from turbofno_ops._native import (
+    Moments,
+    Norm,
+    Product,
+    RowAnalysis,
+    Tile,
+    TilePlan,
+    Transform,
+    bytes_of,
+    launch,
+    refusal,
+)
 from turbofno_ops._slab import Slab
-from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
+from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches, row_modes
 from turbofno_ops._stages import (
     AddGate,
     AddMap,
@@ -61,11 +72,23 @@ class _Kernel(NamedTuple):
     analysis: torch.Tensor | None
 
 
+class _Analysis(NamedTuple):
+    """One planned launch that analyses a stored field. Its structure has no pointers yet."""
+
+    shape: Shape
+    structure: RowAnalysis
+    table: torch.Tensor
+    workspace_bytes: int
+
+
 class TileProgram(NamedTuple):
-    """A tile program planned for one shape: kernels in order. An analysis-only kernel is split by modes into several."""
+    """A tile program planned for one shape: launches in order.
+
+    A stored field is analysed by one launch on cards with wgmma, elsewhere by kernels of a few modes each.
+    """
 
     steps: tuple[Step, ...]
-    kernels: tuple[tuple[_Kernel, ...], ...]
+    kernels: tuple[tuple[_Kernel, ...] | _Analysis, ...]
 
 
 class CudaStages:
@@ -130,7 +153,7 @@ class CudaStages:
             channels=channels,
             x_channels=x_channels,
             modes=modes,
-            next_modes=self.modes[-1],
+            next_modes=row_modes(self.modes[-1], min(self.size[-1], self.out_size[-1])),
             precision=self._precision,
             x_channel_first=x_channel_first,
             **self._limits._asdict(),
@@ -144,7 +167,10 @@ class CudaStages:
         """
         found = self._programs.get((steps, shape))
         if found is None:
-            kernels = tuple(self._parts(piece, shape) for piece in pieces(steps, shape))
+            kernels = tuple(
+                self._analysis(piece, shape) or self._parts(piece, shape)
+                for piece in pieces(steps, shape)
+            )
             found = self._programs[steps, shape] = TileProgram(steps, kernels)
         return found
 
@@ -165,14 +191,17 @@ class CudaStages:
         stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None
         given, done = operands, Results()
         for parts in program.kernels:
-            done = self._launch_all(parts, given, weights or {}, channel_first=channel_first)
+            if isinstance(parts, _Analysis):
+                done = Results(spectra=self._analyze(parts, _required(given.saved)))
+            else:
+                done = self._launch_all(parts, given, weights or {}, channel_first=channel_first)
             stored = done.x if done.x is not None else stored
             saved = done.x if done.saved is None else done.saved
             given = Operands(x=operands.x, saved=saved, moments=done.moments)
         return Results(stored, done.saved, done.moments, done.spectra, done.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        batch, c_in, *_, last = spectra.shape
+        batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z = readable(spectra)
         for _, structure, elements, axis in self._product(batch, c_in, c_out):
@@ -186,7 +215,7 @@ class CudaStages:
             arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
             launch("transform_axis", arguments)
             z = out
-        return z.view(batch, c_out, *self.out_size[:-1], last)
+        return z.view(batch, c_out, *self.out_size[:-1], row)
 
     def _multiply_sum(
         self, z: torch.Tensor, weight: torch.Tensor, structure: Product
@@ -230,6 +259,9 @@ class CudaStages:
         found = [table for pair in self._axis_tables for table in pair]
         for program in self._programs.values():
             for parts in program.kernels:
+                if isinstance(parts, _Analysis):
+                    found.append(parts.table)
+                    continue
                 found += [
                     t for one in parts for t in (one.synthesis, one.analysis) if t is not None
                 ]
@@ -248,6 +280,27 @@ class CudaStages:
             x_channel_first=isinstance(given.x, torch.Tensor),
             modes=0 if given.mixed is None else given.mixed.shape[-1],
         )
+
+    def _analysis(self, piece: Piece, shape: Shape) -> _Analysis | None:
+        """Plan the analysis of a stored field, or return None if the piece is another or needs a tile program."""
+        if [type(step) for step in piece.steps] != [Restore, Analyze]:
+            return None
+        structure = RowAnalysis(
+            batch=shape.batch,
+            outer=math.prod(shape.grid[:-1]),
+            points=shape.grid[-1],
+            channels=piece.channels,
+            modes=shape.next_modes,
+            precision=PRECISIONS.index(self._precision),
+            weights_settled=self._settled,
+            **self._limits._asdict(),
+        )
+        if refusal("analyze_rows_unsupported", structure) is not None:
+            return None
+        where = (self._precision, self._device)
+        table = _cuda_tables.field_analysis(structure.points, structure.modes, *where)
+        workspace_bytes = bytes_of("analyze_rows_workspace_bytes", structure)
+        return _Analysis(shape, structure, table, workspace_bytes)
 
     def _parts(self, piece: Piece, shape: Shape) -> tuple[_Kernel, ...]:
         if piece.refusal is not None:
@@ -297,6 +350,16 @@ class CudaStages:
         if len(done) == 1:
             return done[0]
         return Results(spectra=torch.cat([_required(one.spectra) for one in done], dim=-1))
+
+    def _analyze(self, planned: _Analysis, field: ChannelsLast) -> torch.Tensor:
+        arguments = RowAnalysis.from_buffer_copy(planned.structure)
+        of = (arguments.batch, arguments.channels, *planned.shape.grid[:-1], arguments.modes)
+        spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
+        workspace = self._workspace(planned.workspace_bytes)
+        arguments.field, arguments.spectra = field.data.data_ptr(), spectra.data_ptr()
+        arguments.table, arguments.workspace = planned.table.data_ptr(), workspace.data_ptr()
+        launch("analyze_rows", arguments)
+        return spectra
 
     def _launch(
         self,

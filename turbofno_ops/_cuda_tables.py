@@ -13,7 +13,7 @@ from turbofno_ops._modes import Rows, frequencies
 SYNTHESIS_EXPONENT = 13
 """A synthesis table, with values up to 2, is scaled by 2 to this power."""
 
-_TERMS, _COLUMNS, _POINTS = 32, 16, 16
+_TERMS, _COLUMNS, _POINTS, _CHUNK = 32, 16, 16, 64
 _TILE_ROWS, _STEP_TERMS = 16, 8
 
 
@@ -38,6 +38,26 @@ def row_analysis(
         if precision != "bf16":
             values = values * 2.0 ** analysis_exponent(points)
         return _words(values, precision, lane_axis=2).to(device)
+
+
+@_tables.cached
+def field_analysis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
+    """Return the table of csrc/kernels/analyze_rows.cu as uint8: one B operand for every 64 points and 8 columns.
+
+    A matrix is 8 columns by 8 points. Columns are (re, im) of modes; of 16 columns the first fragment has the even modes.
+    """
+    with torch.inference_mode(False):
+        table = _last_axis_analysis(points, modes, torch.float64, torch.device("cpu"))
+        table = F.pad(table, (0, -2 * modes % _COLUMNS, 0, -points % _CHUNK))
+        chunks, pairs = table.shape[0] // _CHUNK, table.shape[1] // _COLUMNS
+        chunk, pair, fragment, step, half, mode, part, at = _axes(
+            table.device, chunks, pairs, 2, _CHUNK // 16, 2, 4, 2, 8
+        )
+        point = _CHUNK * chunk + 16 * step + 8 * half + at
+        values = table[point, _COLUMNS * pair + 4 * mode + 2 * fragment + part]
+        if precision != "bf16":
+            values = values * 2.0 ** analysis_exponent(points)
+        return _words(values, precision, lane_axis=4).to(device)
 
 
 @_tables.cached
@@ -66,7 +86,7 @@ def _axes(device: torch.device, *sizes: int) -> list[torch.Tensor]:
 
 
 def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Tensor:
-    """Return 16-byte words of eight halves, one per lane. For fp32: the high parts of all lanes, then the low parts."""
+    """Return halves as bytes. For fp32 an axis before `lane_axis` has the high parts of what follows, then the low parts."""
     if precision == "bf16":
         parts = [values.to(torch.bfloat16)]
     else:

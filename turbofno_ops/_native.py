@@ -64,6 +64,18 @@ class TilePlan(ctypes.Structure):
     _fields_: ClassVar = [("workspace_bytes", c_int64), ("opaque", c_int32 * PLAN_WORDS)]
 
 
+class RowAnalysis(ctypes.Structure):
+    """turbofno_row_analysis"""
+
+    _fields_: ClassVar = [
+        *[(name, c_int64) for name in ("batch", "outer")],
+        *[(name, c_int32) for name in ("points", "channels", "modes", "precision")],
+        *[(name, c_int32) for name in ("multiprocessors", "shared_bytes", "warpgroups")],
+        ("weights_settled", c_int32),
+        *[(name, c_void_p) for name in ("field", "spectra", "table", "workspace")],
+    ]
+
+
 class Operand(ctypes.Structure):
     """turbofno_operand"""
 
@@ -89,8 +101,8 @@ class Product(ctypes.Structure):
 
     _fields_: ClassVar = [
         *[(name, c_int64) for name in ("batch", "in_pitch", "out_pitch")],
-        *[(name, c_int32) for name in ("c_in", "c_out", "others", "modes", "precision")],
-        ("multiprocessors", c_int32),
+        *[(name, c_int32) for name in ("c_in", "c_out", "others", "modes", "row_modes")],
+        *[(name, c_int32) for name in ("precision", "multiprocessors")],
         *[(name, c_void_p) for name in ("input", "weight", "out")],
     ]
 
@@ -118,6 +130,7 @@ class Norm(ctypes.Structure):
 
 LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_program": (Tile, TilePlan),
+    "analyze_rows": (RowAnalysis,),
     "pack_operand": (Operand,),
     "transform_axis": (Transform,),
     "multiply_modes": (Product,),
@@ -127,10 +140,12 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_prepare": (Tile, TilePlan),
+    "analyze_rows_unsupported": (RowAnalysis,),
     "transform_unsupported": (Transform,),
     "product_unsupported": (Product,),
 }
 SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
+    "analyze_rows_workspace_bytes": (RowAnalysis,),
     "operand_bytes": (Operand,),
     "moments_workspace_bytes": (Moments,),
 }

@@ -8,7 +8,8 @@
  *   turbofno_transform_axis spectra -> spectra        inverse DFTs of the other axes
  *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
- * A layer with a norm also launches turbofno_spectral_moments or turbofno_field_moments, then turbofno_norm_affine.
+ * With many channels and modes turbofno_analyze_rows does the first of these, from the stored field. A layer with a norm
+ * also launches turbofno_spectral_moments or turbofno_field_moments, then turbofno_norm_affine.
  * turbofno_pack_operand packs weights in the order in which a tile program reads them.
  *
  * A tile program is planned once per shape and device (turbofno_tile_prepare searches for the best block layout) and
@@ -131,6 +132,24 @@ typedef struct {
     int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */
 } turbofno_tile_plan;
 
+/* The truncated DFT of a stored field, channels last, along the last axis: load and analyze as a kernel of its own. */
+typedef struct {
+    int64_t batch;
+    int64_t outer;
+    int32_t points; /* of a row */
+    int32_t channels;
+    int32_t modes;
+    int32_t precision; /* turbofno_precision */
+    int32_t multiprocessors; /* of the device */
+    int32_t shared_bytes; /* opt-in shared memory per block of the device */
+    int32_t warpgroups; /* turbofno_device_warpgroups() of the device */
+    int32_t weights_settled; /* 1: no kernel still in flight writes the table */
+    const void *field; /* [batch][outer][points][channels rounded up to whole 16 bytes] */
+    float *spectra; /* complex [batch][channels][outer][modes] */
+    const void *table; /* _cuda_tables.py, field_analysis(points, modes) */
+    void *workspace; /* turbofno_analyze_rows_workspace_bytes() */
+} turbofno_row_analysis;
+
 /* A real matrix packed as the B operand of a tile program's step, in the order of csrc/kernels/warp_mma.cuh. */
 typedef struct {
     int32_t columns, terms; /* of the matrix: output channels, input channels */
@@ -153,18 +172,20 @@ typedef struct {
     const void *table; /* _cuda_tables.py, axis_analysis(points, modes) or axis_synthesis(points, modes) */
 } turbofno_transform;
 
-/* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). */
+/* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). A row may have one mode more
+ * than the weight, so that it is whole 16 bytes; that mode of the output is zero. */
 typedef struct {
     int64_t batch;
     int64_t in_pitch, out_pitch; /* complex numbers from one k to the next */
     int32_t c_in, c_out;
     int32_t others; /* k: kept modes of all axes but the last */
     int32_t modes; /* m: of the last axis */
+    int32_t row_modes; /* of a row: modes or modes + 1 */
     int32_t precision;
     int32_t multiprocessors;
-    const float *input; /* complex [others][in_pitch], a row [batch][c_in][modes] */
+    const float *input; /* complex [others][in_pitch], of these [batch][c_in][row_modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
-    float *out; /* complex [others][out_pitch], a row [batch][c_out][modes] */
+    float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */
 } turbofno_product;
 
 /* Mean and variance over the grid of each batch element and channel. */
@@ -198,15 +219,18 @@ typedef struct {
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
 
 /* Return null, or the reason why the shape is not supported. Read no pointer; need no GPU. */
+const char *turbofno_analyze_rows_unsupported(const turbofno_row_analysis *analysis);
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
 
 /* Return the bytes of a result or workspace for this shape. Read no pointer; need no GPU. */
+size_t turbofno_analyze_rows_workspace_bytes(const turbofno_row_analysis *analysis);
 size_t turbofno_operand_bytes(const turbofno_operand *operand);
 size_t turbofno_moments_workspace_bytes(const turbofno_moments *moments);
 
 /* `plan` comes from turbofno_tile_prepare, for a tile that differs from this one in its pointers at most. */
 turbofno_status turbofno_tile_program(const turbofno_tile *tile, const turbofno_tile_plan *plan, struct CUstream_st *stream);
+turbofno_status turbofno_analyze_rows(const turbofno_row_analysis *analysis, struct CUstream_st *stream);
 turbofno_status turbofno_pack_operand(const turbofno_operand *operand, struct CUstream_st *stream);
 turbofno_status turbofno_transform_axis(const turbofno_transform *transform, struct CUstream_st *stream);
 turbofno_status turbofno_multiply_modes(const turbofno_product *product, struct CUstream_st *stream);

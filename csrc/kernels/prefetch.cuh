@@ -2,6 +2,7 @@
 // field 16 neighbouring points of a row are contiguous, so one bulk copy does it.
 #pragma once
 
+#include "mbarrier.cuh"
 #include "warp_mma.cuh"
 
 namespace turbofno {
@@ -14,26 +15,20 @@ struct PrefetchBuffer {
 
     __device__ __forceinline__ PrefetchBuffer(void *buffer, void *barrier_, bool used, int lane)
         : buffer(shared_address(buffer)), barrier(shared_address(barrier_)), phase(0) {
-        if (used && lane == 0) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
-        }
+        if (used && lane == 0) init_barrier(barrier, 1);
         __syncwarp();
     }
 
     // Call after all lanes have read the previous contents.
     __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         if (lane == 0) {
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
-                         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];" ::"r"(barrier),
-                         "r"(bytes), "r"(buffer), "l"(from)
-                         : "memory");
+            arrive_and_expect(barrier, bytes);
+            bulk_copy(buffer, from, bytes, barrier);
         }
     }
 
     __device__ __forceinline__ void wait() {
-        asm volatile("{\n.reg .pred done;\n"
-                     "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(phase)
-                     : "memory");
+        wait_for(barrier, phase);
         phase ^= 1;
     }
 };

@@ -17,13 +17,16 @@ namespace turbofno {
 
 constexpr int kMatrixBytes = 128;
 
-// Lower half of the matrix descriptor of 16 terms of an operand: its address, and the bytes from 8 terms to the next 8.
-// Consecutive groups of 8 rows or columns are contiguous. To move within an operand, add the distance in 16-byte words.
+// Lower half of the matrix descriptor of 16 terms of an operand: its address, and the bytes from 8 terms to the next 8. The
+// upper half has the 16-byte words from a group of 8 rows or columns to the next. To move within an operand, add the distance
+// in 16-byte words.
 __device__ __forceinline__ unsigned descriptor_low(unsigned address, int term_bytes) {
     return address >> 4 | unsigned(term_bytes >> 4) << 16;
 }
 constexpr int kMatrixWords = kMatrixBytes / 16;
-__device__ __forceinline__ uint64_t full_descriptor(unsigned low) { return uint64_t(kMatrixWords) << 32 | low; }
+__device__ __forceinline__ uint64_t full_descriptor(unsigned low, int group_words = kMatrixWords) {
+    return uint64_t(group_words) << 32 | low;
+}
 
 // Makes this thread's writes to shared memory visible to wgmma after the next barrier.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -38,9 +41,16 @@ __device__ __forceinline__ void wgmma_fence() {
 #endif
 }
 
-template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(float (&d)[FRAGMENTS][4]) {
+__device__ __forceinline__ void wgmma_commit() {
 #ifdef TURBOFNO_WGMMA_ENABLED
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Waits for all committed products.
+template <int FRAGMENTS> __device__ __forceinline__ void wgmma_wait(float (&d)[FRAGMENTS][4]) {
+#ifdef TURBOFNO_WGMMA_ENABLED
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
 #pragma unroll
     for (auto &fragment : d) { // keeps the compiler from reading d before the wait
@@ -49,14 +59,28 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
     }
 }
 
+template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(float (&d)[FRAGMENTS][4]) {
+    wgmma_commit();
+    wgmma_wait(d);
+}
+
 #define TURBOFNO_SUM(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define TURBOFNO_SUMS_2 TURBOFNO_SUM(0), TURBOFNO_SUM(1)
 #define TURBOFNO_SUMS_4 TURBOFNO_SUMS_2, TURBOFNO_SUM(2), TURBOFNO_SUM(3)
 #define TURBOFNO_SUMS_8 TURBOFNO_SUMS_4, TURBOFNO_SUM(4), TURBOFNO_SUM(5), TURBOFNO_SUM(6), TURBOFNO_SUM(7)
+#define TURBOFNO_SUMS_6 TURBOFNO_SUMS_4, TURBOFNO_SUM(4), TURBOFNO_SUM(5)
+#define TURBOFNO_SUMS_12 TURBOFNO_SUMS_8, TURBOFNO_SUM(8), TURBOFNO_SUM(9), TURBOFNO_SUM(10), TURBOFNO_SUM(11)
+#define TURBOFNO_SUMS_16 TURBOFNO_SUMS_12, TURBOFNO_SUM(12), TURBOFNO_SUM(13), TURBOFNO_SUM(14), TURBOFNO_SUM(15)
 #define TURBOFNO_OPERANDS_2 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TURBOFNO_OPERANDS_4 TURBOFNO_OPERANDS_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TURBOFNO_OPERANDS_8                                                                                            \
     TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+
+#define TURBOFNO_OPERANDS_6 TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TURBOFNO_OPERANDS_12                                                                                           \
+    TURBOFNO_OPERANDS_8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TURBOFNO_OPERANDS_16                                                                                           \
+    TURBOFNO_OPERANDS_12 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // d = a . b, or +=. A, B and ADD are the asm operand numbers after those of d.
 #define TURBOFNO_WGMMA(FRAGMENTS, COLUMNS, TYPE, A, B, ADD, TRANSPOSED, ...)                                           \
@@ -77,8 +101,20 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
         TURBOFNO_WGMMA(8, "64", TYPE, "{%32, %33, %34, %35}", "%36", "%37", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),      \
                          "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
     }
-#define TURBOFNO_WGMMA_SHARED(TYPE)                                                                                    \
-    TURBOFNO_WGMMA(4, "32", TYPE, "%16", "%17", "%18", "1, 0", "l"(full_descriptor(a)), "l"(full_descriptor(b)), "r"(int(add)));
+#define TURBOFNO_WGMMA_SHARED(FRAGMENTS, COLUMNS, TYPE, A, B, ADD)                                                     \
+    TURBOFNO_WGMMA(FRAGMENTS, COLUMNS, TYPE, A, B, ADD, "1, 0", "l"(a), "l"(b), "r"(int(add)))
+#define TURBOFNO_WGMMA_ALL_SHARED(TYPE)                                                                                \
+    if constexpr (FRAGMENTS == 4) {                                                                                    \
+        TURBOFNO_WGMMA_SHARED(4, "32", TYPE, "%16", "%17", "%18");                                                     \
+    } else if constexpr (FRAGMENTS == 6) {                                                                             \
+        TURBOFNO_WGMMA_SHARED(6, "48", TYPE, "%24", "%25", "%26");                                                     \
+    } else if constexpr (FRAGMENTS == 8) {                                                                             \
+        TURBOFNO_WGMMA_SHARED(8, "64", TYPE, "%32", "%33", "%34");                                                     \
+    } else if constexpr (FRAGMENTS == 12) {                                                                            \
+        TURBOFNO_WGMMA_SHARED(12, "96", TYPE, "%48", "%49", "%50");                                                    \
+    } else {                                                                                                           \
+        TURBOFNO_WGMMA_SHARED(16, "128", TYPE, "%64", "%65", "%66");                                                   \
+    }
 
 // d = a . b over 16 terms (+= if `add`): 16 rows per warp by 8 FRAGMENTS columns, A from registers.
 template <typename P, int FRAGMENTS>
@@ -93,26 +129,33 @@ __device__ __forceinline__ void wgmma(float (&d)[FRAGMENTS][4], const uint32_t (
 #endif
 }
 
-// The same for 32 columns, with A in shared memory, rows contiguous.
-template <typename P>
-__device__ __forceinline__ void wgmma(float (&d)[kWgmmaColumns][4], unsigned a, unsigned b, bool add) {
-    static_assert(kWgmmaColumns == 4);
+// The same with A in shared memory too, rows contiguous, both given by their full descriptors.
+template <typename P, int FRAGMENTS>
+__device__ __forceinline__ void wgmma_shared(float (&d)[FRAGMENTS][4], uint64_t a, uint64_t b, bool add) {
+    static_assert(FRAGMENTS == 4 || FRAGMENTS == 6 || FRAGMENTS == 8 || FRAGMENTS == 12 || FRAGMENTS == 16);
 #ifdef TURBOFNO_WGMMA_ENABLED
     if constexpr (P::kScaled) {
-        TURBOFNO_WGMMA_SHARED("f16")
+        TURBOFNO_WGMMA_ALL_SHARED("f16")
     } else {
-        TURBOFNO_WGMMA_SHARED("bf16")
+        TURBOFNO_WGMMA_ALL_SHARED("bf16")
     }
 #endif
 }
 
+#undef TURBOFNO_WGMMA_ALL_SHARED
 #undef TURBOFNO_WGMMA_SHARED
 #undef TURBOFNO_WGMMA_REGISTERS
 #undef TURBOFNO_WGMMA
+#undef TURBOFNO_OPERANDS_16
+#undef TURBOFNO_OPERANDS_12
 #undef TURBOFNO_OPERANDS_8
+#undef TURBOFNO_OPERANDS_6
 #undef TURBOFNO_OPERANDS_4
 #undef TURBOFNO_OPERANDS_2
+#undef TURBOFNO_SUMS_16
+#undef TURBOFNO_SUMS_12
 #undef TURBOFNO_SUMS_8
+#undef TURBOFNO_SUMS_6
 #undef TURBOFNO_SUMS_4
 #undef TURBOFNO_SUMS_2
 #undef TURBOFNO_SUM

@@ -25,6 +25,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "step": _native.Step,
     "tile": _native.Tile,
     "tile_plan": _native.TilePlan,
+    "row_analysis": _native.RowAnalysis,
     "operand": _native.Operand,
     "transform": _native.Transform,
     "product": _native.Product,

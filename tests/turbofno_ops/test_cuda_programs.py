@@ -160,6 +160,63 @@ def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
     check(drawn, precision)
 
 
+# batch, channels, grid, modes of the last axis
+ANALYSES = (
+    (1, 1, (1,), 1),
+    (2, 7, (2,), 2),
+    (3, 64, (64,), 1),
+    (40, 64, (256,), 64),
+    (2, 128, (20, 256), 64),
+    (3, 64, (33, 128), 32),
+    (5, 64, (1024,), 17),
+    (5, 64, (1024,), 33),
+    (1, 20, (101,), 33),
+    (5, 96, (3, 130), 48),
+    (2, 130, (65,), 33),
+    (1, 200, (3, 4, 77), 39),
+    (2, 256, (2, 260), 128),
+    (1, 64, (16384,), 128),
+)
+
+
+def draw_analysis(rng: random.Random) -> tuple[int, int, tuple[int, ...], int]:
+    """Draw batch, channels, grid and modes of an analysis."""
+    points, outer = rng.choice([rng.randint(1, 300), rng.randint(1, 5000)]), rng.randint(1, 9)
+    channels = rng.choice([16, 64, 128, rng.randint(1, 256)])
+    modes = rng.choice([rng.randint(1, 128), 64])
+    return rng.choice([1, 2, 5, 33]), channels, (outer, points), min(points // 2 + 1, modes)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", [*ANALYSES, *range(DRAWS // 2)])
+def test_an_analysis_of_a_stored_field_equals_float64(
+    shape: tuple[int, int, tuple[int, ...], int] | int, precision: str
+) -> None:
+    if isinstance(shape, int):
+        shape = draw_analysis(random.Random(torch.initial_seed() + shape))
+    batch, channels, size, modes = shape
+    saved = torch.randn(batch, channels, *size)
+    kept = (*(1 for _ in size[1:]), modes)
+    check(Drawn((Restore(), Analyze()), size, kept, saved, saved=saved), precision)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_value_spoils_its_row_only(value: float, precision: str) -> None:
+    stages = CudaStages((3, 130), (1, 40), device=torch.device("cuda"), precision=precision)
+    saved = stages.convert(torch.randn(4, 100, 3, 130, device="cuda"))
+    steps = (Restore(), Analyze())
+    expected = stages.tile(steps, Operands(saved=saved)).spectra
+    saved.data[1, 2, 77, 5] = value
+    poison()
+    found = stages.tile(steps, Operands(saved=saved)).spectra
+    assert found[1, 5, 2].isnan().all()
+    found[1, :, 2] = expected[1, :, 2] = 0
+    assert torch.equal(found, expected)
+
+
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("draw", range(DRAWS // 3))

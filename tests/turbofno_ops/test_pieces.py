@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.random_program import draw_program
-from turbofno_ops import PRECISIONS, _cuda, _native
+from turbofno_ops import PRECISIONS, _cuda, _cuda_tables, _native
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._stages import (
     MLP,
@@ -23,13 +23,15 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
-from turbofno_ops._support import A100, program_refusal
+from turbofno_ops._support import A100, Device, program_refusal
 from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces
 from turbofno_ops.description import PointwiseMap
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
 
 LOAD, STORE = 0, 7
+H100 = Device(132, 227 * 1024, True)
+DEVICE = torch.device("cpu")
 
 
 def linear(out: int, channels: int) -> PointwiseMap:
@@ -145,6 +147,34 @@ def test_an_analysis_of_many_modes_is_split_by_modes(launched: list[_native.Tile
     assert stages.plain(done.x).shape == (2, 20, 200)
     assert [tile.next_modes for tile in launched] == [0, 32, 32, 6]
     assert {tile.step[0].field for tile in launched[1:]} == {launched[0].step[2].field}
+
+
+@pytest.mark.parametrize("modes", [1, 12, 70])
+def test_a_stored_field_is_analysed_by_one_launch_where_there_is_wgmma(
+    modes: int, launched: list[_native.Tile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: H100)
+    analysed: list[_native.RowAnalysis] = []
+
+    def launch(name: str, arguments: _native.RowAnalysis) -> None:
+        assert name == "analyze_rows"
+        analysed.append(arguments)
+
+    monkeypatch.setattr(_cuda, "launch", launch)
+    stages = CudaStages((4, 200), (1, modes), device=DEVICE, precision="tf32")
+    bytes_before = stages.nbytes
+    saved = stages.convert(torch.zeros(2, 20, 4, 200))
+    done = stages.tile((Restore(), Analyze()), Operands(saved=saved))
+    (arguments,) = analysed
+    assert done.spectra is not None
+    assert done.spectra.shape == (2, 20, 4, modes)
+    assert arguments.spectra == done.spectra.data_ptr()
+    assert arguments.field == saved.data.data_ptr()
+    sizes = (arguments.batch, arguments.outer, arguments.points, arguments.channels)
+    assert sizes == (2, 4, 200, 20)
+    table = _cuda_tables.field_analysis(200, modes, "tf32", DEVICE)
+    assert stages.nbytes - bytes_before == table.nbytes
+    assert not launched
 
 
 def test_operands_are_packed_once_per_step_and_counted(launched: list[_native.Tile]) -> None:

@@ -199,6 +199,34 @@ def test_analysis(points: int, modes: int, precision: str) -> None:
     assert (sums[:, 2 * modes :] == 0).all(), "padding modes are zero"
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("points", "modes"), GRIDS)
+def test_field_analysis(points: int, modes: int, precision: str) -> None:
+    """Emulates analyze_rows.cu: rows are channels, terms 64 points, columns two fragments for every 8 modes."""
+    chunks, pairs = math.ceil(points / 64), math.ceil(modes / 8)
+    flat = halves(_cuda_tables.field_analysis(points, modes, precision, CPU), precision)
+    # of 8 x 8 matrices as in the descriptors of wgmma: columns by terms
+    table = flat.view(chunks, 2 * pairs, 4, planes_of(precision), 2, 8, 8).double()
+    terms = table.permute(3, 0, 2, 4, 6, 1, 5).reshape(-1, 64 * chunks, 2 * pairs, 8)
+    assert table.abs().max() <= 2**14
+    y = torch.randn(16, points, dtype=torch.float64)
+    padded = torch.nn.functional.pad(y, (0, 64 * chunks - points)).split(64, dim=1)
+    sums = torch.zeros(16, 2 * pairs, 8, dtype=torch.float64)
+    for chunk, values in enumerate(padded):
+        to = scale(values.flatten(), precision)
+        a = [part.double() for part in parts(values * to, precision)]
+        b = terms[:, 64 * chunk : 64 * chunk + 64]
+        for left, right in [(1, 0), (0, 1), (0, 0)][-1 if len(a) == 1 else 0 :]:
+            sums += torch.einsum("cp,pnk->cnk", a[left], b[right]) / to
+    if precision != "bf16":
+        sums *= 2.0 ** -_cuda_tables.analysis_exponent(points)
+    # lane t has the sums 2t, 2t + 1 of a pair's fragments, which are the modes 2t and 2t + 1
+    found = sums.view(16, pairs, 2, 4, 2).transpose(2, 3).reshape(16, -1)
+    want = torch.view_as_real(torch.fft.rfft(y)[:, :modes] / points).flatten(1)
+    assert (found[:, : 2 * modes] - want).norm() <= 2 * ERRORS[precision] * want.norm()
+    assert (found[:, 2 * modes :] == 0).all(), "padding modes are zero"
+
+
 def test_an_analysis_table_of_some_modes_is_a_part_of_the_whole() -> None:
     whole = _cuda_tables.row_analysis(40, 24, "fp32", CPU).view(3, 3, -1)
     part = _cuda_tables.row_analysis(40, 8, "fp32", CPU, 8).view(3, 1, -1)
