@@ -10,12 +10,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.turbofno_ops import slab_checks
-from turbofno_ops import distributed, native_status
+from tests.turbofno_ops.random_fno import network
+from turbofno_ops import GraphCache, compile_fno, distributed, native_status, plan
+from turbofno_ops._slab import Slab
+from turbofno_ops.distributed import SlabFNO
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "how-to" / "poisson_slabs.py"
@@ -83,6 +88,30 @@ def test_on_cpus(on_cpus: Outcomes, check: str) -> None:
 @pytest.mark.parametrize("check", slab_checks.NAMES)
 def test_on_gpus(on_gpus: Outcomes, check: str) -> None:
     assert not on_gpus[check], "\n".join(on_gpus[check])
+
+
+def test_the_kernels_are_asked_about_every_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = compile_fno(network(slab_checks.PLAIN).description(), device="cpu")._chain
+    cut = Slab(cast("dist.ProcessGroup", None), rank=0, count=4)
+    compiled = SlabFNO(chain, torch.device("cpu"), "fp32", (1,), GraphCache(), cut)
+    compiled.backend = "cuda"
+    asked: set[object] = set()
+
+    def product(_batch: int, _c_in: int, _c_out: int, *grids: object) -> str | None:
+        asked.add(grids[0])
+        return "too few" if grids[0] == (9, 21) else None
+
+    monkeypatch.setattr(plan, "program_refusal", lambda *_, size, **__: asked.add(size))
+    monkeypatch.setattr(plan, "product_refusal", product)
+    assert compiled.refusal((48, 20)) is None
+    assert asked == {(12, 20)}
+    # 12, 12, 12 and 9 rows: every process learns what the last one cannot run
+    refused = compiled.refusal((45, 21))
+    assert refused == "in layer 1 of 3: too few"
+    # 6, 6, 6 and 3 rows for 6 modes
+    refused = compiled.refusal((21, 20))
+    assert refused is not None
+    assert "use fewer processes" in refused
 
 
 def test_without_a_group_the_error_names_the_call() -> None:

@@ -25,7 +25,8 @@ class SlabFNO(CompiledChain):
 
     All processes of the group call it together, in the same order, with the same batch and grid; otherwise they wait for
     each other until the group's timeout. On a GPU the collectives are part of the CUDA graphs, with batches and graphs as
-    in `turbofno_ops.CompiledFNO`.
+    in `turbofno_ops.CompiledFNO`. Call `clear()` before the group is destroyed, because NCCL waits for the graphs that
+    hold its collectives.
 
     Attributes:
         device: The device.
