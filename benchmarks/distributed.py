@@ -156,7 +156,8 @@ def _collectives_ms(network: Network, device: torch.device) -> float:
     modes, c = math.prod(others), network.channels
     sums = torch.zeros(modes, c * last, dtype=torch.complex64, device=device)
     replicated = modes * last * c * c * sums.itemsize <= distributed.network.REPLICATED_BYTES
-    weight = torch.empty(modes if replicated else slab.share(modes), 1, 1, 1, device=device)
+    weight = torch.empty(modes, 1, 1, 1, device=device)
+    weight = weight if replicated else slab.share_of(weight)
     return _ms(lambda: slab.on_sum(sums, weight, lambda z, _: z), device)
 
 

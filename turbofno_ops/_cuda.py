@@ -9,20 +9,19 @@ from typing import NamedTuple
 import torch
 
 from turbofno_ops import _cuda_tables
+from turbofno_ops._cuda_product import CudaProduct
 from turbofno_ops._native import (
     Moments,
     Norm,
-    Product,
     RowAnalysis,
     Tile,
     TilePlan,
-    Transform,
     bytes_of,
     launch,
     refusal,
 )
 from turbofno_ops._slab import Slab
-from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches, row_modes
+from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import (
     AddGate,
     AddMap,
@@ -119,26 +118,17 @@ class CudaStages:
             self.size, self.out_size = slab.local(size), slab.local(out_size)
         self._device, self._precision, self._settled = device, precision, settled
         self._limits = device_limits(device)
-        self._axis_tables = [
-            (
-                _cuda_tables.axis_analysis(n, count, device),
-                _cuda_tables.axis_synthesis(m, count, device),
-            )
-            for n, m, count in zip(size[:-1], out_size[:-1], modes[:-1], strict=True)
-        ]
-        if slab is not None:
-            rows, out_rows, count = slab.rows(size[0]), slab.rows(out_size[0]), modes[0]
-            self._axis_tables[0] = (
-                _cuda_tables.axis_analysis(rows.count, count, device, rows.points),
-                _cuda_tables.axis_synthesis(out_rows.count, count, device, out_rows.points),
-            )
-            self._phases = (
-                _cuda_tables.middle_phase(rows, count, device).unsqueeze(1),
-                _cuda_tables.middle_phase(out_rows, count, device).conj_physical().unsqueeze(1),
-            )
+        self.mix = CudaProduct(
+            size,
+            modes,
+            out_size,
+            device=device,
+            precision=precision,
+            multiprocessors=self._limits.multiprocessors,
+            slab=slab,
+        )
         # without a lock: two threads may plan the same shape, with equal results
         self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
-        self._products: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
 
     def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         return self.run(self.prepare(steps, self._shape(steps, operands)), operands)
@@ -200,48 +190,6 @@ class CudaStages:
             given = Operands(x=operands.x, saved=saved, moments=done.moments)
         return Results(stored, done.saved, done.moments, done.spectra, done.out)
 
-    def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        batch, c_in, *_, row = spectra.shape
-        c_out = weight.shape[-1]
-        z = readable(spectra)
-        for _, structure, elements, axis in self._product(batch, c_in, c_out):
-            if isinstance(structure, Product):
-                z = self._multiply_sum(z, weight, structure)
-                continue
-            assert axis is not None
-            out = torch.empty(elements, dtype=torch.complex64, device=self._device)
-            arguments = Transform.from_buffer_copy(structure)
-            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
-            arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
-            launch("transform_axis", arguments)
-            z = out
-        return z.view(batch, c_out, *self.out_size[:-1], row)
-
-    def _multiply_sum(
-        self, z: torch.Tensor, weight: torch.Tensor, structure: Product
-    ) -> torch.Tensor:
-        """Return the product of modes, of the sum of z over the slabs."""
-
-        def multiply(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            out = torch.empty(
-                z.shape[0], structure.out_pitch, dtype=torch.complex64, device=self._device
-            )
-            arguments = Product.from_buffer_copy(structure)
-            arguments.others = z.shape[0]
-            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
-            arguments.weight = weight.data_ptr()
-            launch("multiply_modes", arguments)
-            return out
-
-        z = z.view(structure.others, structure.in_pitch)
-        if self._slab is None:
-            return multiply(z, weight)
-        to_start, from_start = self._phases
-        z.view(self.modes[0], -1).mul_(to_start)
-        product = self._slab.on_sum(z, weight, multiply)
-        product.view(self.modes[0], -1).mul_(from_start)
-        return product
-
     def convert(self, x: torch.Tensor) -> Field:
         field = self._field(x.shape[0], x.shape[1], tuple(x.shape[2:]))
         field.data[..., : field.channels] = x.movedim(1, -1)
@@ -256,7 +204,7 @@ class CudaStages:
     @property
     def nbytes(self) -> int:
         """Bytes of all tables on the device."""
-        found = [table for pair in self._axis_tables for table in pair]
+        found = [*self.mix.tables]
         for program in self._programs.values():
             for parts in program.kernels:
                 if isinstance(parts, _Analysis):
@@ -326,15 +274,6 @@ class CudaStages:
         if tile.next_modes:
             analysis = _cuda_tables.row_analysis(tile.points, tile.next_modes, *where, first_mode)
         return _Kernel(steps, shape, tile, plan, synthesis, analysis)
-
-    def _product(self, batch: int, c_in: int, c_out: int) -> tuple[SpectralLaunch, ...]:
-        key = (batch, c_in, c_out)
-        found = self._products.get(key)
-        if found is None:
-            grids = (self.size, self.out_size, self.modes)
-            shape = ProductShape(*key, *grids, self._precision, self._limits.multiprocessors)
-            found = self._products[key] = launches(shape)
-        return found
 
     def _launch_all(
         self,

@@ -63,13 +63,14 @@ class Slab:
         dist.all_reduce(_real(part), group=self.group)
         return part
 
-    def share(self, modes: int) -> int:
-        """Return how many of `modes` a process multiplies if they are shared out; the last share is padded."""
-        return -(-modes // self.count)
-
     def share_of(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return this process's share of a weight [modes, ..] as a copy, zero-padded."""
-        count = self.share(weight.shape[0])
+        """Return this process's share [ceil(modes / processes), ..] of a weight [modes, ..], zero-padded.
+
+        A single mode is not shared out: then the weight itself.
+        """
+        count = -(-weight.shape[0] // self.count)
+        if count == weight.shape[0]:
+            return weight
         own = weight[self.rank * count : (self.rank + 1) * count]
         share = weight.new_zeros(count, *weight.shape[1:])
         share[: len(own)] = own

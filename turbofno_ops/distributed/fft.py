@@ -191,7 +191,6 @@ def irfftn(
     slab, grid, cut, wanted = _checked("irfftn", x, size, norm, (input_order, output_order), group)
     if x.dtype not in _COMPLEX.values():
         raise TypeError(f"irfftn: x must be complex64 or complex128, got {x.dtype}")
-    last = len(grid) - 1
     field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut)
     last = len(grid) - 1
     here = [0] if cut == 1 else list(range(1, last))

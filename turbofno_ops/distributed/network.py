@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from turbofno_ops._graphs import GraphCache
-from turbofno_ops._lower import Chain, Mix
-from turbofno_ops._slab import Slab
+from turbofno_ops._lower import Mix
 from turbofno_ops.description import ChainRefused, FNODescription
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.plan import CompiledChain, batch_buckets, lowered
@@ -35,18 +33,6 @@ class SlabFNO(CompiledChain):
         precision: 'fp32', 'tf32' or 'bf16'; always 'fp32' on a CPU.
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        device: torch.device,
-        precision: str,
-        buckets: tuple[int, ...],
-        graphs: GraphCache,
-        slab: Slab,
-    ) -> None:
-        super().__init__(chain, device, precision, buckets, graphs, slab)
-        self._of = slab
-
     def __call__(self, x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         """Apply the network to a field of which every process has a slab.
 
@@ -70,7 +56,8 @@ class SlabFNO(CompiledChain):
         refused = self.refusal(grid)
         if refused is not None:
             raise ChainRefused(refused)
-        check_slab("the network", self._of, x.shape[2:], grid, self._of.local(grid))
+        assert self._slab is not None
+        check_slab("the network", self._slab, x.shape[2:], grid, self._slab.local(grid))
         return self._apply(x, grid)
 
 
@@ -135,7 +122,7 @@ def compile_fno(
             "fields of one grid axis are not cut: a layer's kept modes are as many as the points of a slab"
         )
     items = tuple(
-        _shared_out(item, slab, weights) if isinstance(item, Mix) else item for item in chain.items
+        _shared_out(item, weights) if isinstance(item, Mix) else item for item in chain.items
     )
     graphs = GraphCache() if graphs is None else graphs
     return SlabFNO(
@@ -143,10 +130,7 @@ def compile_fno(
     )
 
 
-def _shared_out(mix: Mix, slab: Slab, weights: str) -> Mix:
-    """Return a product that shares out its modes if that is wanted and they are enough."""
-    modes = math.prod(mix.weight.shape[:-3])
+def _shared_out(mix: Mix, weights: str) -> Mix:
+    """Return a product that shares out its modes if that is wanted."""
     wanted = weights == "sharded" or (weights == "auto" and mix.weight.nbytes > REPLICATED_BYTES)
-    if not wanted or slab.share(modes) == modes:
-        return mix
-    return replace(mix, weight=mix.weight.cpu(), sharded=True)
+    return replace(mix, weight=mix.weight.cpu(), sharded=True) if wanted else mix

@@ -1,0 +1,112 @@
+"""The mix of the CUDA stages: transforms of the axes before the last, product of modes, inverse transforms."""
+
+from __future__ import annotations
+
+import torch
+
+from turbofno_ops import _cuda_tables
+from turbofno_ops._native import Product, Transform, launch
+from turbofno_ops._slab import Slab
+from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
+from turbofno_ops._tile_program import readable
+from turbofno_ops.description import Size
+
+
+class CudaProduct:
+    """`Stages.mix` from the grid `size` to `out_size`, callable. With a slab these are whole grids. Thread-safe.
+
+    Attributes:
+        tables: All tables on the device.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        modes: Size,
+        out_size: Size,
+        *,
+        device: torch.device,
+        precision: str,
+        multiprocessors: int,
+        slab: Slab | None,
+    ) -> None:
+        self._size, self._modes, self._out_size = size, modes, out_size
+        self._device, self._precision, self._slab = device, precision, slab
+        self._multiprocessors = multiprocessors
+        self._axis_tables = [
+            (
+                _cuda_tables.axis_analysis(n, count, device),
+                _cuda_tables.axis_synthesis(m, count, device),
+            )
+            for n, m, count in zip(size[:-1], out_size[:-1], modes[:-1], strict=True)
+        ]
+        self._phases: tuple[torch.Tensor, ...] = ()
+        if slab is not None:
+            self._cut(slab)
+        self.tables = [table for pair in self._axis_tables for table in pair] + [*self._phases]
+        # without a lock: two threads may plan the same shape, with equal results
+        self._launches: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
+
+    def _cut(self, slab: Slab) -> None:
+        """Keep the tables of the slab's rows, and the phases of their middles."""
+        rows, out_rows = slab.rows(self._size[0]), slab.rows(self._out_size[0])
+        count, device = self._modes[0], self._device
+        self._axis_tables[0] = (
+            _cuda_tables.axis_analysis(rows.count, count, device, rows.points),
+            _cuda_tables.axis_synthesis(out_rows.count, count, device, out_rows.points),
+        )
+        self._phases = (
+            _cuda_tables.middle_phase(rows, count, device).unsqueeze(1),
+            _cuda_tables.middle_phase(out_rows, count, device).conj_physical().unsqueeze(1),
+        )
+        self._size, self._out_size = slab.local(self._size), slab.local(self._out_size)
+
+    def __call__(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        batch, c_in, *_, row = spectra.shape
+        c_out = weight.shape[-1]
+        z = readable(spectra)
+        for _, structure, elements, axis in self._planned(batch, c_in, c_out):
+            if isinstance(structure, Product):
+                z = self._multiply(z, weight, structure)
+                continue
+            assert axis is not None
+            out = torch.empty(elements, dtype=torch.complex64, device=self._device)
+            arguments = Transform.from_buffer_copy(structure)
+            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
+            arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
+            launch("transform_axis", arguments)
+            z = out
+        return z.view(batch, c_out, *self._out_size[:-1], row)
+
+    def _planned(self, batch: int, c_in: int, c_out: int) -> tuple[SpectralLaunch, ...]:
+        key = (batch, c_in, c_out)
+        found = self._launches.get(key)
+        if found is None:
+            grids = (self._size, self._out_size, self._modes)
+            shape = ProductShape(*key, *grids, self._precision, self._multiprocessors)
+            found = self._launches[key] = launches(shape)
+        return found
+
+    def _multiply(self, z: torch.Tensor, weight: torch.Tensor, structure: Product) -> torch.Tensor:
+        """Return the product of modes of z, or of its sum over the slabs."""
+
+        def multiply(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(
+                z.shape[0], structure.out_pitch, dtype=torch.complex64, device=self._device
+            )
+            arguments = Product.from_buffer_copy(structure)
+            # a share of the modes has fewer
+            arguments.others = z.shape[0]
+            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
+            arguments.weight = weight.data_ptr()
+            launch("multiply_modes", arguments)
+            return out
+
+        z = z.view(structure.others, structure.in_pitch)
+        if self._slab is None:
+            return multiply(z, weight)
+        to_start, from_start = self._phases
+        z.view(self._modes[0], -1).mul_(to_start)
+        product = self._slab.on_sum(z, weight, multiply)
+        product.view(self._modes[0], -1).mul_(from_start)
+        return product
