@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from turbofno_ops import _cuda, _cuda_layer, _gemm, _native
+from turbofno_ops import _cuda, _cuda_layer, _cuda_product, _gemm, _native
 from turbofno_ops._support import A100
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
@@ -50,7 +50,8 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
-    monkeypatch.setattr(_cuda, "launch", made.launch)
+    for module in (_cuda, _cuda_product):
+        monkeypatch.setattr(module, "launch", made.launch)
     monkeypatch.setattr(_native, "launch", made.launch)
     monkeypatch.setattr(_native, "refusal", made.refusal)
     monkeypatch.setattr(_native, "bytes_of", lambda *_: 4096)
