@@ -25,7 +25,7 @@ def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     flat = x.flatten(2)
     # baddbmm adds the bias in the same pass
     y = torch.bmm(matrices, flat) if bias is None else torch.baddbmm(bias[:, None], matrices, flat)
-    return y.view(x.shape[0], -1, *x.shape[2:])
+    return y.view(x.shape[0], len(weight), *x.shape[2:])
 
 
 def skip_and_bias(

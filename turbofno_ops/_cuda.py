@@ -16,10 +16,12 @@ from turbofno_ops._native import (
     RowAnalysis,
     Tile,
     TilePlan,
+    Transform,
     bytes_of,
     launch,
     refusal,
 )
+from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches, row_modes
 from turbofno_ops._stages import (
     AddGate,
@@ -92,6 +94,8 @@ class TileProgram(NamedTuple):
 class CudaStages:
     """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`. Thread-safe.
 
+    With a `slab` these are whole grids, and the attributes `size` and `out_size` those of the process's slab.
+
     Fields are channels last, float32 (bfloat16 under bf16). Spectra are complex64, the network's input and result
     float32. The object owns its tables, so that CUDA graphs can read them as long as it lives.
 
@@ -107,8 +111,12 @@ class CudaStages:
         precision: str,
         out_size: Size | None = None,
         settled: bool = True,
+        slab: Slab | None = None,
     ) -> None:
-        self.size, self.modes, self.out_size = size, modes, out_size or size
+        self._slab, self._points, out_size = slab, size[0], out_size or size
+        self.size, self.out_size, self.modes = size, out_size, modes
+        if slab is not None:
+            self.size, self.out_size = slab.local(size), slab.local(out_size)
         self._device, self._precision, self._settled = device, precision, settled
         self._limits = device_limits(device)
         self._axis_tables = [
@@ -116,8 +124,18 @@ class CudaStages:
                 _cuda_tables.axis_analysis(n, count, device),
                 _cuda_tables.axis_synthesis(m, count, device),
             )
-            for n, m, count in zip(size[:-1], self.out_size[:-1], modes[:-1], strict=True)
+            for n, m, count in zip(size[:-1], out_size[:-1], modes[:-1], strict=True)
         ]
+        if slab is not None:
+            rows, out_rows, count = slab.rows(size[0]), slab.rows(out_size[0]), modes[0]
+            self._axis_tables[0] = (
+                _cuda_tables.axis_analysis(rows.count, count, device, rows.points),
+                _cuda_tables.axis_synthesis(out_rows.count, count, device, out_rows.points),
+            )
+            self._phases = (
+                _cuda_tables.middle_phase(rows, count, device).unsqueeze(1),
+                _cuda_tables.middle_phase(out_rows, count, device).conj_physical().unsqueeze(1),
+            )
         # without a lock: two threads may plan the same shape, with equal results
         self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
         self._products: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
@@ -186,18 +204,43 @@ class CudaStages:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z = readable(spectra)
-        for name, structure, elements, axis in self._product(batch, c_in, c_out):
+        for _, structure, elements, axis in self._product(batch, c_in, c_out):
+            if isinstance(structure, Product):
+                z = self._multiply_sum(z, weight, structure)
+                continue
+            assert axis is not None
             out = torch.empty(elements, dtype=torch.complex64, device=self._device)
-            arguments = type(structure).from_buffer_copy(structure)
+            arguments = Transform.from_buffer_copy(structure)
             arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
-            if isinstance(arguments, Product):
-                arguments.weight = weight.data_ptr()
-            else:
-                assert axis is not None
-                arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
-            launch(name, arguments)
+            arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
+            launch("transform_axis", arguments)
             z = out
         return z.view(batch, c_out, *self.out_size[:-1], row)
+
+    def _multiply_sum(
+        self, z: torch.Tensor, weight: torch.Tensor, structure: Product
+    ) -> torch.Tensor:
+        """Return the product of modes, of the sum of z over the slabs."""
+
+        def multiply(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(
+                z.shape[0], structure.out_pitch, dtype=torch.complex64, device=self._device
+            )
+            arguments = Product.from_buffer_copy(structure)
+            arguments.others = z.shape[0]
+            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
+            arguments.weight = weight.data_ptr()
+            launch("multiply_modes", arguments)
+            return out
+
+        z = z.view(structure.others, structure.in_pitch)
+        if self._slab is None:
+            return multiply(z, weight)
+        to_start, from_start = self._phases
+        z.view(self.modes[0], -1).mul_(to_start)
+        product = self._slab.on_sum(z, weight, multiply)
+        product.view(self.modes[0], -1).mul_(from_start)
+        return product
 
     def convert(self, x: torch.Tensor) -> Field:
         field = self._field(x.shape[0], x.shape[1], tuple(x.shape[2:]))
@@ -413,7 +456,14 @@ class CudaStages:
         workspace = self._workspace(bytes_of("moments_workspace_bytes", arguments))
         arguments.field, arguments.workspace = field.data.data_ptr(), workspace.data_ptr()
         launch("field_moments", arguments)
-        return moments
+        return self._of_all(moments)
+
+    def _of_all(self, moments: torch.Tensor) -> torch.Tensor:
+        """Return the moments [batch, channels, 2] over all slabs."""
+        if self._slab is None:
+            return moments
+        mean, variance = moments.unbind(-1)
+        return torch.stack(self._slab.moments(mean, variance, self._points), dim=-1)
 
     def _norm(
         self, norm: Normalize, source: Step, shape: Shape, given: Operands, width: int
@@ -425,6 +475,7 @@ class CudaStages:
             arguments, moments = self._moments(shape, mixed.shape[1])
             arguments.spectra = mixed.data_ptr()
             launch("spectral_moments", arguments)
+            moments = self._of_all(moments)
         moments = _required(moments)
         scale = torch.empty(shape.batch, width, device=self._device)
         shift = torch.empty_like(scale)

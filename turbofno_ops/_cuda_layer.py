@@ -15,6 +15,7 @@ import torch
 from turbofno_ops._channels import mode_major
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._gemm import _tables
+from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import (
     Activate,
@@ -37,7 +38,7 @@ _BEFORE: tuple[Step, ...] = (Source(), Analyze())
 
 
 class _LayerShape(NamedTuple):
-    """Cache key of a plan: shapes and steps of a layer."""
+    """Cache key of a plan: shapes and steps of a layer. With a slab, the sizes are of the whole grids."""
 
     batch: int
     channels: tuple[int, int]
@@ -49,6 +50,7 @@ class _LayerShape(NamedTuple):
     activation: str
     precision: str
     device: torch.device
+    slab: Slab | None
 
 
 class _Plan:
@@ -74,7 +76,7 @@ class _Plan:
         )
         self.before = self.stages.prepare(_BEFORE, in_shape)
         mixed_shape = in_shape._replace(
-            grid=shape.out_size, channels=c_out, modes=in_shape.next_modes
+            grid=self.stages_after.size, channels=c_out, modes=in_shape.next_modes
         )
         self.after = self.stages_after.prepare(tuple(after), mixed_shape)
         tables = sum(stages.nbytes for stages in {self.stages, self.stages_after})
@@ -89,6 +91,7 @@ def _stages(shape: _LayerShape, size: Size) -> CudaStages:
         device=shape.device,
         precision=shape.precision,
         settled=False,
+        slab=shape.slab,
     )
 
 
@@ -98,9 +101,13 @@ def _plan(shape: _LayerShape) -> _Plan:
 
 
 def refusal(
-    x: torch.Tensor, weight: torch.Tensor, out_size: Sequence[int], precision: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out_size: Sequence[int],
+    precision: str,
+    size: Sequence[int] | None = None,
 ) -> str | None:
-    """Return the reason why the CUDA kernels do not support this layer, or None if they do."""
+    """Return the reason why the CUDA kernels do not support this layer, or None if they do; on `size` instead of x's grid."""
     if not x.is_cuda:
         return f"x is on {x.device}"
     refused = gpu_refusal(x.device)
@@ -111,7 +118,7 @@ def refusal(
     return _layer_refusal(
         x.shape[0],
         (weight.shape[0], weight.shape[1]),
-        tuple(x.shape[2:]),
+        tuple(x.shape[2:] if size is None else size),
         tuple(out_size),
         tuple(weight.shape[2:]),
         precision,
@@ -159,15 +166,21 @@ def layer(
     activation: str,
     out_size: Sequence[int],
     precision: str,
+    *,
+    slab: Slab | None = None,
+    size: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Return activation(spectral_conv(x, weight) + skip_weight x + bias), for a layer without `refusal`."""
-    batch, _, *size = x.shape
+    """Return activation(spectral_conv(x, weight) + skip_weight x + bias), for a layer without `refusal`.
+
+    With a slab, x and the result are its part of the whole grids `size` and `out_size`.
+    """
+    batch = x.shape[0]
     c_in, c_out, *modes = weight.shape
     plan = _plan(
         _LayerShape(
             batch,
             (c_in, c_out),
-            tuple(size),
+            tuple(x.shape[2:] if size is None else size),
             tuple(out_size),
             tuple(modes),
             skip_weight is not None,
@@ -175,6 +188,7 @@ def layer(
             activation,
             precision,
             x.device,
+            slab,
         )
     )
     weights: dict[Weighted, Weighted] = {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from turbofno_ops._gemm import _angles, _last_axis_analysis, _last_axis_synthesis, _tables
+from turbofno_ops._modes import Rows, frequencies
 
 SYNTHESIS_EXPONENT = 13
 """A synthesis table, with values up to 2, is scaled by 2 to this power."""
@@ -94,27 +97,62 @@ def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Ten
     return torch.stack(parts, dim=lane_axis).contiguous().flatten().view(torch.uint8)
 
 
-def axis_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """Return the table from columns of `points` to `modes` coefficients in FFT order, divided by `points`."""
-    return _axis_table(points, modes, device, analysis=True)
+def axis_analysis(
+    points: int, modes: int, device: torch.device, of: int | None = None
+) -> torch.Tensor:
+    """Return the table from columns of `points` to `modes` coefficients in FFT order, divided by `points`.
+
+    Columns may be neighbouring points of an axis `of` more points; then the table is divided by these, and the coefficients
+    lack the factor `middle_phase`.
+    """
+    return _axis_table(points, modes, device, analysis=True, of=of)
 
 
-def axis_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """Return the table from `modes` coefficients in FFT order to columns of `points`."""
-    return _axis_table(points, modes, device, analysis=False)
+def axis_synthesis(
+    points: int, modes: int, device: torch.device, of: int | None = None
+) -> torch.Tensor:
+    """Return the table from `modes` coefficients in FFT order to columns of `points`.
+
+    Columns may be neighbouring points of an axis `of` more points; then the coefficients are divided by `middle_phase`
+    before.
+    """
+    return _axis_table(points, modes, device, analysis=False, of=of)
+
+
+def middle_phase(rows: Rows, modes: int, device: torch.device) -> torch.Tensor:
+    """Return exp(-2 pi i k m / points), complex64 [modes], m the middle of the rows, of `modes` frequencies k in FFT order."""
+    with torch.inference_mode(False):
+        k = torch.tensor(frequencies(modes, both_signs=True))
+        at = (k * (2 * rows.first + rows.count)).remainder(2 * rows.points)
+        phase = at.to(torch.float64) * (-math.pi / rows.points)
+        return torch.polar(torch.ones_like(phase), phase).to(device, torch.complex64)
+
+
+def _angles_from_middle(count: int, rows: int, points: int) -> torch.Tensor:
+    """Return 2 pi k (n - rows / 2) / points for k = 0 .. count - 1, n = 0 .. rows // 2. Float64 [count, rows // 2 + 1]."""
+    product = torch.outer(torch.arange(count), 2 * torch.arange(rows // 2 + 1) - rows)
+    return product.remainder(2 * points).to(torch.float64) * (math.pi / points)
 
 
 @_tables.cached
-def _axis_table(points: int, modes: int, device: torch.device, *, analysis: bool) -> torch.Tensor:
+def _axis_table(
+    points: int, modes: int, device: torch.device, *, analysis: bool, of: int | None
+) -> torch.Tensor:
     """Return cos and -sin (analysis) or sin of frequencies 0 .. modes // 2 at points 0 .. points // 2.
+
+    Angles count from point 0: the kernels fold n and -n, which on the whole axis is points - n. Of a part of an axis they
+    count from its middle, where n and points - n lie opposite to each other.
 
     Rows are outputs, terms are summed over. Float32 [tiles of 16 rows, k-slabs of 8 terms, cos and sin,
     high and low TF32 part, 8, 4, 2, 2] as csrc/kernels/transform_axis.cu reads it; the last four axes are row,
     term, term // 4, row // 8. Zero padded.
     """
     with torch.inference_mode(False):
-        at = _angles(modes // 2 + 1, points)[:, : points // 2 + 1]
-        at, scale, sign = (at, 1 / points, -1.0) if analysis else (at.T, 1.0, 1.0)
+        if of is None:
+            at = _angles(modes // 2 + 1, points)[:, : points // 2 + 1]
+        else:
+            at = _angles_from_middle(modes // 2 + 1, points, of)
+        at, scale, sign = (at, 1 / (of or points), -1.0) if analysis else (at.T, 1.0, 1.0)
         rows, terms = at.shape
         tiles, steps = -(-rows // _TILE_ROWS), -(-terms // _STEP_TERMS)
         table = torch.zeros(2, tiles * _TILE_ROWS, steps * _STEP_TERMS, dtype=torch.float64)

@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from turbofno_ops._modes import column_weights
+from turbofno_ops._modes import Rows, column_weights
 from turbofno_ops._table_use import note_use
 
 
@@ -110,13 +110,13 @@ def _last_axis_synthesis(
 
 @_tables.cached
 def _other_axis(
-    size: int, count: int, dtype: torch.dtype, device: torch.device, *, analysis: bool
+    rows: Rows, count: int, dtype: torch.dtype, device: torch.device, *, analysis: bool
 ) -> torch.Tensor:
-    """Return rows cos |k|, then sin |k|, |k| = 0 .. half: [2 * (half + 1), size] / size, or [size, 2 * (half + 1)]."""
+    """Return cos |k|, then sin |k|, |k| = 0 .. half, at some points: [2 * (half + 1), rows] / points, or its transpose."""
     with torch.inference_mode(False):
-        angles = _angles(count // 2 + 1, size)
+        angles = _angles(count // 2 + 1, rows.points)[:, rows.first : rows.stop]
         table = torch.cat([angles.cos(), angles.sin()])
-        return (table / size if analysis else table.T.contiguous()).to(device, dtype)
+        return (table / rows.points if analysis else table.T.contiguous()).to(device, dtype)
 
 
 def _sums_to_frequencies(sums: torch.Tensor, axis: int, count: int) -> torch.Tensor:
@@ -155,12 +155,23 @@ def analyze_last(x: torch.Tensor, count: int) -> torch.Tensor:
     return torch.view_as_complex(sums.view(*x.shape[:-1], count, 2))
 
 
-def analyze_others(spectra: torch.Tensor, others: Sequence[int]) -> torch.Tensor:
-    """Analyse the axes before the last: complex [batch, channels, *sizes, last] -> [*modes, batch, channels]."""
+def _axes(sizes: Sequence[int], first: Rows | None) -> list[Rows]:
+    whole = [Rows.whole(size) for size in sizes]
+    return whole if first is None else [first, *whole[1:]]
+
+
+def analyze_others(
+    spectra: torch.Tensor, others: Sequence[int], first: Rows | None = None
+) -> torch.Tensor:
+    """Analyse the axes before the last: complex [batch, channels, *sizes, last] -> [*modes, batch, channels].
+
+    If only the rows `first` of the first axis are given, the result is their part of the sum.
+    """
     batch, channels, *sizes, last = spectra.shape
+    axes = _axes(sizes, first)
     sums = torch.view_as_real(spectra).reshape(batch * channels, *sizes, 2 * last)
     for axis in reversed(range(len(others))):
-        table = _other_axis(sizes[axis], others[axis], sums.dtype, sums.device, analysis=True)
+        table = _other_axis(axes[axis], others[axis], sums.dtype, sums.device, analysis=True)
         before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
         flat = sums.reshape(math.prod(before), sizes[axis], math.prod(after))
         sums = torch.matmul(table, flat).view(*before, table.shape[0], *after)
@@ -179,15 +190,21 @@ def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
     return analyze_others(analyze_last(x, last), others)
 
 
-def synthesize_others(z: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Synthesize the axes before the last: complex [*modes, batch, channels] -> [batch, channels, *sizes, last]."""
+def synthesize_others(
+    z: torch.Tensor, sizes: Sequence[int], first: Rows | None = None
+) -> torch.Tensor:
+    """Synthesize the axes before the last: complex [*modes, batch, channels] -> [batch, channels, *sizes, last].
+
+    `first`: only these rows of the first axis, sizes[0] of them.
+    """
     *others, last, batch, channels = z.shape
+    axes = _axes(sizes, first)
     z = z.reshape(*others, last, batch * channels).movedim(-1, 0)
     for axis in range(1, len(others) + 1):
         z = _frequencies_to_sums(z, axis)
     sums = torch.view_as_real(z.contiguous()).flatten(-2)
     for axis, count in enumerate(others):
-        table = _other_axis(sizes[axis], count, sums.dtype, sums.device, analysis=False)
+        table = _other_axis(axes[axis], count, sums.dtype, sums.device, analysis=False)
         before, after = sums.shape[: axis + 1], sums.shape[axis + 2 :]
         flat = sums.reshape(math.prod(before), table.shape[1], math.prod(after))
         sums = torch.matmul(table, flat).view(*before, sizes[axis], *after)

@@ -60,13 +60,15 @@ class Tile:
 class Mix:
     """A spectral product with weight [*modes, c_in, c_out]; `terms` and `out_size` as in `Spectral`.
 
-    `resamples_x`: resample x to the output grid, because a later step adds it there.
+    `resamples_x`: resample x to the output grid, because a later step adds it there. `sharded`: a process multiplies its
+    share of the modes only; then the weight is in the host's memory.
     """
 
     weight: torch.Tensor
     terms: Callable[[torch.Tensor, Size, Size], Sequence[SpectralTerm]] | None
     out_size: Callable[[Size], Size] | None
     resamples_x: bool
+    sharded: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +120,10 @@ class Chain:
                 return tuple(field.shape[1:])
         return None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights."""
+    def nbytes(self, device: torch.device) -> int:
+        """Return the bytes of all weights on a device."""
         parts = (self.shift, self.scale, self.lifting, self.items, self.tail, self.rescaling)
-        return sum(tensor.nbytes for tensor in _tensors(parts))
+        return sum(tensor.nbytes for tensor in _tensors(parts) if tensor.device == device)
 
 
 def lower(description: FNODescription, device: torch.device) -> Chain:

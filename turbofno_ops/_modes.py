@@ -1,10 +1,30 @@
-"""Kept frequencies of a layer, and column weights of the last axis of a real transform."""
+"""Kept frequencies of a layer, rows of a grid axis, and column weights of the last axis of a real transform."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Neighbouring rows of a grid axis: `count` from `first` on, of `points`."""
+
+    first: int
+    count: int
+    points: int
+
+    @property
+    def stop(self) -> int:
+        """The row after the last."""
+        return self.first + self.count
+
+    @classmethod
+    def whole(cls, points: int) -> Rows:
+        """Return all rows of an axis."""
+        return cls(0, points, points)
 
 
 def frequencies(count: int, *, both_signs: bool) -> range | list[int]:

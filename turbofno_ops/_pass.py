@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
 
 from turbofno_ops._activations import activate
 from turbofno_ops._channels import mode_major, pointwise
+from turbofno_ops._exchange import ROW_AXIS, rearrange_rows, recut
 from turbofno_ops._lower import Chain, Mix, Tile
+from turbofno_ops._slab import Slab
 from turbofno_ops._stages import AddMap, Operands, Restore, Results, Source, Stages
-from turbofno_ops.description import PaddingMode, PointwiseMap, Size
+from turbofno_ops.description import PaddingMode, PointwiseMap, Scaling, Size
 
 MakeStages = Callable[[Size, Size, Size], Stages]
 """Makes the stages of a grid, given the modes that its mix keeps and the grid that the mix returns."""
@@ -27,12 +29,13 @@ class PaddedGrid:
     grid: Size
     padding: tuple[tuple[int, int], ...]
     mode: PaddingMode
+    slab: Slab | None = None
 
     @classmethod
-    def of(cls, chain: Chain, size: Size) -> PaddedGrid:
+    def of(cls, chain: Chain, size: Size, slab: Slab | None = None) -> PaddedGrid:
         """Return a grid with the padding of a chain."""
         pairs = () if chain.padding is None else tuple(chain.padding(size))
-        return cls(size, pairs or ((0, 0),) * len(size), chain.padding_mode)
+        return cls(size, pairs or ((0, 0),) * len(size), chain.padding_mode, slab)
 
     @property
     def padded(self) -> Size:
@@ -42,34 +45,51 @@ class PaddedGrid:
         )
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
-        """Pad [.., *grid] to [.., *padded]."""
+        """Pad [batch, channels, *grid] to [batch, channels, *padded]."""
         if self.padded == self.grid:
             return x
+        pairs = self.padding
+        if self.slab is not None:
+            x, pairs = self._pad_rows(x, self.slab), ((0, 0), *pairs[1:])
         # F.pad counts from the last axis
-        amounts = [amount for pair in reversed(self.padding) for amount in pair]
+        amounts = [amount for pair in reversed(pairs) for amount in pair]
         return F.pad(x, amounts, mode="constant" if self.mode == "zeros" else self.mode)
 
     def crop(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the view [batch, channels, *grid] of a padded field."""
+        """Return [batch, channels, *grid] of a padded field, as a view if that is whole."""
         if self.padded == self.grid:
             return x
         for axis, (n, (before, _)) in enumerate(zip(self.grid, self.padding, strict=True), start=2):
-            x = x.narrow(axis, before, n)
+            if axis > ROW_AXIS or self.slab is None:
+                x = x.narrow(axis, before, n)
+            elif n != self.padded[0]:
+                rows = range(before, before + n)
+                x = rearrange_rows(self.slab, x, self.padded[0], rows)
         return x
+
+    def _pad_rows(self, x: torch.Tensor, slab: Slab) -> torch.Tensor:
+        (n, (before, after)) = self.grid[0], self.padding[0]
+        if not before and not after:
+            return x
+        rows = torch.arange(n, dtype=torch.float64).view(1, 1, n)
+        if self.mode == "zeros":
+            rows = F.pad(rows, (before, after), value=-1)
+        else:
+            rows = F.pad(rows, (before, after), mode=self.mode)
+        return rearrange_rows(slab, x, n, rows.flatten().to(torch.int64).tolist())
 
 
 class MixOnGrid(NamedTuple):
-    """A spectral product between two grids: its terms' weights [*modes, c_in, c_out] and phases, as in `SpectralTerm`."""
+    """A spectral product between two grids: kept modes, and its terms' weights [*modes, c_in, c_out] and phases.
+
+    Phases are as in `SpectralTerm`; a weight may be a process's share, as in `Slab.on_sum`.
+    """
 
     size: Size
     out_size: Size
+    modes: Size
     weights: tuple[torch.Tensor, ...]
     phases: tuple[torch.Tensor | None, ...]
-
-    @property
-    def modes(self) -> Size:
-        """Kept modes of all terms."""
-        return tuple(self.weights[0].shape[:-2])
 
 
 def size_after(frame: PaddedGrid, on_grid: list[MixOnGrid]) -> Size:
@@ -91,18 +111,26 @@ def _mix_on_grid(mix: Mix, size: Size, *, shapes_only: bool) -> MixOnGrid:
     out_size = size if mix.out_size is None else mix.out_size(size)
     weight = mix.weight.to("meta") if shapes_only else mix.weight
     if mix.terms is None:
-        return MixOnGrid(size, out_size, (weight,), (None,))
+        return MixOnGrid(size, out_size, tuple(weight.shape[:-2]), (weight,), (None,))
     n_dim = len(size)
     channels_first = weight.permute(n_dim, n_dim + 1, *range(n_dim))
     weights, phases = zip(*mix.terms(channels_first, size, out_size), strict=True)
-    return MixOnGrid(size, out_size, tuple(mode_major(w).contiguous() for w in weights), phases)
+    modes = tuple(weights[0].shape[2:])
+    on_grid = tuple(mode_major(w).contiguous() for w in weights)
+    return MixOnGrid(size, out_size, modes, on_grid, phases)
+
+
+def _share(product: MixOnGrid, slab: Slab, device: torch.device) -> MixOnGrid:
+    """Return a product with this process's share of its weights, on a device."""
+    shares = (slab.share_of(weight.flatten(0, -4)).to(device) for weight in product.weights)
+    return product._replace(weights=tuple(shares))
 
 
 class Pass:
     """A chain on one grid.
 
     Its buffers hold x - shift and, written once, the channels that depend on the grid only: positions, ones, and
-    zeros in a zero-padded domain.
+    zeros in a zero-padded domain. With a `slab`, `size` is the whole grid, and all tensors are this process's slabs.
     """
 
     def __init__(
@@ -112,26 +140,41 @@ class Pass:
         make_stages: MakeStages,
         *,
         device: torch.device,
+        slab: Slab | None = None,
     ) -> None:
-        self._chain, self._padded_grid = chain, PaddedGrid.of(chain, size)
+        self._chain, self._slab = chain, slab
+        self._padded_grid = PaddedGrid.of(chain, size, slab)
         broadcast = (-1, *[1] * chain.n_dim)
         self._shift, self._scale = (
             per_channel.view(broadcast)
             if per_channel is not None and per_channel.ndim == 1
-            else per_channel
+            else self._own(per_channel)
             for per_channel in (chain.shift, chain.scale)
         )
-        constant = [torch.empty(0, *size, dtype=torch.float64)]
+        self._rescaling = chain.rescaling
+        if chain.rescaling is not None:
+            of = chain.rescaling
+            self._rescaling = Scaling(self._own(of.mean), self._own(of.std))
+        self._grid = size if slab is None else slab.local(size)
+        constant = [torch.empty(0, *self._grid, dtype=torch.float64)]
         if chain.positions is not None:
-            constant.append(chain.positions(size))
+            constant.append(self._own(chain.positions(size)))
         if chain.ones:
-            constant.append(torch.ones(1, *size, dtype=torch.float64))
+            constant.append(torch.ones(1, *self._grid, dtype=torch.float64))
         self._constant = torch.cat(constant).to(device, chain.dtype)
-        self._pads_input = chain.padding_mode == "zeros" and not chain.lifting
-        self._mixes = mixes_on_grid(chain, self._padded_grid.padded)
+        # a slab is padded in `run`, because that moves rows between processes
+        self._pads_input = chain.padding_mode == "zeros" and not chain.lifting and slab is None
+        self._mixes = [
+            product if slab is None or not sharded else _share(product, slab, device)
+            for product, sharded in zip(
+                mixes_on_grid(chain, self._padded_grid.padded),
+                (item.sharded for item in chain.items if isinstance(item, Mix)),
+                strict=True,
+            )
+        ]
         self._factors = [
             [
-                _factor(phase, weight)
+                _factor(self._own(phase, axis=0), weight)
                 for phase, weight in zip(product.phases, product.weights, strict=True)
             ]
             for product in self._mixes
@@ -148,7 +191,7 @@ class Pass:
 
     def buffer(self, batch: int) -> torch.Tensor:
         """Allocate the input of a batch, complete except x: [batch, channels, *grid], zero-padded if the domain is."""
-        shape = self._padded_grid.padded if self._pads_input else self._padded_grid.grid
+        shape = self._padded_grid.padded if self._pads_input else self._grid
         channels = self._chain.in_channels + self._constant.shape[0]
         # zeros, because the elements beyond a smaller batch are computed too
         buffer = self._constant.new_zeros(batch, channels, *shape)
@@ -174,8 +217,8 @@ class Pass:
         y = self._padded_grid.crop(self._run_items(buffer))
         if chain.tail:
             y = _apply_maps(y.to(chain.dtype), chain.tail, chain.tail_activation)
-        if chain.rescaling is not None:
-            y = y * chain.rescaling.std + chain.rescaling.mean
+        if self._rescaling is not None:
+            y = y * self._rescaling.std + self._rescaling.mean
         return y
 
     def _run_items(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -233,8 +276,24 @@ class Pass:
         assert x is not None
         assert self._chain.resample is not None
         plain = stages.plain(x).to(self._chain.dtype)
-        finer = self._chain.resample(plain, self._mixes[count - 1].out_size)
+        product = self._mixes[count - 1]
+        if self._slab is None:
+            finer = self._chain.resample(plain, product.out_size)
+        else:
+            finer = _resample_slab(self._slab, plain, product, self._chain.resample)
         return self._stages[count].convert(finer)
+
+    @overload
+    def _own(self, field: torch.Tensor, axis: int = 1) -> torch.Tensor: ...
+
+    @overload
+    def _own(self, field: torch.Tensor | None, axis: int = 1) -> torch.Tensor | None: ...
+
+    def _own(self, field: torch.Tensor | None, axis: int = 1) -> torch.Tensor | None:
+        """Return this process's rows of a whole field."""
+        if field is None or self._slab is None:
+            return field
+        return self._slab.cut(field, axis)
 
     def _crop(self, buffer: torch.Tensor) -> torch.Tensor:
         return self._padded_grid.crop(buffer) if self._pads_input else buffer
@@ -246,6 +305,22 @@ def _factor(phase: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor | 
         return None
     turned = torch.polar(torch.ones_like(phase), phase)
     return turned.to(weight.device, weight.dtype).unsqueeze(-1)
+
+
+def _resample_slab(
+    slab: Slab,
+    x: torch.Tensor,
+    product: MixOnGrid,
+    resample: Callable[[torch.Tensor, Size], torch.Tensor],
+) -> torch.Tensor:
+    """Resample a slab: each process resamples whole fields of some channels, because all are treated alike."""
+    channels = x.flatten(0, 1)
+    whole = recut(slab, channels, cut=1, to=0, points=product.size[0])
+    finer = whole.new_empty(len(whole), *product.out_size)
+    if len(whole):
+        finer = resample(whole.unsqueeze(0), product.out_size).squeeze(0)
+    back = recut(slab, finer, cut=0, to=1, points=len(channels))
+    return back.unflatten(0, x.shape[:2])
 
 
 def _stages_of(mixes: list[MixOnGrid], make: MakeStages) -> list[Stages]:

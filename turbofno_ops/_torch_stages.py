@@ -10,6 +10,7 @@ from turbofno_ops import _gemm
 from turbofno_ops._activations import activate_in_place
 from turbofno_ops._channels import mix, pointwise
 from turbofno_ops._modes import column_weights
+from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
     MLP,
     Activate,
@@ -33,11 +34,12 @@ from turbofno_ops.description import PointwiseMap, Size
 
 @dataclass(frozen=True)
 class TorchStages:
-    """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`."""
+    """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`; fields are `slab`'s of them."""
 
     size: Size
     modes: Size
     out_size: Size
+    slab: Slab | None = None
 
     def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         run = _TileRun(self, operands)
@@ -46,8 +48,14 @@ class TorchStages:
         return Results(run.stored, run.saved, run.moments, run.spectra, run.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        z = mix(_gemm.analyze_others(spectra, self.modes[:-1]), weight)
-        return _gemm.synthesize_others(z, self.out_size[:-1])
+        others = self.modes[:-1]
+        if self.slab is None:
+            z = mix(_gemm.analyze_others(spectra, others), weight)
+            return _gemm.synthesize_others(z, self.out_size[:-1])
+        part = _gemm.analyze_others(spectra, others, self.slab.rows(self.size[0])).contiguous()
+        z = self.slab.on_sum(part.flatten(0, -4), weight, mix).unflatten(0, others)
+        sizes = self.slab.local(self.out_size[:-1])
+        return _gemm.synthesize_others(z, sizes, self.slab.rows(self.out_size[0]))
 
     def convert(self, x: torch.Tensor) -> torch.Tensor:
         return x.contiguous()
@@ -87,7 +95,7 @@ class _TileRun:
             case Normalize():
                 moments = given.moments
                 if moments is None:
-                    moments = _moments_of_mixed(_required(given.mixed), size[-1])
+                    moments = self._of_all(_moments_of_mixed(_required(given.mixed), size[-1]))
                 _normalize(self._own(), moments, step)
             case AddMap(weight):
                 x = _required(given.x)
@@ -106,11 +114,19 @@ class _TileRun:
                 self.stored, self._shared = y, True
             case Save(moments):
                 self.saved = y
-                self.moments = _moments(y) if moments else None
+                self.moments = self._of_all(_moments(y)) if moments else None
             case Analyze():
                 self.spectra = _gemm.analyze_last(y, self._stages.modes[-1])
             case Project(maps, activation):
                 self.out = _apply_maps(y, maps, activation)
+
+    def _of_all(self, moments: torch.Tensor) -> torch.Tensor:
+        """Return the moments over the whole grid."""
+        slab = self._stages.slab
+        if slab is None:
+            return moments
+        mean, variance = moments
+        return torch.stack(slab.moments(mean, variance, self._stages.size[0]))
 
     def _own(self) -> torch.Tensor:
         """Return y, contiguous and in memory of its own."""

@@ -69,3 +69,31 @@ def check_modes_fit(op: str, modes: Sequence[int], size: Sequence[int], what: st
                 f"{op}: the weight keeps {count} modes on axis {axis}, but {what} {tuple(size)} holds "
                 f"at most {limit} there; use a finer grid or slice the weight"
             )
+
+
+def check_skip_and_bias(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    skip_weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> None:
+    """Check shapes, dtypes and devices of a layer's skip and bias.
+
+    Raises:
+        TypeError: Another dtype than that of x.
+        ValueError: Wrong shape or device.
+    """
+    c_in, c_out = weight.shape[:2]
+    for name, tensor, shape in (
+        ("skip_weight", skip_weight, (c_out, c_in)),
+        ("bias", bias, (c_out,)),
+    ):
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{op}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
+        if tensor.dtype != x.dtype:
+            raise TypeError(f"{op}: {name} must be {x.dtype} like x, got {tensor.dtype}")
+        if tensor.device != x.device:
+            raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")

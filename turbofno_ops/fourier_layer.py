@@ -11,6 +11,7 @@ from turbofno_ops._validation import (
     check_field_and_weight,
     check_modes_fit,
     check_precision,
+    check_skip_and_bias,
 )
 
 
@@ -62,19 +63,7 @@ def fourier_layer(
         parse_activation(activation)
     except ValueError as error:
         raise ValueError(f"{op}: {error}") from None
-    c_in, c_out = weight.shape[:2]
-    for name, tensor, shape in (
-        ("skip_weight", skip_weight, (c_out, c_in)),
-        ("bias", bias, (c_out,)),
-    ):
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{op}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
-        if tensor.dtype != x.dtype:
-            raise TypeError(f"{op}: {name} must be {x.dtype} like x, got {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
+    check_skip_and_bias(op, x, weight, skip_weight, bias)
     result: torch.Tensor = torch.ops.turbofno.fourier_layer(
         x, weight, skip_weight, bias, activation, backend, precision
     )

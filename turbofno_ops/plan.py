@@ -21,6 +21,7 @@ from turbofno_ops._pass import (
     mixes_on_grid,
     size_after,
 )
+from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import Stages
 from turbofno_ops._support import gpu_refusal, product_refusal, program_refusal
@@ -39,15 +40,8 @@ class _GridCheck(NamedTuple):
     largest_bucket: int = 0
 
 
-class CompiledFNO:
-    """A Fourier neural operator compiled for one device, made by `compile_fno`. No gradients.
-
-    On a GPU a batch is padded to the next of `buckets()`, and every (bucket, grid) is a CUDA graph, captured at its first
-    use. A larger batch is split into the largest bucket, or a smaller one on grids where it would exceed the graph
-    cache's byte bound. On a CPU the stages run without graphs.
-
-    Thread-safe, on any CUDA stream: work is queued on the caller's current stream, and calls that share a graph run in
-    sequence. The result is a new tensor.
+class CompiledChain:
+    """A chain compiled for one device: its grids, its stages, its CUDA graphs. No gradients.
 
     Attributes:
         device: The device.
@@ -63,39 +57,16 @@ class CompiledFNO:
         precision: str,
         buckets: tuple[int, ...],
         graphs: GraphCache,
+        slab: Slab | None = None,
     ) -> None:
         self.device = device
         self.dtype = chain.dtype
         self.backend = "cuda" if device.type == "cuda" else "gemm"
         self.precision = precision
-        self._chain = chain
+        self._chain, self._slab = chain, slab
         self._buckets, self._graphs = buckets, graphs
         self._owner = object()
         self._grid_checks: dict[Size, _GridCheck] = {}
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the network.
-
-        Args:
-            x: [batch, in_channels, *grid] of `dtype` on `device`, in physical units.
-
-        Returns:
-            [batch, out_channels, *grid] in physical units; on another grid if layers change the resolution.
-
-        Raises:
-            TypeError: x is not of `dtype`.
-            ValueError: The shape or device of x does not fit the network.
-            ChainRefused: The grid is not supported (`refusal` tells in advance).
-            torch.OutOfMemoryError: A graph or its buffers do not fit; try a smaller batch.
-        """
-        self._check(x)
-        if x.shape[0] == 0:
-            return self._empty_output(x)
-        with torch.no_grad():
-            if self.backend == "cuda":
-                with torch.cuda.device(self.device):
-                    return self._run_graphs(x)
-            return self._run_eager(x)
 
     def refusal(self, size: Size) -> str | None:
         """Return the reason why a grid is not supported, or None if it is."""
@@ -108,25 +79,40 @@ class CompiledFNO:
     def device_bytes(self) -> int:
         """Return its device bytes: weights, packed operands, graphs and buffers."""
         steps = [s for item in self._chain.items if isinstance(item, Tile) for s in item.steps]
-        return self._chain.nbytes + cached_operand_bytes(steps) + self._graphs.bytes_of(self._owner)
+        return (
+            self._chain.nbytes(self.device)
+            + cached_operand_bytes(steps)
+            + self._graphs.bytes_of(self._owner)
+        )
 
     def clear(self) -> None:
         """Free all of its graphs. Later calls capture them again."""
         with self._graphs.lock:
             self._graphs.drop(self._owner)
 
-    def _check(self, x: torch.Tensor) -> None:
+    def _apply(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        """Apply the network to x on the grid `size`, or to its slab of that grid."""
+        self._check(x, size)
+        if x.shape[0] == 0:
+            return self._empty_output(x, size)
+        with torch.no_grad():
+            if self.backend == "cuda":
+                with torch.cuda.device(self.device):
+                    return self._run_graphs(x, size)
+            return self._run_eager(x, size)
+
+    def _check(self, x: torch.Tensor, size: Size) -> None:
         channels = self._chain.in_channels
         if x.dtype != self.dtype:
             raise TypeError(f"the network was compiled for {self.dtype}, x is {x.dtype}")
         if x.device != self.device:
             raise ValueError(f"the network is on {self.device}, x on {x.device}; move x")
-        if x.ndim < 3 or x.shape[1] != channels or min(x.shape[2:]) < 1:
+        if x.ndim < 3 or x.shape[1] != channels or min(size) < 1:
             raise ValueError(
                 f"x must be [batch, {channels}, *grid] with a point or more on every axis, "
                 f"got shape {list(x.shape)}"
             )
-        refused = self.refusal(tuple(x.shape[2:]))
+        refused = self.refusal(size)
         if refused is not None:
             raise ChainRefused(refused)
 
@@ -151,6 +137,7 @@ class CompiledFNO:
         on_grid = mixes_on_grid(chain, padded_grid.padded, shapes_only=True)
         if not all(_holds_modes(product) for product in on_grid):
             return _GridCheck(f"the grid {grid} does not hold the network's modes")
+        on_gpu = self.backend == "cuda"
         mixes = [item for item in chain.items if isinstance(item, Mix)]
         between = zip(
             mixes, ({*product.size, *product.out_size} for product in on_grid), strict=True
@@ -158,12 +145,36 @@ class CompiledFNO:
         # there a resampling may change constants, and folded maps and biases assume that it keeps them
         if any(mix.resamples_x and 1 in points for mix, points in between):
             return _GridCheck(f"on the grid {grid} a layer resamples an axis of one point")
-        one = bytes_per_element(chain, on_grid, field_dtype(self.precision))
+        all_slabs = self._all_slabs(on_grid)
+        if on_gpu and self._slab and not all(_has_rows(p) for own in all_slabs for p in own):
+            return _GridCheck(
+                f"on the grid {grid} a process has fewer rows than the network keeps modes along them, which the CUDA "
+                "kernels do not support; use fewer processes"
+            )
+        one = max(bytes_per_element(chain, own, field_dtype(self.precision)) for own in all_slabs)
         fitting = [bucket for bucket in self._buckets if bucket * one <= self._graphs.most_bytes]
         largest = fitting[-1] if fitting else 1
-        on_gpu = self.backend == "cuda"
-        refused = self._kernels_refusal(on_grid, largest) if on_gpu else None
+        refused = None
+        if on_gpu:
+            refusals = (self._kernels_refusal(own, largest) for own in all_slabs)
+            refused = next((reason for reason in refusals if reason is not None), None)
         return _GridCheck(refused, size_after(padded_grid, on_grid), largest)
+
+    def _all_slabs(self, on_grid: list[MixOnGrid]) -> list[list[MixOnGrid]]:
+        """Return the products on every process's slab, because all processes must come to the same decisions."""
+        if self._slab is None:
+            return [on_grid]
+        by_product = (
+            zip(self._slab.all_local(p.size), self._slab.all_local(p.out_size), strict=True)
+            for p in on_grid
+        )
+        return [
+            [
+                product._replace(size=size, out_size=out_size)
+                for product, (size, out_size) in zip(on_grid, sizes, strict=True)
+            ]
+            for sizes in dict.fromkeys(zip(*by_product, strict=True))
+        ]
 
     def _kernels_refusal(self, on_grid: list[MixOnGrid], batch: int) -> str | None:
         """Return the reason why the kernels do not support the chain on a grid, or None if they do."""
@@ -202,24 +213,28 @@ class CompiledFNO:
         return None
 
     def _pass(self, size: Size) -> Pass:
-        return Pass(self._chain, size, self._stages, device=self.device)
+        return Pass(self._chain, size, self._stages, device=self.device, slab=self._slab)
 
     def _stages(self, size: Size, modes: Size, out_size: Size) -> Stages:
         if self.backend != "cuda":
-            return TorchStages(size, modes, out_size)
+            return TorchStages(size, modes, out_size, self._slab)
         return CudaStages(
-            size, modes, device=self.device, precision=self.precision, out_size=out_size
+            size,
+            modes,
+            device=self.device,
+            precision=self.precision,
+            out_size=out_size,
+            slab=self._slab,
         )
 
-    def _run_eager(self, x: torch.Tensor) -> torch.Tensor:
-        forward = self._pass(tuple(x.shape[2:]))
+    def _run_eager(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        forward = self._pass(size)
         buffer = forward.buffer(x.shape[0])
         forward.load(x, forward.input_view(buffer))
         return forward.run(buffer).contiguous()
 
-    def _run_graphs(self, x: torch.Tensor) -> torch.Tensor:
-        batch, _, *grid = x.shape
-        size, out = tuple(grid), self._empty_output(x)
+    def _run_graphs(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        batch, out = x.shape[0], self._empty_output(x, size)
         largest = self._grid_check(size).largest_bucket
         if batch <= largest:
             self._run(x, out, size)
@@ -228,9 +243,11 @@ class CompiledFNO:
                 self._run(piece, part, size)
         return out
 
-    def _empty_output(self, x: torch.Tensor) -> torch.Tensor:
+    def _empty_output(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         """Allocate the result."""
-        out_size = self._grid_check(tuple(x.shape[2:])).out_size
+        out_size = self._grid_check(size).out_size
+        if self._slab is not None:
+            out_size = self._slab.local(out_size)
         return x.new_empty(x.shape[0], self._chain.out_channels, *out_size)
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, size: Size) -> None:
@@ -244,7 +261,51 @@ class CompiledFNO:
     def _capture(self, bucket: int, size: Size) -> Graph:
         # later calls write the buffers outside inference mode, so they must not be inference tensors
         with torch.inference_mode(False), torch.no_grad():
-            return Graph(self._pass(size), bucket, self.device)
+            graph = Graph(self._pass(size), bucket, self.device)
+        if self._slab is not None:
+            # a capture runs collectives, so the processes must evict the same graphs
+            graph.nbytes = self._slab.most(graph.nbytes, self.device)
+        return graph
+
+
+class CompiledFNO(CompiledChain):
+    """A Fourier neural operator compiled for one device, made by `compile_fno`. No gradients.
+
+    On a GPU a batch is padded to the next of `buckets()`, and every (bucket, grid) is a CUDA graph, captured at its first
+    use. A larger batch is split into the largest bucket, or a smaller one on grids where it would exceed the graph
+    cache's byte bound. On a CPU the stages run without graphs.
+
+    Thread-safe, on any CUDA stream: work is queued on the caller's current stream, and calls that share a graph run in
+    sequence. The result is a new tensor.
+
+    Attributes:
+        device: The device.
+        dtype: Dtype of input and output: float32, or float64 on a CPU if the description's weights are float64.
+        backend: 'cuda' (the CUDA kernels) or 'gemm' (plain torch).
+        precision: 'fp32', 'tf32' or 'bf16'; always 'fp32' on a CPU.
+    """
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the network.
+
+        Args:
+            x: [batch, in_channels, *grid] of `dtype` on `device`, in physical units.
+
+        Returns:
+            [batch, out_channels, *grid] in physical units; on another grid if layers change the resolution.
+
+        Raises:
+            TypeError: x is not of `dtype`.
+            ValueError: The shape or device of x does not fit the network.
+            ChainRefused: The grid is not supported (`refusal` tells in advance).
+            torch.OutOfMemoryError: A graph or its buffers do not fit; try a smaller batch.
+        """
+        return self._apply(x, tuple(x.shape[2:]))
+
+
+def _has_rows(product: MixOnGrid) -> bool:
+    """True if slabs of a product have at least as many rows as modes are kept along them."""
+    return product.modes[0] <= min(product.size[0], product.out_size[0])
 
 
 def _holds_modes(product: MixOnGrid) -> bool:
@@ -259,7 +320,7 @@ def _row_modes(product: MixOnGrid) -> int:
     return row_modes(product.modes[-1], min(product.size[-1], product.out_size[-1]))
 
 
-def _buckets(most: int) -> tuple[int, ...]:
+def batch_buckets(most: int) -> tuple[int, ...]:
     """Return the powers of two below `most`, and `most`."""
     return (*(2**i for i in range((most - 1).bit_length())), most)
 
@@ -303,6 +364,15 @@ def compile_fno(
         >>> compile_fno(network, device="cpu")(torch.randn(2, 1, 33, 64)).shape
         torch.Size([2, 1, 33, 64])
     """
+    chain, target, precision = lowered(description, device, precision, max_batch)
+    graphs = GraphCache() if graphs is None else graphs
+    return CompiledFNO(chain, target, precision, batch_buckets(max_batch), graphs)
+
+
+def lowered(
+    description: FNODescription, device: torch.device | str, precision: str, max_batch: int
+) -> tuple[Chain, torch.device, str]:
+    """Check the arguments of `compile_fno`; return the chain on its device, the device, and the precision used there."""
     if precision not in PRECISIONS:
         raise ValueError(f"compile_fno: precision must be one of {PRECISIONS}, got {precision!r}")
     if max_batch < 1:
@@ -316,9 +386,7 @@ def compile_fno(
     else:
         raise ChainRefused(f"only CUDA devices and CPUs are supported, got {target}")
     with torch.inference_mode(False), torch.no_grad():
-        chain = lower(description, target)
-    graphs = GraphCache() if graphs is None else graphs
-    return CompiledFNO(chain, target, precision, _buckets(max_batch), graphs)
+        return lower(description, target), target, precision
 
 
 def _supported_gpu(device: torch.device, description: FNODescription) -> torch.device:

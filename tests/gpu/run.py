@@ -116,6 +116,7 @@ def parts() -> list[Part]:
             workers=3,
         ),
         Part("zoo", [python, str(here / "zoo_errors.py")]),
+        _pytest("distributed", f"{ops}/test_distributed.py", "-k", "on_gpus", alone=True),
         _pytest("devices", "tests/service/processes/test_devices.py", OVERLAP, alone=True),
     ]
 

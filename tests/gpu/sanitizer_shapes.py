@@ -79,7 +79,7 @@ def error(
     if refused is not None:
         raise ChainRefused(refused)
     with torch.no_grad():
-        found = relative_l2(chain._run_eager(x.to(device)).cpu(), expected)
+        found = relative_l2(chain._run_eager(x.to(device), size).cpu(), expected)
     return found, LARGEST_ERROR[precision] * max(1.0, own / _ROUNDING)
 
 

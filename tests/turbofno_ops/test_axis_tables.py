@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from turbofno_ops._cuda_tables import axis_analysis, axis_synthesis
+from turbofno_ops._cuda_tables import axis_analysis, axis_synthesis, middle_phase
+from turbofno_ops._modes import Rows
 
 CPU = torch.device("cpu")
 
@@ -56,6 +57,34 @@ def test_tables_transform_as_torch_fft(attempt: int) -> None:
     back = torch.fft.ifft(padded, norm="forward")
     found = transform(axis_synthesis(points, modes, CPU), kept, points)
     assert (found - back).norm() <= 4e-7 * back.norm(), (seed, points, modes)
+
+
+@pytest.mark.parametrize("attempt", range(20))
+def test_tables_of_a_part_of_an_axis(attempt: int) -> None:
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    points = draw.randint(1, 200)
+    modes = draw.randint(1, min(points, 128))
+    first = draw.randrange(points)
+    rows = Rows(first, draw.randint(1, points - first), points)
+    torch.manual_seed(seed)
+    part = torch.randn(rows.count, dtype=torch.complex128)
+    phase = middle_phase(rows, modes, CPU).to(torch.complex128)
+
+    field = torch.zeros(points, dtype=torch.complex128)
+    field[rows.first : rows.stop] = part
+    full = torch.fft.fft(field, norm="forward")
+    above, below = (modes + 1) // 2, modes // 2
+    kept = torch.cat([full[:above], full[points - below :]])
+    found = phase * transform(axis_analysis(rows.count, modes, CPU, points), part, modes)
+    assert (found - kept).norm() <= 4e-7 * kept.norm(), (seed, rows, modes)
+
+    padded = torch.zeros(points, dtype=torch.complex128)
+    padded[:above], padded[points - below :] = kept[:above], kept[above:]
+    back = torch.fft.ifft(padded, norm="forward")
+    table = axis_synthesis(rows.count, modes, CPU, points)
+    found = transform(table, kept * phase.conj(), rows.count)
+    assert (found - back[rows.first : rows.stop]).norm() <= 4e-7 * back.norm(), (seed, rows, modes)
 
 
 def test_high_parts_are_tf32_numbers() -> None:

@@ -1,0 +1,445 @@
+"""What the processes of a group check together; test_distributed.py starts them and reads their outcomes.
+
+`python -m tests.turbofno_ops.slab_checks BACKEND COUNT RANK FOLDER`. Every process draws the same whole fields, gives its slab
+and compares its slab of the result with one process's in float64: the PyTorch module, numpy, torch.fft.
+"""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import random
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from tests.draws import seeded
+from tests.models.importers.random_canonical import field_normalised
+from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
+from tests.turbofno_ops.random_fno import (
+    draw_architecture,
+    draw_normalization,
+    draw_size,
+    field,
+    network,
+    truth,
+)
+from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.fno import FNO
+from turbofno_ops import AddMap, ChainRefused, FNODescription, PointwiseMap, Spectral, distributed
+from turbofno_ops.distributed import fft, slab_rows
+from turbofno_ops.distributed import network as slab_network
+
+Size = tuple[int, ...]
+ON_GPU = sys.argv[1:2] == ["nccl"]
+DTYPE = torch.float32 if ON_GPU else torch.float64
+LIMIT = 5e-6 if ON_GPU else 1e-11
+
+PLAIN = FNOArchitecture(
+    in_channels=2,
+    out_channels=3,
+    hidden_channels=8,
+    n_layers=3,
+    modes=(6, 5),
+    activation="gelu",
+    positional_grid="endpoint_excluded",
+)
+
+
+def device() -> torch.device:
+    """This process's device."""
+    return torch.device("cuda", dist.get_rank()) if ON_GPU else torch.device("cpu")
+
+
+def own(whole: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return this process's slab of a whole tensor on the CPU."""
+    rows = slab_rows(whole.shape[axis])
+    return whole.narrow(axis, min(rows.start, whole.shape[axis]), len(rows))
+
+
+def given(whole: torch.Tensor, axis: int = 2) -> torch.Tensor:
+    """Return this process's slab as input on its device."""
+    return own(whole, axis).to(device(), DTYPE.to_complex() if whole.is_complex() else DTYPE)
+
+
+def compare(found: torch.Tensor, whole: torch.Tensor, axis: int, limit: float, why: object) -> None:
+    """Fail unless `found` is this process's slab of `whole`."""
+    expected = own(whole, axis)
+    assert found.shape == expected.shape, (found.shape, expected.shape, why)
+    error = (found.cpu() - expected).abs().square().sum().sqrt() / whole.abs().square().sum().sqrt()
+    assert error < limit, (float(error), why)
+
+
+def tall(size: Size) -> Size:
+    """Return a grid whose slabs have as many rows as the grid has, which the CUDA kernels need."""
+    count = dist.get_world_size()
+    # the last slab of a padded grid may have fewer rows than the others, by less than their number
+    return ((size[0] + count) * count, *size[1:]) if ON_GPU else size
+
+
+def check_network(module: FNO, x: torch.Tensor, weights: str, why: object) -> None:
+    """Compare one network on one whole field, called twice."""
+    size = tuple(x.shape[2:])
+    expected = truth(module, x)
+    noise = relative_l2(module(x), expected)
+    if not ON_GPU:
+        module.double()
+    compiled = distributed.compile_fno(
+        module.description(), device=device(), weights=weights, max_batch=2
+    )
+    assert compiled.refusal(size) is None, (compiled.refusal(size), why)
+    limit = LIMIT * max(1.0, noise / 5e-7)
+    for _ in range(2):
+        compare(compiled(given(x), size), expected, 2, limit, why)
+    compiled.clear()
+
+
+def drawn_networks() -> None:
+    for draw in range(36):
+        rng = random.Random(torch.initial_seed() + draw)
+        arch = draw_architecture(rng, n_dim=2 + draw % 2)
+        module = network(arch, draw_normalization(rng, arch))
+        weights = rng.choice(["replicated", "sharded"])
+        x = field(module, rng.randint(1, 3), tall(draw_size(rng, arch)))
+        check_network(module, x, weights, arch)
+
+
+def layers_on_other_grids() -> None:
+    for scales in ((2.0, 2.0), (0.5, 1.0), (0.7, 1.5)):
+        for skip in ("linear", "soft-gating", "none"):
+            back = tuple(1 / scale for scale in scales)
+            update: dict[str, Any] = {"skip": skip, "norm": "instance_norm"}
+            update |= {"resolution_scaling": (scales, (1.0, 1.0), back)}
+            update |= {"channel_mlp": ChannelMLP(hidden_channels=4)}
+            module = network(PLAIN.model_copy(update=update))
+            check_network(module, torch.randn(2, 2, *tall((20, 21))), "replicated", update)
+
+
+def mode_placements() -> None:
+    for placement in ("centred", "floor_window", "corners_overwrite", "corners_add"):
+        count = 6 if placement.startswith("corners") else 5
+        for rolled in (False, True):
+            update = {"modes": (count, 4), "mode_placement": placement, "odd_axes_rolled": rolled}
+            module = network(PLAIN.model_copy(update=update))
+            check_network(module, torch.randn(2, 2, *tall((9, 9))), "replicated", update)
+
+
+def normalisation_by_fields() -> None:
+    size = tall((12, 13))
+    module = field_normalised(network(PLAIN), size)
+    check_network(module, torch.randn(2, 2, *size), "replicated", size)
+
+
+def sharded_weights() -> None:
+    size, description = tall((11, 12)), network(PLAIN).description()
+
+    def shared_out(weights: str) -> list[bool]:
+        compiled = distributed.compile_fno(description, device=device(), weights=weights)
+        modes = [len(product.weights[0].flatten(0, -4)) for product in compiled._pass(size)._mixes]
+        return [count < PLAIN.modes[0] for count in modes]
+
+    assert shared_out("sharded") == [True] * 3
+    assert shared_out("replicated") == shared_out("auto") == [False] * 3
+    before, slab_network.REPLICATED_BYTES = slab_network.REPLICATED_BYTES, 1000
+    assert shared_out("auto") == [True] * 3
+    slab_network.REPLICATED_BYTES = before
+    moved = PLAIN.model_copy(update={"modes": (6, 4), "mode_placement": "corners_add"})
+    for arch in (PLAIN, moved):
+        check_network(network(arch), torch.randn(1, 2, *size), "sharded", arch)
+
+
+def drawn_layers() -> None:
+    rng = random.Random(torch.initial_seed())
+    for _ in range(30):
+        n_dim, c_in, c_out = rng.choice([2, 3]), rng.randint(1, 5), rng.randint(1, 5)
+        size = tall(tuple(rng.randint(2, 13) for _ in range(n_dim)))
+        most = size[0] // dist.get_world_size() if ON_GPU else size[0]
+        modes = (
+            rng.randint(1, most),
+            *(rng.randint(1, n) for n in size[1:-1]),
+            rng.randint(1, size[-1] // 2 + 1),
+        )
+        x = torch.randn(2, c_in, *size, dtype=torch.float64)
+        weight = torch.randn(c_in, c_out, *modes, dtype=torch.complex128)
+        skip = torch.randn(c_out, c_in, dtype=torch.float64) if rng.random() < 0.5 else None
+        bias = torch.randn(c_out, dtype=torch.float64) if rng.random() < 0.5 else None
+        activation = rng.choice(["none", "gelu"])
+        expected = spectral_conv_truth(x, weight)
+        if skip is not None:
+            expected = expected + torch.einsum("oi,bi...->bo...", skip, x)
+        if bias is not None:
+            expected = expected + bias.view(-1, *[1] * n_dim)
+        if activation == "gelu":
+            expected = torch.nn.functional.gelu(expected)
+        found = distributed.fourier_layer(
+            given(x),
+            weight.to(device(), DTYPE.to_complex()),
+            size,
+            skip_weight=None if skip is None else skip.to(device(), DTYPE),
+            bias=None if bias is None else bias.to(device(), DTYPE),
+            activation=activation,
+        )
+        compare(found, expected, 2, LIMIT, (size, modes))
+
+
+def drawn_ffts() -> None:
+    rng = random.Random(torch.initial_seed())
+    whole_field = fft._PIECE_BYTES
+    for draw in range(40):
+        # mostly in several pieces, small as the fields are
+        fft._PIECE_BYTES = 1500 if draw % 4 else whole_field
+        size = tuple(rng.choice([1, 2, 3, 5, 7, 8, 9, 11]) for _ in range(rng.choice([2, 3, 3, 4])))
+        check_ffts(rng, size, tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2))))
+    fft._PIECE_BYTES = whole_field
+
+
+def check_ffts(rng: random.Random, size: Size, lead: Size) -> None:
+    """Compare the four transforms of one shape, each in drawn orders and with a drawn norm."""
+    real = torch.randn(*lead, *size, dtype=torch.float64)
+    dims = tuple(range(len(lead), len(lead) + len(size)))
+    noise = torch.randn(*lead, *size, dtype=torch.complex128)
+    inputs = {
+        "fftn": noise,
+        "ifftn": noise,
+        "rfftn": real,
+        "irfftn": torch.fft.rfftn(real, dim=dims),
+    }
+    for name, whole in inputs.items():
+        norm = rng.choice(["backward", "ortho", "forward"])
+        at, to = rng.choice([0, 1]), rng.choice([0, 1])
+        options: dict[str, Any] = {"s": size} if name == "irfftn" else {}
+        expected = getattr(torch.fft, name)(whole, dim=dims, norm=norm, **options)
+        found = getattr(distributed, name)(
+            given(whole, len(lead) + at),
+            size,
+            norm=norm,
+            input_order=fft.ORDERS[at],
+            output_order=fft.ORDERS[to],
+        )
+        compare(found, expected, len(lead) + to, LIMIT, (name, size, lead, norm, at, to))
+
+
+def real_input_of_fftn() -> None:
+    x = torch.randn(7, 6, 5, dtype=torch.float64)
+    found = distributed.fftn(given(x, 0), (7, 6, 5))
+    compare(found, torch.fft.fftn(x), 0, LIMIT, "real input")
+
+
+def rows_are_those_of_torch_chunk() -> None:
+    rank, count = dist.get_rank(), dist.get_world_size()
+    for points in range(14):
+        chunks = torch.arange(points).chunk(count) if points else ()
+        expected = chunks[rank].tolist() if rank < len(chunks) else []
+        assert list(slab_rows(points)) == expected
+
+
+def a_mesh_names_the_axis() -> None:
+    count = dist.get_world_size()
+    mesh = init_device_mesh(device().type, (1, count), mesh_dim_names=("model", "slab"))
+    x = torch.randn(12, 6, dtype=torch.float64)
+    found = distributed.rfftn(given(x, 0), (12, 6), group=mesh["slab"])
+    compare(found, torch.fft.rfftn(x), 0, LIMIT, "mesh")
+    alone = distributed.rfftn(x.to(device(), DTYPE), (12, 6), group=mesh["model"])
+    assert (alone.cpu() - torch.fft.rfftn(x)).abs().max() < 1e2 * LIMIT
+    with raises(ValueError, r"dimensions ('model', 'slab')"):
+        slab_rows(4, mesh)
+
+
+def slabs_are_local_parts_of_dtensors() -> None:
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    whole = torch.randn(85, 12)
+    given_out = distribute_tensor(whole.to(device()), mesh, [Shard(0)])
+    assert torch.equal(given_out.to_local().cpu(), own(whole, 0))
+    spectrum = distributed.rfftn(given_out.to_local(), whole.shape, group=mesh)
+    expected = torch.fft.rfftn(whole.double())
+    joined = DTensor.from_local(
+        spectrum.contiguous(),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=expected.shape,
+        stride=expected.stride(),
+    )
+    assert (
+        relative_l2(torch.view_as_real(joined.full_tensor().cpu()), torch.view_as_real(expected))
+        < 5e-6
+    )
+
+
+def docstring_examples_run() -> None:
+    names = {name: getattr(distributed, name) for name in distributed.__all__}
+    # on the processes' default device the examples would need a GPU's name
+    for name, function in ({} if ON_GPU else names).items():
+        tests = doctest.DocTestFinder().find(function, name, globs={"torch": torch, **names})
+        runner = doctest.DocTestRunner()
+        for test in tests:
+            runner.run(test)
+        assert runner.summarize(verbose=False).failed == 0, name
+
+
+def slabs_without_rows() -> None:
+    count = dist.get_world_size()
+    module = network(PLAIN.model_copy(update={"modes": (1, 3), "norm": "instance_norm"}))
+    size = (count - 1, 9)
+    if ON_GPU:
+        compiled = distributed.compile_fno(module.description(), device=device())
+        with raises(ChainRefused, "use fewer processes"):
+            compiled(torch.randn(1, 2, len(slab_rows(count - 1)), 9, device=device()), size)
+        return
+    check_network(module, torch.randn(2, 2, *size), "sharded", size)
+
+
+def an_empty_batch() -> None:
+    size = tall((6, 9))
+    compiled = distributed.compile_fno(network(PLAIN).description(), device=device())
+    x = torch.randn(0, 2, len(slab_rows(size[0])), 9, device=device())
+    assert compiled(x, size).shape == (0, 3, len(slab_rows(size[0])), 9)
+
+
+def raises(kind: type[Exception], words: str) -> pytest.RaisesExc[Exception]:
+    """Return a context that fails unless its body raises `kind` with these words."""
+    return pytest.raises(kind, match=re.escape(words))
+
+
+def errors_are_explained() -> None:
+    """All of these are raised by every process before it communicates."""
+    description = network(PLAIN).description()
+    where, rows, grid = device(), 12, (12 * dist.get_world_size(), 9)
+    compiled = distributed.compile_fno(description, device=where)
+    x = torch.randn(1, 2, rows, 9, device=where)
+    weight = torch.randn(2, 2, 2, 2, dtype=torch.complex64, device=where)
+    with raises(ValueError, "its slab"):
+        compiled(torch.randn(1, 2, rows + 1, 9, device=where), grid)
+    with raises(ValueError, "its slab"):
+        compiled(x, (grid[0] + 12 * grid[0], 9))
+    with raises(TypeError, "float64"):
+        compiled(x.double(), grid)
+    with raises(ValueError, "[batch, 2, *grid]"):
+        compiled(x[:, :1], grid)
+    with raises(ChainRefused, "2 grid axes"):
+        compiled(x, (*grid, 4))
+    with raises(ChainRefused, "does not hold"):
+        compiled(x, (5, 9))
+    with raises(ValueError, "'auto', 'replicated', 'sharded'"):
+        distributed.compile_fno(description, device=where, weights="none")
+    line = FNODescription(
+        in_channels=2,
+        lifting=(PointwiseMap(torch.randn(2, 2)),),
+        blocks=((Spectral(torch.randn(2, 2, 3, dtype=torch.complex64)), AddMap(torch.eye(2))),),
+        projection=(PointwiseMap(torch.randn(1, 2)),),
+    )
+    with raises(ChainRefused, "one grid axis"):
+        distributed.compile_fno(line, device=where)
+    with raises(ValueError, "does not serve"):
+        distributed.compile_fno(description, device="cpu" if ON_GPU else "meta")
+    for wrong in ("slab", 3):
+        with raises(TypeError, "DeviceMesh or None"):
+            distributed.fourier_layer(x, weight, grid, group=wrong)  # type: ignore[arg-type]
+    alone = dist.new_group([0])
+    if dist.get_rank() > 0:
+        with raises(ValueError, "not in the group"):
+            slab_rows(12, alone)
+    with raises(ValueError, "its slab"):
+        distributed.fourier_layer(x[:, :, 1:], weight, grid)
+    with raises(ValueError, "two or more"):
+        distributed.fourier_layer(x, weight, (12,))
+    with raises(ValueError, "no gradients"):
+        distributed.fourier_layer(x.clone().requires_grad_(), weight, grid)
+    with raises(ValueError, "skip_weight"):
+        distributed.fourier_layer(x, weight, grid, skip_weight=torch.eye(3, device=where))
+    with raises(ValueError, f"keeps {grid[0] + 1} modes"):
+        tall_weight = torch.randn(2, 2, grid[0] + 1, 2, dtype=torch.complex64, device=where)
+        distributed.fourier_layer(x, tall_weight, grid)
+    real = x[0, 0]
+    with raises(ValueError, "its slab"):
+        distributed.rfftn(real[1:], grid)
+    with raises(TypeError, "fftn takes complex"):
+        distributed.rfftn(real.to(torch.complex64), grid)
+    with raises(TypeError, "complex64 or complex128"):
+        distributed.irfftn(real, grid)
+    with raises(TypeError, "float16"):
+        distributed.fftn(real.half(), grid)
+    with raises(ValueError, "'natural', 'transposed'"):
+        distributed.fftn(real, grid, input_order="rows")
+    with raises(ValueError, "norm"):
+        distributed.ifftn(real, grid, norm="none")
+    with raises(ValueError, "two axes or more"):
+        distributed.fftn(real, (12,))
+    with raises(ValueError, "must have the 3 axes"):
+        distributed.fftn(real, (*grid, 3))
+    with raises(ValueError, "no gradients"):
+        distributed.fftn(real.clone().requires_grad_(), grid)
+
+
+CHECKS: tuple[Callable[[], None], ...] = (
+    rows_are_those_of_torch_chunk,
+    errors_are_explained,
+    drawn_ffts,
+    real_input_of_fftn,
+    drawn_layers,
+    sharded_weights,
+    drawn_networks,
+    layers_on_other_grids,
+    mode_placements,
+    normalisation_by_fields,
+    slabs_without_rows,
+    an_empty_batch,
+    a_mesh_names_the_axis,
+    slabs_are_local_parts_of_dtensors,
+    docstring_examples_run,
+)
+NAMES = [check.__name__ for check in CHECKS]
+
+
+def main(backend: str, count: int, rank: int, folder: Path) -> None:
+    """Run all checks in order; write the outcome of each, None or a traceback. After a failure the others do not run."""
+    torch.set_num_threads(1)
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),
+        device_id=device_of(rank),
+    )
+    outcomes: dict[str, str | None] = dict.fromkeys(NAMES, "not run, because another check failed")
+    for check in CHECKS:
+        outcomes[check.__name__] = outcome(check)
+        (folder / f"{rank}.json").write_text(json.dumps(outcomes))
+        if outcomes[check.__name__] is not None:
+            # the others may wait for this process: do not wait for them
+            os._exit(1)
+    dist.destroy_process_group()
+
+
+def device_of(rank: int) -> torch.device | None:
+    """Return the device that the group is bound to."""
+    return torch.device("cuda", rank) if ON_GPU else None
+
+
+def outcome(check: Callable[[], None]) -> str | None:
+    """Return None, or the traceback of a failure."""
+    with seeded(check.__name__):
+        try:
+            check()
+        except Exception:
+            return traceback.format_exc()
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

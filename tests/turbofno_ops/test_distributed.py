@@ -1,0 +1,142 @@
+"""`turbofno_ops.distributed`: 2 and 3 processes on CPUs (gloo), and one for each GPU (NCCL), against one in float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.turbofno_ops import slab_checks
+from tests.turbofno_ops.random_fno import network
+from turbofno_ops import GraphCache, compile_fno, distributed, native_status, plan
+from turbofno_ops._slab import Slab
+from turbofno_ops.distributed import SlabFNO
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "how-to" / "poisson_slabs.py"
+_SECONDS = 170
+
+Outcomes = dict[str, list[str]]
+"""What failed of each check, by rank."""
+
+
+@contextmanager
+def started(backend: str, count: int, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes of a group; those that still run at the end are stopped."""
+    module = [sys.executable, "-m", slab_checks.__name__, backend, str(count)]
+    processes = []
+    for rank in range(count):
+        command = [*module, str(rank), str(folder)]
+        with (folder / f"{rank}.log").open("w") as log:
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
+            )
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def checked(backend: str, count: int, folder: Path) -> Outcomes:
+    """Run all checks by `count` processes."""
+    with started(backend, count, folder) as processes:
+        for process in processes:
+            process.wait(_SECONDS)
+    outcomes: Outcomes = {name: [] for name in slab_checks.NAMES}
+    for rank in range(count):
+        found = folder / f"{rank}.json"
+        log = (folder / f"{rank}.log").read_text()
+        said = json.loads(found.read_text()) if found.is_file() else dict.fromkeys(outcomes, log)
+        for name, failure in said.items():
+            if failure is not None:
+                outcomes[name].append(f"rank {rank} of {count}: {failure}")
+    return outcomes
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def on_cpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return checked("gloo", request.param, tmp_path_factory.mktemp("gloo"))
+
+
+@pytest.fixture(scope="module", params=[2, 4, 8])
+def on_gpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    count, there = request.param, torch.cuda.device_count()
+    if count > there:
+        pytest.skip(f"needs {count} GPUs, there are {there}")
+    if not native_status().loaded:
+        pytest.skip(native_status().detail)
+    return checked("nccl", count, tmp_path_factory.mktemp("nccl"))
+
+
+@pytest.mark.parametrize("check", slab_checks.NAMES)
+def test_on_cpus(on_cpus: Outcomes, check: str) -> None:
+    assert not on_cpus[check], "\n".join(on_cpus[check])
+
+
+@pytest.mark.parametrize("check", slab_checks.NAMES)
+def test_on_gpus(on_gpus: Outcomes, check: str) -> None:
+    assert not on_gpus[check], "\n".join(on_gpus[check])
+
+
+def test_the_kernels_are_asked_about_every_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = compile_fno(network(slab_checks.PLAIN).description(), device="cpu")._chain
+    cut = Slab(cast("dist.ProcessGroup", None), rank=0, count=4)
+    compiled = SlabFNO(chain, torch.device("cpu"), "fp32", (1,), GraphCache(), cut)
+    compiled.backend = "cuda"
+    asked: set[object] = set()
+
+    def product(_batch: int, _c_in: int, _c_out: int, *grids: object) -> str | None:
+        asked.add(grids[0])
+        return "too few" if grids[0] == (9, 21) else None
+
+    monkeypatch.setattr(plan, "program_refusal", lambda *_, size, **__: asked.add(size))
+    monkeypatch.setattr(plan, "product_refusal", product)
+    assert compiled.refusal((48, 20)) is None
+    assert asked == {(12, 20)}
+    # 12, 12, 12 and 9 rows: every process learns what the last one cannot run
+    refused = compiled.refusal((45, 21))
+    assert refused == "in layer 1 of 3: too few"
+    # 6, 6, 6 and 3 rows for 6 modes
+    refused = compiled.refusal((21, 20))
+    assert refused is not None
+    assert "use fewer processes" in refused
+
+
+def test_without_a_group_the_error_names_the_call() -> None:
+    with pytest.raises(ValueError, match="init_process_group"):
+        distributed.slab_rows(8)
+
+
+def test_the_example_solves_the_equation() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            EXAMPLE,
+        ],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    processes, error = re.fullmatch(r"(\d+) processes, largest error (\S+)\n", done.stdout).groups()
+    assert int(processes) == 2
+    assert float(error) < 1e-12
