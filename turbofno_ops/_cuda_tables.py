@@ -38,9 +38,7 @@ def row_analysis(
 
 
 @_tables.cached
-def field_analysis(
-    points: int, modes: int, precision: str, device: torch.device
-) -> torch.Tensor:
+def field_analysis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
     """Return the table of csrc/kernels/analyze_rows.cu as uint8: one B operand for every 64 points and 8 columns.
 
     A matrix is 8 columns by 8 points. Columns are (re, im) of modes; of 16 columns the first fragment has the even modes.
