@@ -20,7 +20,7 @@ from turbofno_ops._native import (
     launch,
     refusal,
 )
-from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
+from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches, row_modes
 from turbofno_ops._stages import (
     AddGate,
     AddMap,
@@ -135,7 +135,7 @@ class CudaStages:
             channels=channels,
             x_channels=x_channels,
             modes=modes,
-            next_modes=self.modes[-1],
+            next_modes=row_modes(self.modes[-1], min(self.size[-1], self.out_size[-1])),
             precision=self._precision,
             x_channel_first=x_channel_first,
             **self._limits._asdict(),
@@ -183,7 +183,7 @@ class CudaStages:
         return Results(stored, done.saved, done.moments, done.spectra, done.out)
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        batch, c_in, *_, last = spectra.shape
+        batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z = readable(spectra)
         for name, structure, elements, axis in self._product(batch, c_in, c_out):
@@ -197,7 +197,7 @@ class CudaStages:
                 arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
             launch(name, arguments)
             z = out
-        return z.view(batch, c_out, *self.out_size[:-1], last)
+        return z.view(batch, c_out, *self.out_size[:-1], row)
 
     def convert(self, x: torch.Tensor) -> Field:
         field = self._field(x.shape[0], x.shape[1], tuple(x.shape[2:]))

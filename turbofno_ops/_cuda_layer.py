@@ -15,6 +15,7 @@ import torch
 from turbofno_ops._channels import mode_major
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._gemm import _tables
+from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import (
     Activate,
     AddMap,
@@ -72,7 +73,9 @@ class _Plan:
             batch=shape.batch, channels=c_in, x_channels=c_in, x_channel_first=True, modes=0
         )
         self.before = self.stages.prepare(_BEFORE, in_shape)
-        mixed_shape = in_shape._replace(grid=shape.out_size, channels=c_out, modes=shape.modes[-1])
+        mixed_shape = in_shape._replace(
+            grid=shape.out_size, channels=c_out, modes=in_shape.next_modes
+        )
         self.after = self.stages_after.prepare(tuple(after), mixed_shape)
         tables = sum(stages.nbytes for stages in {self.stages, self.stages_after})
         self.nbytes = tables + _HOST_BYTES
@@ -127,6 +130,7 @@ def _layer_refusal(
     device: torch.device,
 ) -> str | None:
     c_in, c_out = channels
+    row = row_modes(modes[-1], min(size[-1], out_size[-1]))
     skip = AddMap(torch.empty(c_out, c_in, device="meta"))
     reason = product_refusal(batch, c_in, c_out, size, out_size, modes, precision)
     for steps, many, grid in (
@@ -139,8 +143,8 @@ def _layer_refusal(
             channels=many,
             channels_of_x=c_in,
             size=grid,
-            modes=modes[-1],
-            next_modes=modes[-1],
+            modes=row,
+            next_modes=row,
             precision=precision,
             device=device,
         )

@@ -5,8 +5,8 @@ A Fourier layer is linear before its activation, and every channel map commutes 
     lifting     layer(M . u) is a layer with weight M^T . weight and skip . M, so the wide lifted field is
                 never computed. u holds x - mean, the positions and, for the bias of the lifting, a channel
                 of ones. Where domain padding zeros the lifted field, it zeros u.
-    projection  P . layer(h) is a layer with weight . P^T, P . skip and P . bias, so the last hidden field
-                is never written. The rest of the projection is applied to the layer's output on chip.
+    projection  P . layer(h) is a layer with weight . P^T, P . skip and P . bias. The rest of the projection is
+                applied to the layer's output on chip. Not where P widens: the spectral product would too.
 
 A lifting or projection with one hidden layer runs on chip, in the kernel of the adjacent block. A longer or wider
 one runs in plain torch.
@@ -234,6 +234,11 @@ def _project(
     if not all(isinstance(step, AddMap | AddGate | Affine) for step in last[at + 1 :]):
         return last, Project(projection, activation)
     first, *others = projection
+    spectral = last[at]
+    assert isinstance(spectral, Spectral)
+    if others and hidden > spectral.weight.shape[1]:
+        # a wider spectral product costs more than a matrix product on chip
+        return last, Project(projection, activation)
     merged = (*last[:at], *_fold_projection(last[at:], first))
     if others:
         return (*merged, Activate(activation)), Project(tuple(others), "none")

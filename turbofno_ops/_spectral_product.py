@@ -35,20 +35,34 @@ class ProductShape(NamedTuple):
     precision: str
     multiprocessors: int
 
+    @property
+    def row_modes(self) -> int:
+        """Modes of a row of the spectra."""
+        return row_modes(self.modes[-1], min(self.size[-1], self.out_size[-1]))
+
+
+def row_modes(modes: int, points: int) -> int:
+    """Return the modes that a row of `points` points has in the spectra: the kept ones, or the next even number.
+
+    Two complex numbers are 16 bytes, the kernels' fastest access. The weights have the kept modes only.
+    """
+    return modes + 1 if modes % 2 and 3 <= modes <= points // 2 else modes
+
 
 def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
-    """Return the launches from spectra [batch, c_in, *others, modes] to mixed spectra [batch, c_out, *others, modes].
+    """Return the launches from spectra [batch, c_in, *others, row] to mixed spectra [batch, c_out, *others, row].
 
-    Intermediate results have the transformed modes in front:
-    [*transformed modes, batch, channels, *remaining axes, modes of the last axis].
+    `row` is `row_modes`. Intermediate results have the transformed modes in front:
+    [*transformed modes, batch, channels, *remaining axes, row].
     """
     *kept, last = shape.modes
+    row = shape.row_modes
     analyses = [
         _transform(shape, axis, shape.c_in, shape.size, inverse=False)
         for axis in reversed(range(len(kept)))
     ]
-    in_pitch = _pitch(shape, shape.batch * shape.c_in * last)
-    out_pitch = _pitch(shape, shape.batch * shape.c_out * last)
+    in_pitch = _pitch(shape, shape.batch * shape.c_in * row)
+    out_pitch = _pitch(shape, shape.batch * shape.c_out * row)
     product = _native.Product(
         batch=shape.batch,
         in_pitch=in_pitch,
@@ -57,6 +71,7 @@ def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
         c_out=shape.c_out,
         others=math.prod(kept),
         modes=last,
+        row_modes=row,
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
     )
@@ -71,12 +86,13 @@ def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
 def _transform(
     shape: ProductShape, axis: int, channels: int, size: Size, *, inverse: bool
 ) -> SpectralLaunch:
-    *kept, last = shape.modes
+    *kept, _ = shape.modes
+    row = shape.row_modes
     outer = math.prod(kept[axis + 1 :]) * shape.batch * channels * math.prod(size[:axis])
-    pitch = _pitch(shape, outer * last)
+    pitch = _pitch(shape, outer * row)
     arguments = _native.Transform(
         outer=outer,
-        inner=last,
+        inner=row,
         pitch=pitch,
         points=size[axis],
         modes=kept[axis],
@@ -84,7 +100,7 @@ def _transform(
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
     )
-    elements = outer * size[axis] * last if inverse else kept[axis] * pitch
+    elements = outer * size[axis] * row if inverse else kept[axis] * pitch
     return SpectralLaunch("transform_axis", arguments, elements, axis)
 
 

@@ -21,6 +21,7 @@ from turbofno_ops._pass import (
     mixes_on_grid,
     size_after,
 )
+from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import Stages
 from turbofno_ops._support import gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import cached_operand_bytes
@@ -178,7 +179,7 @@ class CompiledFNO:
                     channels_of_x=item.channels_of_x,
                     size=size,
                     modes=mixed_modes,
-                    next_modes=product.modes[-1],
+                    next_modes=_row_modes(product),
                     precision=self.precision,
                     device=self.device,
                 )
@@ -197,7 +198,7 @@ class CompiledFNO:
             if refused is not None:
                 return f"{where} layer {min(done + 1, layers)} of {layers}: {refused}"
             if isinstance(item, Mix):
-                size, done, mixed_modes = product.out_size, done + 1, product.modes[-1]
+                size, done, mixed_modes = product.out_size, done + 1, _row_modes(product)
         return None
 
     def _pass(self, size: Size) -> Pass:
@@ -252,6 +253,10 @@ def _holds_modes(product: MixOnGrid) -> bool:
     return min(product.out_size) > 0 and all(
         k <= limit for k, limit in zip(product.modes, limits, strict=True)
     )
+
+
+def _row_modes(product: MixOnGrid) -> int:
+    return row_modes(product.modes[-1], min(product.size[-1], product.out_size[-1]))
 
 
 def _buckets(most: int) -> tuple[int, ...]:

@@ -172,18 +172,20 @@ typedef struct {
     const void *table; /* _cuda_tables.py, axis_analysis(points, modes) or axis_synthesis(points, modes) */
 } turbofno_transform;
 
-/* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). */
+/* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). A row may have one mode more
+ * than the weight, so that it is whole 16 bytes; that mode of the output is zero. */
 typedef struct {
     int64_t batch;
     int64_t in_pitch, out_pitch; /* complex numbers from one k to the next */
     int32_t c_in, c_out;
     int32_t others; /* k: kept modes of all axes but the last */
     int32_t modes; /* m: of the last axis */
+    int32_t row_modes; /* of a row: modes or modes + 1 */
     int32_t precision;
     int32_t multiprocessors;
-    const float *input; /* complex [others][in_pitch], a row [batch][c_in][modes] */
+    const float *input; /* complex [others][in_pitch], of these [batch][c_in][row_modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
-    float *out; /* complex [others][out_pitch], a row [batch][c_out][modes] */
+    float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */
 } turbofno_product;
 
 /* Mean and variance over the grid of each batch element and channel. */

@@ -62,7 +62,18 @@ template <typename P> struct WgmmaOperandB {
     }
 
     template <int FRAGMENTS>
-    __device__ __forceinline__ void add(float (&values)[FRAGMENTS][4], const OperandA<P> &a, int chunk, int pair, int = 2) const {
+    __device__ __forceinline__ void add(float (&values)[FRAGMENTS][4], const OperandA<P> &a, int chunk, int pair,
+                                        int steps = 2) const {
+        // a branch around single wgmma would serialise them
+        if (steps == 1) {
+            add_steps<1>(values, a, chunk, pair);
+        } else {
+            add_steps<2>(values, a, chunk, pair);
+        }
+    }
+
+    template <int STEPS, int FRAGMENTS>
+    __device__ __forceinline__ void add_steps(float (&values)[FRAGMENTS][4], const OperandA<P> &a, int chunk, int pair) const {
         constexpr int kWgmmaFragments = FRAGMENTS < 4 ? FRAGMENTS : 4; // per wgmma; more would spill registers
         const unsigned plane = 2 * 2 * pairs * kMatrixWords, step = plane * P::kPlanes;
 #pragma unroll
@@ -72,12 +83,12 @@ template <typename P> struct WgmmaOperandB {
             wgmma_fence();
             if constexpr (P::kSplit) {
 #pragma unroll
-                for (int i = 0; i < 2; ++i) wgmma<P>(part, a.low[i], b + i * step, i > 0);
+                for (int i = 0; i < STEPS; ++i) wgmma<P>(part, a.low[i], b + i * step, i > 0);
 #pragma unroll
-                for (int i = 0; i < 2; ++i) wgmma<P>(part, a.high[i], b + i * step + plane, true);
+                for (int i = 0; i < STEPS; ++i) wgmma<P>(part, a.high[i], b + i * step + plane, true);
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) wgmma<P>(part, a.high[i], b + i * step, P::kSplit || i > 0);
+            for (int i = 0; i < STEPS; ++i) wgmma<P>(part, a.high[i], b + i * step, P::kSplit || i > 0);
             wgmma_commit_and_wait(part);
 #pragma unroll
             for (int j = 0; j < kWgmmaFragments; ++j) {

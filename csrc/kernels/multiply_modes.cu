@@ -1,7 +1,7 @@
 // One complex channel matrix per mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
 // in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; kx counts the kept modes of all axes
-// but the last (one in 1D, where `in` and `out` are the spectra themselves). A block takes one kx, 1 to 4 neighbouring ky
+// but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out` may have one ky more (row_modes). A block takes one kx, 1 to 4 neighbouring ky
 // for contiguous reads and writes, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
 //
 // On tensor cores, A holds the weights: 16 output channels by 4 complex input channels, first their real, then their
@@ -20,7 +20,7 @@ struct Product {
     const float2 *in, *weight;
     float2 *out;
     int64_t batch, in_pitch, out_pitch; // pitches: from one kx to the next
-    int c_in, c_out, modes_w;
+    int c_in, c_out, modes_w, row_modes; // modes of the last axis: of the weight, of a row
     int batch_tiles, mode_tiles, channel_groups, channel_tiles;
     int shared_in, shared_out; // pitches, from one batch element to the next in shared memory
 };
@@ -90,7 +90,7 @@ template <int MODES, int AT_ONCE> struct Walk {
     const int channel = threadIdx.x % 32 / kPieces, mode = threadIdx.x % kPieces * AT_ONCE;
 };
 
-// Copies `channels` channels of MODES modes each, of which `modes` exist, to shared memory; zeros from channel `count` on.
+// Copies `channels` channels of MODES modes each, of which a row has `modes`, to shared memory; zeros from channel `count` on.
 template <int MODES, int AT_ONCE>
 __device__ void copy_in(float2 *to, const float2 *from, int channels, int count, int modes, int stride) {
     const Walk<MODES, AT_ONCE> walk;
@@ -136,9 +136,10 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     block /= a.mode_tiles;
     const int o0 = int(block % a.channel_groups) * a.channel_tiles * 16;
     const int kx = int(block / a.channel_groups);
-    const int batch = int(min(int64_t(8 * BATCH), a.batch - b0)), modes = min(MODES, a.modes_w - y0);
+    const int batch = int(min(int64_t(8 * BATCH), a.batch - b0)), modes = min(MODES, a.row_modes - y0);
 
-    const int y = min(warp % MODES, modes - 1);
+    const bool has_weight = y0 + warp % MODES < a.modes_w;
+    const int y = has_weight ? warp % MODES : 0;
     const float2 *weight = a.weight + (int64_t(kx) * a.modes_w + y0 + y) * a.c_in * a.c_out;
     // A warp copies the weights of 4 channels in lines of 128 bytes and reads them in mma order. The swizzle avoids bank
     // conflicts in both.
@@ -159,11 +160,11 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
 
     const int padded = (a.c_in + 7) / 8 * 8;
     for (int b = warp; b < batch; b += warps) {
-        const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.modes_w + y0;
-        if (MODES > 1 && a.modes_w % 2 == 0) { // two modes are 16 aligned bytes
-            copy_in<MODES, kPair>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.modes_w);
+        const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
+        if (MODES > 1 && a.row_modes % 2 == 0) { // two modes are 16 aligned bytes
+            copy_in<MODES, kPair>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.row_modes);
         } else {
-            copy_in<MODES, 1>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.modes_w);
+            copy_in<MODES, 1>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.row_modes);
         }
     }
     commit_copies();
@@ -194,17 +195,18 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int b = n * 8 + 2 * t + e % 2, row = 2 * g + e / 2;
-            tile[b * a.shared_out + row * MODES] = float2{sum[n][0][e], sum[n][1][e]};
+            const float2 value{sum[n][0][e], sum[n][1][e]};
+            tile[b * a.shared_out + row * MODES] = has_weight ? value : float2{0.0f, 0.0f};
         }
     }
     __syncthreads();
     const int channels = min(a.channel_tiles * 16, a.c_out - o0);
     for (int b = warp; b < batch; b += warps) {
-        float2 *out = a.out + kx * a.out_pitch + ((b0 + b) * a.c_out + o0) * a.modes_w + y0;
-        if (MODES > 1 && a.modes_w % 2 == 0) {
-            copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.modes_w);
+        float2 *out = a.out + kx * a.out_pitch + ((b0 + b) * a.c_out + o0) * a.row_modes + y0;
+        if (MODES > 1 && a.row_modes % 2 == 0) {
+            copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
         } else {
-            copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.modes_w);
+            copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
         }
     }
 }
@@ -243,6 +245,7 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.c_in = product->c_in;
     a.c_out = product->c_out;
     a.modes_w = product->modes;
+    a.row_modes = product->row_modes;
     a.batch_tiles = int(p.batch_tiles);
     a.mode_tiles = int(p.mode_tiles);
     a.channel_groups = int(p.channel_groups);

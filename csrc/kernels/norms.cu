@@ -4,6 +4,8 @@
 // c[0 .. K - 1] has the mean Re c[0] and the mean square (Re c[0])^2 + sum over k >= 1 of 2 |c[k]|^2, where the Nyquist
 // frequency W / 2 of an even row counts (Re c[k])^2 only.
 // Variances are sums of squares about a known mean, or merged from such sums (Chan et al. 1983), so that no digits cancel.
+// Means are sums of differences from the first value: exact for a constant, whose rounding a norm would amplify by
+// 1 / sqrt(eps).
 #include <algorithm>
 
 #include "pdl.cuh"
@@ -16,10 +18,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The sum of a value over the block, returned to all threads.
-__device__ float block_sum(float value, float *shared) {
+// The sum of a value over the warp, returned to all lanes.
+__device__ float warp_sum(float value) {
 #pragma unroll
     for (int bit = 16; bit > 0; bit /= 2) value += __shfl_xor_sync(0xffffffffu, value, bit);
+    return value;
+}
+
+// The sum of a value over the block, returned to all threads.
+__device__ float block_sum(float value, float *shared) {
+    value = warp_sum(value);
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();
@@ -40,9 +48,10 @@ __global__ void __launch_bounds__(kThreads) moments_of_spectra(const SpectralMom
     __shared__ float shared[kThreads / 32];
     pdl_wait();
     const float2 *from = a.spectra + int64_t(blockIdx.x) * a.outer * a.modes;
+    const float first = from[0].x;
     float sum = 0.0f;
-    for (int64_t o = threadIdx.x; o < a.outer; o += kThreads) sum += from[o * a.modes].x;
-    const float mean = block_sum(sum, shared) / float(a.outer);
+    for (int64_t o = threadIdx.x; o < a.outer; o += kThreads) sum += from[o * a.modes].x - first;
+    const float mean = first + block_sum(sum, shared) / float(a.outer);
     float squares = 0.0f;
     const int64_t count = a.outer * a.modes;
     for (int64_t i = threadIdx.x; i < count; i += kThreads) {
@@ -61,12 +70,15 @@ __global__ void __launch_bounds__(kThreads) moments_of_spectra(const SpectralMom
     pdl_trigger();
 }
 
+constexpr int kPointsPerThread = 16; // held in registers, so that the field is read once
+
 struct FieldMoments {
     const void *field; // [batch][points][channels, rounded up to 16 bytes]
     float2 *parts; // [batch][pieces][channels]: mean, sum of squares about it
     float2 *moments;
-    int64_t points, piece; // of a batch element, of a piece of these
-    int channels, pieces;
+    int64_t points, piece, pieces; // points of a batch element, of a piece of these; pieces
+    int64_t batch;
+    int channels;
 };
 
 // A block takes one piece of a batch element's points; a thread four channels of every (kThreads / vectors)-th point.
@@ -76,19 +88,10 @@ template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of
     const int pitch = pitch_of<Field>(a.channels), vectors = pitch / 4, rows = kThreads / vectors;
     const int vector = threadIdx.x % vectors, row = threadIdx.x / vectors;
     const int64_t b = blockIdx.x / a.pieces; // one grid dimension: gridDim.y is limited to 65535
-    const int64_t begin = blockIdx.x % a.pieces * a.piece, end = min(a.points, begin + a.piece);
-    const Field *from = static_cast<const Field *>(a.field) + b * a.points * pitch + 4 * vector;
-    float4 mean{};
-    for (int pass = 0; pass < 2; ++pass) { // the second pass reads from cache
-        float4 sum{};
-        for (int64_t p = begin + row; p < end && row < rows; p += rows) {
-            float4 v = load_four(from + p * pitch);
-            if (pass > 0) {
-                v = {v.x - mean.x, v.y - mean.y, v.z - mean.z, v.w - mean.w};
-                v = {v.x * v.x, v.y * v.y, v.z * v.z, v.w * v.w};
-            }
-            sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-        }
+    const int64_t begin = blockIdx.x % a.pieces * a.piece;
+    const int count = int(min(a.points - begin, a.piece));
+    const Field *from = static_cast<const Field *>(a.field) + (b * a.points + begin) * pitch + 4 * vector;
+    const auto sum_of_rows = [&](float4 sum) { // returned to all threads
         __syncthreads();
         shared[threadIdx.x] = sum;
         __syncthreads();
@@ -97,33 +100,63 @@ template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of
             const float4 v = shared[r * vectors + vector];
             all = {all.x + v.x, all.y + v.y, all.z + v.z, all.w + v.w};
         }
-        if (pass == 0) {
-            const float part = 1.0f / float(end - begin);
-            mean = {all.x * part, all.y * part, all.z * part, all.w * part};
-        } else if (row == 0) {
-            float2 *to = a.parts + int64_t(blockIdx.x) * a.channels + 4 * vector;
-            const float means[4] = {mean.x, mean.y, mean.z, mean.w}, squares[4] = {all.x, all.y, all.z, all.w};
-            for (int i = 0; i < 4 && 4 * vector + i < a.channels; ++i) to[i] = {means[i], squares[i]};
-        }
+        return all;
+    };
+    const float4 first = load_four(from);
+    float4 values[kPointsPerThread]; // less the first
+#pragma unroll
+    for (int i = 0; i < kPointsPerThread; ++i) {
+        const int p = row + i * rows;
+        values[i] = row < rows && p < count ? load_four(from + int64_t(p) * pitch) : first;
+    }
+    float4 sum{};
+#pragma unroll
+    for (float4 &v : values) {
+        v = {v.x - first.x, v.y - first.y, v.z - first.z, v.w - first.w};
+        sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    }
+    sum = sum_of_rows(sum);
+    const float part = 1.0f / float(count);
+    const float4 mean{sum.x * part, sum.y * part, sum.z * part, sum.w * part}; // less the first
+    float4 squares{};
+#pragma unroll
+    for (int i = 0; i < kPointsPerThread; ++i) {
+        if (row >= rows || row + i * rows >= count) continue;
+        const float4 v = values[i], d{v.x - mean.x, v.y - mean.y, v.z - mean.z, v.w - mean.w};
+        squares = {fmaf(d.x, d.x, squares.x), fmaf(d.y, d.y, squares.y), fmaf(d.z, d.z, squares.z),
+                   fmaf(d.w, d.w, squares.w)};
+    }
+    squares = sum_of_rows(squares);
+    if (row == 0) {
+        float2 *to = a.parts + int64_t(blockIdx.x) * a.channels + 4 * vector;
+        const float means[4] = {first.x + mean.x, first.y + mean.y, first.z + mean.z, first.w + mean.w};
+        const float sums[4] = {squares.x, squares.y, squares.z, squares.w};
+        for (int i = 0; i < 4 && 4 * vector + i < a.channels; ++i) to[i] = {means[i], sums[i]};
     }
     pdl_trigger();
 }
 
+// A warp merges the pieces of one batch element and channel.
 __global__ void __launch_bounds__(kThreads) merge_pieces(const FieldMoments a) {
     pdl_wait();
-    const int channel = threadIdx.x;
-    if (channel < a.channels) {
-        const float2 *parts = a.parts + int64_t(blockIdx.x) * a.pieces * a.channels + channel;
-        float count = 0.0f, mean = 0.0f, squares = 0.0f;
-        for (int i = 0; i < a.pieces; ++i) {
-            const float2 part = parts[int64_t(i) * a.channels];
-            const float more = float(min(a.points, (i + 1) * a.piece) - i * a.piece), all = count + more;
+    const int64_t series = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    if (series < a.batch * a.channels) {
+        const int64_t b = series / a.channels;
+        const float2 *parts = a.parts + b * a.pieces * a.channels + (series - b * a.channels);
+        const float count = float(a.points);
+        const auto share = [&](int64_t i) { return float(min(a.piece, a.points - i * a.piece)) / count; };
+        const float first = parts[0].x;
+        float sum = 0.0f;
+        for (int64_t i = threadIdx.x % 32; i < a.pieces; i += 32) sum += (parts[i * a.channels].x - first) * share(i);
+        const float mean = first + warp_sum(sum);
+        float variance = 0.0f;
+        for (int64_t i = threadIdx.x % 32; i < a.pieces; i += 32) {
+            const float2 part = parts[i * a.channels];
             const float delta = part.x - mean;
-            mean += delta * (more / all);
-            squares += part.y + delta * delta * (count * more / all);
-            count = all;
+            variance += fmaf(delta * delta, share(i), part.y / count);
         }
-        a.moments[int64_t(blockIdx.x) * a.channels + channel] = {mean, squares / count};
+        variance = warp_sum(variance);
+        if (threadIdx.x % 32 == 0) a.moments[series] = {mean, variance};
     }
     pdl_trigger();
 }
@@ -161,14 +194,13 @@ __global__ void __launch_bounds__(kThreads) affine_of_norm(const turbofno_norm a
     pdl_trigger();
 }
 
-constexpr int kMaxPieces = 64;
-
 FieldMoments field_moments_arguments(const turbofno_moments &m) {
     FieldMoments a{};
+    const int pitch = m.precision == TURBOFNO_BF16 ? pitch_of<__nv_bfloat16>(m.channels) : pitch_of<float>(m.channels);
     a.points = m.outer * m.points;
-    a.pieces = int(std::min<int64_t>(kMaxPieces, ceil_div(a.points, int64_t(256))));
-    a.piece = ceil_div(a.points, int64_t(a.pieces));
-    a.pieces = int(ceil_div(a.points, a.piece));
+    a.piece = kPointsPerThread * (kThreads / (pitch / 4));
+    a.pieces = ceil_div(a.points, a.piece);
+    a.batch = m.batch;
     a.channels = m.channels;
     return a;
 }
@@ -200,7 +232,8 @@ extern "C" turbofno_status turbofno_field_moments(const turbofno_moments *m, CUs
     const dim3 blocks(unsigned(m->batch * a.pieces));
     const turbofno_status status = launch_pdl(kernel, blocks, kThreads, 0, stream, a);
     if (status != TURBOFNO_OK) return status;
-    return launch_pdl(merge_pieces, dim3(unsigned(m->batch)), kThreads, 0, stream, a);
+    const int64_t warps = m->batch * m->channels;
+    return launch_pdl(merge_pieces, dim3(unsigned(ceil_div(warps, int64_t(kThreads / 32)))), kThreads, 0, stream, a);
 }
 
 extern "C" turbofno_status turbofno_norm_affine(const turbofno_norm *norm, CUstream_st *stream) {

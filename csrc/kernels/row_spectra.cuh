@@ -84,26 +84,36 @@ struct Table {
     __device__ __forceinline__ uint4 word(int at) const { return on_chip ? shared[at] : __ldg(global + at); }
 };
 
+// values += table . spectra over the first 16 STEPS terms of a chunk, for the points of a tile; `at` is the lane's first word.
+template <int STEPS, typename P, int FRAGMENTS, typename B>
+__device__ __forceinline__ void synthesize_chunk(float (&values)[FRAGMENTS][4], const Table &table, int at, int chunk,
+                                                 const B &spectra, float table_inv_scale) {
+    OperandA<P> a;
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        const uint4 h = table.word(at + step * (P::kPlanes * kLanes));
+        a.high[step][0] = h.x, a.high[step][1] = h.y, a.high[step][2] = h.z, a.high[step][3] = h.w;
+        if constexpr (P::kSplit) {
+            const uint4 l = table.word(at + step * (P::kPlanes * kLanes) + kLanes);
+            a.low[step][0] = l.x, a.low[step][1] = l.y, a.low[step][2] = l.z, a.low[step][3] = l.w;
+        }
+    }
+    a.inv_scale[0] = a.inv_scale[1] = table_inv_scale;
+    spectra.add(values, a, chunk, 0, STEPS);
+}
+
 // Inverse DFT: values += table . spectra for the points of a tile.
 template <typename P, int FRAGMENTS, typename B>
-__device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const Table &table, int tile, int chunks,
+__device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const Table &table, int tile, int terms,
                                            const B &spectra, float table_inv_scale, int lane) {
+    constexpr int kChunkWords = 2 * P::kPlanes * kLanes;
+    const int chunks = ceil_div(terms, 32);
+    int at = tile * chunks * kChunkWords + lane, chunk = 0;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        OperandA<P> a;
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            const int at = ((tile * chunks + chunk) * 2 + step) * (P::kPlanes * kLanes) + lane;
-            const uint4 h = table.word(at);
-            a.high[step][0] = h.x, a.high[step][1] = h.y, a.high[step][2] = h.z, a.high[step][3] = h.w;
-            if constexpr (P::kSplit) {
-                const uint4 l = table.word(at + kLanes);
-                a.low[step][0] = l.x, a.low[step][1] = l.y, a.low[step][2] = l.z, a.low[step][3] = l.w;
-            }
-        }
-        a.inv_scale[0] = a.inv_scale[1] = table_inv_scale;
-        spectra.add(values, a, chunk, 0);
+    for (; 32 * chunk + 16 < terms; ++chunk, at += kChunkWords) {
+        synthesize_chunk<2, P>(values, table, at, chunk, spectra, table_inv_scale);
     }
+    if (chunk < chunks) synthesize_chunk<1, P>(values, table, at, chunk, spectra, table_inv_scale);
 }
 
 // Zeroes the points beyond the row's end: their values are undefined, and the analysis sums over all points of a tile.

@@ -174,11 +174,12 @@ __device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], c
     }
 }
 
-// Calls run(i, kind) for each step of a program known at compile time (tile.h).
-template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void for_each_step(const Run &run) {
+// Calls run(i, kind) for the first `steps` steps of a program known at compile time (tile.h).
+template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void for_each_step(int steps, const Run &run) {
     if constexpr ((PROGRAM >> (4 * I)) != 0) {
+        if (I == steps) return;
         run(I, int(PROGRAM >> (4 * I) & 15) - 1);
-        for_each_step<PROGRAM, I + 1>(run);
+        for_each_step<PROGRAM, I + 1>(steps, run);
     }
 }
 
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
                     }
                     break;
                 case TURBOFNO_SYNTHESIS:
-                    synthesize<P>(values, synthesis_table(), WGMMA ? min(tile, tiles - 1) : tile, chunks, spectra,
+                    synthesize<P>(values, synthesis_table(), WGMMA ? min(tile, tiles - 1) : tile, 2 * t.modes, spectra,
                                   a.synthesis_inv_scale, lane);
                     break;
                 case TURBOFNO_AFFINE:
@@ -428,7 +429,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
                 }
             };
             if constexpr (PROGRAM != 0) {
-                for_each_step<PROGRAM>(run);
+                for_each_step<PROGRAM>(t.steps, run);
             } else {
 #pragma unroll 1
                 for (int i = 0; i < t.steps; ++i) run(i, t.step[i].kind);
@@ -458,20 +459,26 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
     pdl_trigger();
 }
 
-// Programs of common networks are unrolled at compile time: fewer instructions, and loads can be hoisted.
+// The kernel for PROGRAM if it serves the tile's program, else that for one of the other programs, else the one that
+// interprets any program. Unrolled at compile time a program takes fewer instructions, and loads can be hoisted.
+template <typename P, int FRAGMENTS, bool WGMMA, uint64_t PROGRAM = 0, uint64_t... OTHERS>
+TileKernel kernel_of_programs(const TileArguments &a) {
+    if constexpr (PROGRAM == 0) {
+        return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0> : tile_program<P, FRAGMENTS, false, WGMMA, 0>;
+    } else {
+        constexpr bool kWide = is_wide(PROGRAM);
+        if (a.plan.wide == kWide && begins_with(PROGRAM, a.tile)) return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM>;
+        return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
+    }
+}
+
 template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const TileArguments &a) {
     if constexpr (FRAGMENTS == 4 || FRAGMENTS == 8) {
-        switch (program_of(a.tile)) {
-        case kLayer: return tile_program<P, FRAGMENTS, false, WGMMA, kLayer>;
-        case kLayerAlone: return tile_program<P, FRAGMENTS, false, WGMMA, kLayerAlone>;
-        case kBlock: return tile_program<P, FRAGMENTS, true, WGMMA, kBlock>;
-        case kLastBlock: return tile_program<P, FRAGMENTS, true, WGMMA, kLastBlock>;
-        case kNormedBlock: return tile_program<P, FRAGMENTS, true, WGMMA, kNormedBlock>;
-        case kAfterNorm: return tile_program<P, FRAGMENTS, false, WGMMA, kAfterNorm>;
-        case kLifting: return tile_program<P, FRAGMENTS, true, WGMMA, kLifting>;
-        }
+        return kernel_of_programs<P, FRAGMENTS, WGMMA, kLayer, kLastLayer, kBlock, kLastBlock, kNormedBlock,
+                                  kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting>(a);
+    } else {
+        return kernel_of_programs<P, FRAGMENTS, WGMMA>(a);
     }
-    return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0> : tile_program<P, FRAGMENTS, false, WGMMA, 0>;
 }
 
 template <typename P> TileKernel kernel_of(const TileArguments &a) {

@@ -97,6 +97,8 @@ extern "C" const char *turbofno_product_unsupported(const turbofno_product *p) {
         return "a channel count is not in 1 .. 256";
     }
     if (p->modes < 1 || p->modes > kMaxModes) return "the last axis does not keep 1 .. 128 modes";
+    const bool made_even = p->modes >= 3 && p->modes % 2 == 1 && p->row_modes == p->modes + 1;
+    if (p->row_modes != p->modes && !made_even) return "a row has neither the kept modes nor the next even number";
     if (p->others < 1 || p->others > kMaxOthers) return "the other axes keep more than 2^24 modes";
     if (!known_precision(p->precision)) return "unknown precision";
     return nullptr;

@@ -91,14 +91,14 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
 }
 
 // Estimated run time, in units of the time to issue a tile's instructions on one scheduler. Below about 10 warps latency is
-// not hidden, hence the lower bounds.
+// not hidden, hence the lower bounds; further warps still hide some.
 double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const int64_t units = rows * p.splits, groups = p.warps / p.group_warps;
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * groups));
     const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div(units, blocks)));
     const double slower = (p.synthesis_on_chip ? 1.0 : p.wgmma ? 1.1 : 1.3) * (p.prefetch_first < 0 ? 1.2 : 1.0);
-    const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, busy / 4)) * slower;
+    const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
     const double row = (t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.group_warps : 0.0) + 0.3;
     return rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + row * std::max(1.0, busy / 8)) + (p.splits > 1 ? 4 : 0);
 }
@@ -152,6 +152,8 @@ TilePlan plan(const turbofno_tile &t) {
     p.planes = t.precision == TURBOFNO_FP32 ? 2 : 1;
     const int64_t rows = t.batch * t.outer;
     const int tiles = ceil_div(t.points, kTilePoints);
+    // a split row's analysis is summed in memory, which is worth it only where multiprocessors would have no row
+    const int64_t split_below = (t.next_modes > 0 ? 1 : 16) * int64_t(t.multiprocessors);
     double least = 0.0;
     for (p.fragments = 2; p.fragments <= kMaxFragments; p.fragments *= 2) {
         const bool whole = 8 * p.fragments >= t.width;
@@ -170,7 +172,7 @@ TilePlan plan(const turbofno_tile &t) {
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
                     lay_out(t, p);
                     if (p.shared_bytes > t.shared_bytes || p.warps % p.group_warps != 0) continue;
-                    for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < t.multiprocessors); p.splits *= 2) {
+                    for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < split_below); p.splits *= 2) {
                         p.split_tiles = round_up(ceil_div(tiles, p.splits), p.wgmma ? kWarpgroupWarps : 1);
                         const double now = cost(t, p, rows);
                         if (best.warps > 0 && now >= least) continue;

@@ -44,6 +44,7 @@ struct TilePlan {
 // Maximum number of warps of a block: a multiprocessor has 64K registers and runs one block.
 TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma) {
     if (wgmma) return fragments <= 8 ? (wide ? 12 : 16) : 8;
+    if (fragments <= 4) return wide ? 16 : 20;
     return fragments <= 8 ? (wide ? 12 : 16) : (wide ? 8 : 12);
 }
 

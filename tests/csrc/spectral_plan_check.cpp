@@ -52,7 +52,7 @@ static void check(const turbofno_product &s) {
     expect(p.modes == 1 || p.modes == 2 || p.modes == 4, "modes of a block", s);
     expect(p.threads == 32 * p.modes * p.channel_tiles && p.threads >= 32 && p.threads <= 32 * kMaxModeWarps, "threads", s);
     expect(p.batch_tiles * p.batch_fragments * 8 >= s.batch, "tiles cover the batch", s);
-    expect(p.mode_tiles * p.modes >= s.modes, "tiles cover the modes", s);
+    expect(p.mode_tiles * p.modes >= s.row_modes, "tiles cover the modes", s);
     expect(p.channel_groups * p.channel_tiles * 16 >= s.c_out, "tiles cover the channels", s);
     expect(p.blocks == p.batch_tiles * p.mode_tiles * p.channel_groups * s.others, "blocks", s);
     const int batch = 8 * p.batch_fragments, channels = (s.c_in + 7) / 8 * 8;
@@ -84,8 +84,13 @@ int main() {
                         for (int multiprocessors : {1, 108, 132}) {
                             turbofno_product s{};
                             s.batch = batch, s.c_in = c_in, s.c_out = c_out, s.others = others, s.modes = modes;
+                            s.row_modes = modes;
                             s.multiprocessors = multiprocessors;
                             check(s);
+                            s.row_modes = modes + 1;
+                            const bool even = modes >= 3 && modes % 2 == 1;
+                            expect((turbofno_product_unsupported(&s) == nullptr) == even, "a row's modes are refused or not", s);
+                            if (even) check(s);
                         }
     return wrong != 0 || transforms == 0 || products == 0;
 }

@@ -46,14 +46,20 @@ def weights(chain: Chain) -> list[tuple[int, ...]]:
 
 def test_lifting_and_projection_are_folded() -> None:
     chain = lowered(PLAIN, positional_grid="endpoint_included")
-    assert weights(chain) == [(6, 5, 2 + 2 + 1, 8), (6, 5, 8, 8), (6, 5, 8, 128)]
+    assert weights(chain) == [(6, 5, 2 + 2 + 1, 8), (6, 5, 8, 8), (6, 5, 8, 8)]
     assert programs(chain) == [
         "Source Store Analyze",
         "Synthesis AddMap Affine Activate Store Analyze",
         "Synthesis AddMap Affine Activate Store Analyze",
-        "Synthesis AddMap Affine Activate Project",
+        "Synthesis AddMap Affine Project",
     ]
     assert chain.lifting == chain.tail == ()
+
+
+def test_a_projection_that_narrows_is_folded_into_the_spectral_product() -> None:
+    chain = lowered(PLAIN, projection_channels=(4,))
+    assert weights(chain)[-1] == (6, 5, 8, 4)
+    assert programs(chain)[-1] == "Synthesis AddMap Affine Activate Project"
 
 
 def test_the_default_network_is_one_pass_between_two_products() -> None:
