@@ -81,12 +81,14 @@ def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
 
 
 def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[str, torch.Tensor]:
-    """Return the results of the kernels, fields as [batch, channels, *grid]."""
+    """Return the results of the kernels, fields as [batch, channels, *grid], spectra without the mode that makes rows even."""
     steps = to_device(drawn.steps, torch.device("cuda"), torch.float32)
     poison()
     done = stages.tile(steps, given)
     found = {name: getattr(done, name) for name in RESULTS}
     fields = {name: stages.plain(found[name]) for name in ("x", "saved") if found[name] is not None}
+    if found["spectra"] is not None:
+        found["spectra"] = found["spectra"][..., : drawn.modes[-1]]
     return {name: t for name, t in {**found, **fields}.items() if t is not None}
 
 
