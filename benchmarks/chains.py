@@ -104,17 +104,18 @@ def neuraloperators(count: int) -> Iterator[Network]:
     """The defaults, then `count` random networks, saved by the library and read by the importer."""
     rng = random.Random(SEED)
     for name, arguments in defaults():
-        yield _built(f"{name} with defaults", name, arguments)
+        yield built(f"{name} with defaults", name, arguments)
     left = count
     while left:
         # the library sometimes rounds the rank of a small factorisation to zero and fails
         with suppress(ZeroDivisionError, RuntimeError):
             arguments = drawn(rng)
-            yield _built("drawn", "FNO", arguments)
+            yield built("drawn", "FNO", arguments)
             left -= 1
 
 
-def _built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
+def built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
+    """A network of the library with random weights, and its import."""
     theirs = getattr(neuralop, name)(**dict(arguments)).eval()
     with torch.no_grad():
         for tensor in (*theirs.parameters(), *theirs.buffers()):

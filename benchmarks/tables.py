@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.page import cell, markdown
@@ -225,6 +226,36 @@ def gpu_imported(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_drawn(rows: list[Row]) -> list[str]:
+    """The section of random imported networks: speed-ups by number of axes."""
+    by_axes = [
+        [
+            *(f"{of[0]['axes']}D", of[0]["batch"], len(of)),
+            sum(row["execution"] == "chain" for row in of),
+            *(_times(f([row["speed-up"] for row in of])) for f in (min, median, max)),
+            max(row["relative L2 error"] / row["float32 error on the CPU"] for row in of),
+        ]
+        for of in _by(sorted(rows, key=lambda row: row["axes"]), "axes", "batch")
+    ]
+    slower = [row["network"] for row in rows if row["speed-up"] < 1]
+    return [
+        "## Random imported networks",
+        "",
+        *_measured_on(rows[0]),
+        f"{len(rows)} networks of neuraloperator 2.0 with random arguments (`benchmarks.chains`): calls of the library with",
+        "PyTorch's defaults, and of the imported network as the service runs it, at fp32. Slower than the library: "
+        f"{', '.join(slower) or 'none'}.",
+        "",
+        *markdown(
+            [
+                *("axes", "batch", "networks", "run as a chain", "least x", "median x", "most x"),
+                "largest error, of float32's on the CPU",
+            ],
+            by_axes,
+        ),
+    ]
+
+
 def gpu_heatmap(rows: list[Row]) -> list[str]:
     """The section of the heat map."""
     slowest = min(rows, key=lambda row: row["speed-up"])
@@ -280,6 +311,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_layers", gpu_layers),
         ("gpu_models", gpu_models),
         ("gpu_imported", gpu_imported),
+        ("gpu_drawn", gpu_drawn),
         ("gpu_heatmap", gpu_heatmap),
     ):
         if (file := results / f"{name}.jsonl").is_file():

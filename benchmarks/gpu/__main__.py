@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported]`; without names, all parts."""
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn]`; without names, all parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn")
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
@@ -35,6 +35,13 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"seconds": seconds, "quick": arguments.quick}
         return {x.label: partial(imported.measure, x, bandwidth, **alike) for x in imported.CASES}
+    if part == "drawn":
+        from benchmarks.gpu import drawn
+
+        return {
+            label: partial(drawn.measure, label, network, seconds=seconds / 10)
+            for label, network in drawn.networks(drawn.COUNT)
+        }
     from benchmarks.gpu import heatmap
 
     return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}

@@ -147,12 +147,12 @@ def _true_float64() -> Iterator[None]:
 def in_float64(network: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The float64 result of a neuraloperator module that is float32 on the CPU."""
     double = to_precision(copy.deepcopy(network), torch.float64)
-    _forget_positions(double)
+    forget_positions(double)
     with _true_float64():
         return double(x.double())
 
 
-def _forget_positions(network: torch.nn.Module) -> None:
+def forget_positions(network: torch.nn.Module) -> None:
     """Clear the grid that neuraloperator's embedding caches without regard to dtype and device."""
     embedding = getattr(network, "positional_embedding", None)
     if embedding is not None:
@@ -174,7 +174,7 @@ def _checked(case: Case, theirs: torch.nn.Module, *, most: int) -> _Checked:
     fields = rotating((case.batch, IN_CHANNELS, *case.size), most=most)
     x = ends(fields[0]).cpu()
     expected = in_float64(theirs, x)
-    _forget_positions(theirs)
+    forget_positions(theirs)
     return _Checked(fields, expected, relative_l2(theirs(x), expected))
 
 
@@ -192,7 +192,7 @@ def _own(case: Case, ours: FNO, checked: _Checked) -> _Ours:
 
 
 def _peers(theirs: torch.nn.Module, checked: _Checked) -> Iterator[Candidate]:
-    _forget_positions(theirs)
+    forget_positions(theirs)
     # Its error has no limit: at some sizes cuFFT's inverse is off by percents for the spectra of such networks, and a norm
     # amplifies that in weak channels.
     yield from published_candidates(

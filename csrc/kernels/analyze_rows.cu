@@ -1,9 +1,10 @@
 // Truncated DFT of a stored field along its last axis: spectra[channel][2 modes] = field^T . table for each row, by wgmma.
 //
 // One warp copies: chunks of 64 points of all channels to a ring in shared memory, each one piece of memory, and the table,
-// which stays there if it fits and else streams through the same ring. Two warpgroups compute, each 64 channels of the chunk
-// (or of two rows): scale and split the values, store them as wgmma reads them transposed, multiply by the table. While the
-// tensor cores multiply a chunk, the next one is read to registers. The sums of a row stay in registers.
+// which stays there if it fits and else streams through the same ring. Two warpgroups compute: a warp scales and splits 16
+// channels of a row, transposes them in registers (rows are channels, terms points), and its warpgroup multiplies them by the
+// table in shared memory. While the tensor cores work, it reads the next chunk. A row's sums stay in registers. Warps wait for
+// each other only where the ring and wgmma make them.
 //
 // The table is an operand of 64 points for each 8 columns (turbofno_ops/_cuda_tables.py):
 //     [chunk][8 columns][16 points of the chunk][high, low][8 points]     8 x 8 matrices (wgmma.cuh)
@@ -19,7 +20,7 @@ namespace turbofno {
 namespace {
 
 // Of the last warpgroup only one warp works. It is a whole one because registers move between warpgroups.
-constexpr int kComputingWarps = kBlockWarpgroups * kWarpgroupWarps, kThreads = kLanes * (kComputingWarps + kWarpgroupWarps);
+constexpr int kThreads = kLanes * (kComputingWarps + kWarpgroupWarps);
 
 struct AnalysisArguments {
     turbofno_row_analysis of;
@@ -34,8 +35,7 @@ using AnalysisKernel = void (*)(AnalysisArguments);
 
 constexpr int kStep = 16; // points that wgmma multiplies at once
 constexpr int kSteps = kChunkPoints / kStep;
-constexpr int kRowMatrices = kWarpgroupChannels / 8; // matrices of 8 points
-static_assert(kSteps == kWarpgroupWarps, "each warp stages the points of one step");
+static_assert(kWarpChannels == 16, "wgmma takes 16 rows of each warp");
 
 // The chunks of a block, unit after unit.
 struct Cursor {
@@ -80,7 +80,7 @@ struct Ring {
 
 template <typename P> constexpr int kFragmentBytes = kSteps * P::kPlanes * 2 * kMatrixBytes;
 
-// Copies the table's part for a chunk, as far as it exists. Returns its bytes.
+// Copies the part of the table that a chunk needs, as far as the table has these columns.
 template <typename P> struct TableCopy {
     const char *from;
     int64_t stride; // between chunks
@@ -98,7 +98,7 @@ template <typename P> struct TableCopy {
     }
 };
 
-// Fills the ring. Run by the block's last warp.
+// Fills the ring. Run by one warp.
 template <typename P>
 __device__ void copy_chunks(const AnalysisArguments &a, const TableCopy<P> &table, Ring ring, unsigned ring_at, int lane) {
     using Field = typename P::Field;
@@ -130,90 +130,93 @@ __device__ void copy_chunks(const AnalysisArguments &a, const TableCopy<P> &tabl
     }
 }
 
-// A thread's part of a chunk: 4 neighbouring channels of each of 8 points. A warp has 16 points, lane (upper, h, j) the points
-// j and j + 8. Its channel groups are skewed by j, so that neither reads of a chunk nor writes of its halves have bank conflicts.
+// A warp's part of a chunk, 16 channels of 64 points, in the order of warp_mma.cuh: lane (g, t) has the channels 4t .. 4t + 3
+// of the points g and g + 8 of every 16.
 struct ChunkValues {
-    float4 values[2][4]; // point j + 8 i, channel group(k)
-
-    static __device__ __forceinline__ int group(int k, int lane) {
-        const int skewed = lane % 8 + lane / 8 % 2;
-        return 8 * (lane / 16) + 2 * ((skewed / 2 + k) % 4) + skewed % 2;
-    }
+    float4 values[kSteps][2];
 
     // Points and channels that do not exist become zeros.
     template <typename Field>
-    __device__ __forceinline__ void load(const char *from, int point_bytes, int points, int channels, int rank, int lane) {
-        const int first = kStep * rank + lane % 8;
+    __device__ __forceinline__ void load(const char *from, int point_bytes, int points, int channels, int lane) {
+        const int channel = 4 * (lane % 4), first = lane / 4;
+        const bool exists = channel < channels;
+        from += first * point_bytes + channel * int(sizeof(Field));
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const int point = first + 8 * i, channel = 4 * group(k, lane);
-                values[i][k] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-                if (point < points && channel < channels) {
-                    values[i][k] = load_four(reinterpret_cast<const Field *>(from + point * point_bytes) + channel);
-                }
-            }
+        for (int i = 0; i < 2 * kSteps; ++i) {
+            float4 &to = values[i / 2][i % 2];
+            to = float4{0.0f, 0.0f, 0.0f, 0.0f};
+            if (exists && first + 8 * i < points) to = load_four(reinterpret_cast<const Field *>(from + 8 * i * point_bytes));
         }
     }
 
-    __device__ __forceinline__ float largest_of_warp() const {
+    // The largest magnitude of the warp's values.
+    __device__ __forceinline__ float largest() const {
         float most = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float4 &v = values[i / 4][i % 4];
+        for (int i = 0; i < 2 * kSteps; ++i) {
+            const float4 &v = values[i / 2][i % 2];
             most = max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, v.x), v.y), v.z), v.w);
         }
         // magnitudes are ordered as their bits are, NaN above all others
         return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(most)));
     }
+};
 
-    template <typename P> __device__ __forceinline__ void stage(char *to, float scale, int rank, int lane) const {
-        constexpr int kPlane = kChunkPoints * kWarpgroupChannels * 2;
+// The values split and transposed: A operands of wgmma, rows are channels.
+template <typename P> struct ChunkOperand {
+    uint32_t high[kSteps][4], low[kSteps][4];
+
+    __device__ __forceinline__ void take(const ChunkValues &from, float scale) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float4 &v = values[i][k];
-                const int at = group(k, lane), matrix = (2 * rank + i) * kRowMatrices + at / 2;
-                uint2 high, low;
-                split<P>(v.x, v.y, scale, high.x, low.x);
-                split<P>(v.z, v.w, scale, high.y, low.y);
-                char *words = to + matrix * kMatrixBytes + 16 * (lane % 8) + 8 * (at % 2);
-                *reinterpret_cast<uint2 *>(words) = high;
-                if constexpr (P::kSplit) *reinterpret_cast<uint2 *>(words + kPlane) = low;
+            for (int r = 0; r < 4; ++r) { // rows of fragment r % 2, points of half r / 2
+                const float4 &v = from.values[step][r / 2];
+                split<P>(r % 2 ? v.z : v.x, r % 2 ? v.w : v.y, scale, high[step][r], low[step][r]);
+                high[step][r] = transpose_8x8(high[step][r]);
+                if constexpr (P::kSplit) low[step][r] = transpose_8x8(low[step][r]);
             }
+        }
+    }
+
+    // Starts part = values . table: small products first. `table` is the shared address of the chunk's table.
+    template <int FRAGMENTS> __device__ __forceinline__ void multiply(float (&part)[FRAGMENTS][4], unsigned table) {
+        constexpr unsigned kPlane = 2 * kMatrixWords, kNext = P::kPlanes * kPlane;
+        const unsigned b = descriptor_low(table, kMatrixBytes);
+        const auto add = [&](const uint32_t(&a)[4], unsigned columns, bool sum) {
+            wgmma<P>(part, a, columns, sum, kFragmentBytes<P> / 16);
+        };
+        keep();
+        wgmma_fence();
+        if constexpr (P::kSplit) {
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) add(low[i], b + i * kNext, i > 0);
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) add(high[i], b + kPlane + i * kNext, true);
+        }
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) add(high[i], b + i * kNext, P::kSplit || i > 0);
+        wgmma_commit();
+    }
+
+    // Holds the values in their registers. Call after the wait for the product, too: until then it reads them.
+    __device__ __forceinline__ void keep() {
+#pragma unroll
+        for (int i = 0; i < 4 * kSteps; ++i) {
+            asm volatile("" : "+r"(high[i / 4][i % 4])::"memory");
+            if constexpr (P::kSplit) asm volatile("" : "+r"(low[i / 4][i % 4])::"memory");
         }
     }
 };
 
-// Starts part = staged^T . table for a chunk: small products first.
-template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void multiply(float (&part)[FRAGMENTS][4], unsigned staged, unsigned table) {
-    constexpr unsigned kPlaneA = kChunkPoints * kWarpgroupChannels * 2 / 16, kNextA = 2 * kRowMatrices * kMatrixWords;
-    constexpr unsigned kPlaneB = 2 * kMatrixWords, kNextB = P::kPlanes * kPlaneB;
-    const unsigned a = descriptor_low(staged, kRowMatrices * kMatrixBytes), b = descriptor_low(table, kMatrixBytes);
-    const auto add = [&](unsigned rows, unsigned columns, bool sum) {
-        wgmma_shared<P>(part, full_descriptor(rows), full_descriptor(columns, kFragmentBytes<P> / 16), sum);
-    };
-    wgmma_fence();
-    if constexpr (P::kSplit) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) add(a + kPlaneA + i * kNextA, b + i * kNextB, i > 0);
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) add(a + i * kNextA, b + kPlaneB + i * kNextB, true);
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) add(a + i * kNextA, b + i * kNextB, P::kSplit || i > 0);
-    wgmma_commit();
-}
-
-// Writes a row's sums. Lane (g, t) has the modes 8m + 2t and 8m + 2t + 1 of the channels g and g + 8, in fragments 2m and 2m + 1.
+// Writes a row's sums. Lane (g, t) has the modes 8m + 2t and 8m + 2t + 1 in fragments 2m and 2m + 1, of the two channels
+// that are the rows g and g + 8 of A.
 template <int FRAGMENTS>
 __device__ __forceinline__ void write(const AnalysisArguments &a, const float (&sums)[FRAGMENTS][4], int row, int split,
                                       int first_channel, int lane) {
     const int modes = a.of.modes, outer = int(a.of.outer), channels = a.of.channels, b = row / outer, o = row - b * outer;
-    const int first = blockIdx.y * (4 * FRAGMENTS), end = min(modes, first + 4 * FRAGMENTS), channel0 = first_channel + lane / 4;
+    const int first = blockIdx.y * (4 * FRAGMENTS), end = min(modes, first + 4 * FRAGMENTS);
+    const int g = lane / 4, channel0 = first_channel + 4 * (g / 2) + g % 2;
     const int64_t stride = int64_t(outer) * modes; // from one channel to the next
     float2 *const to = a.to + int64_t(split) * (a.of.batch * channels) * stride + (int64_t(b) * channels + channel0) * stride +
                        int64_t(o) * modes;
@@ -222,8 +225,8 @@ __device__ __forceinline__ void write(const AnalysisArguments &a, const float (&
         const int mode = first + 8 * m + 2 * (lane % 4);
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-            if (mode >= end || channel0 + 8 * second >= channels) continue;
-            float2 *at = to + 8 * second * stride + mode;
+            if (mode >= end || channel0 + 2 * second >= channels) continue;
+            float2 *at = to + 2 * second * stride + mode;
             const float *even = &sums[2 * m][2 * second], *odd = &sums[2 * m + 1][2 * second];
             if (modes % 2 == 0) {
                 *reinterpret_cast<float4 *>(at) = {even[0], even[1], odd[0], odd[1]};
@@ -236,52 +239,39 @@ __device__ __forceinline__ void write(const AnalysisArguments &a, const float (&
 }
 
 template <typename P, int FRAGMENTS>
-__device__ void analyze_chunks(const AnalysisArguments &a, char *shared, Ring ring, unsigned table_barrier, int warp, int lane) {
+__device__ void analyze_chunks(const AnalysisArguments &a, const char *shared, Ring ring, unsigned table_barrier, int warp,
+                               int lane) {
     using Field = typename P::Field;
     const AnalysisPlan &plan = a.plan;
-    const int group = warp / kWarpgroupWarps, rank = warp % kWarpgroupWarps, rows = int(a.of.batch * a.of.outer);
-    const int row_of_group = plan.unit_rows > 1 ? group : 0;
-    const int channel_of_group = plan.unit_rows > 1 ? 0 : kWarpgroupChannels * group;
-    // of the group in a stage
-    const int first_byte = row_of_group * (kChunkPoints * plan.point_bytes) + channel_of_group * int(sizeof(Field));
-    float *const maxima = reinterpret_cast<float *>(shared + kBarrierBytes - 4 * kComputingWarps) + kWarpgroupWarps * group;
-    char *const staged = shared + kBarrierBytes + group * plan.staging_bytes;
-    const unsigned shared_at = shared_address(shared);
-    const auto sync = [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kWarpgroupWarps * kLanes) : "memory"); };
+    const int rows = int(a.of.batch * a.of.outer), row_of_warp = warp / plan.row_warps;
+    const int first_channel = kWarpChannels * (warp - row_of_warp * plan.row_warps);
+    // of the warp in a stage
+    const int first_byte = row_of_warp * (kChunkPoints * plan.point_bytes) + first_channel * int(sizeof(Field));
     const auto release = [&](unsigned barrier) {
         __syncwarp();
         if (lane == 0) arrive(barrier);
     };
-    ChunkValues chunk;
+    ChunkValues values;
+    Scale scale{1.0f, 1.0f};
     const auto load = [&](const Cursor &at) {
         wait_for(ring.full + 8 * ring.stage, ring.parity);
-        const int points = at.row + row_of_group < rows ? a.of.points - at.chunk * kChunkPoints : 0;
+        const int points = at.row + row_of_warp < rows ? a.of.points - at.chunk * kChunkPoints : 0;
         const char *from = shared + plan.ring_at + ring.stage * plan.stage_bytes + first_byte;
-        chunk.load<Field>(from, plan.point_bytes, points, a.of.channels - at.first_channel - channel_of_group, rank, lane);
-        if constexpr (P::kScaled) {
-            const float most = chunk.largest_of_warp();
-            if (lane == 0) maxima[rank] = most;
-        }
+        values.load<Field>(from, plan.point_bytes, points, a.of.channels - at.first_channel - first_channel, lane);
+        if constexpr (P::kScaled) scale = scale_of(values.largest());
         if (plan.resident) release(ring.free + 8 * ring.stage);
     };
     Cursor at(plan);
-    if (!at.exists(plan)) return;
     if (plan.resident) wait_for(table_barrier, 0);
     load(at);
     float sums[FRAGMENTS][4] = {}, part[FRAGMENTS][4];
+    ChunkOperand<P> operand;
     while (true) {
-        sync(); // all warps have finished the product that read the staged values, and have written their maxima
-        Scale scale{1.0f, 1.0f};
-        if constexpr (P::kScaled) {
-            const float4 m = *reinterpret_cast<const float4 *>(maxima);
-            scale = scale_of(max_magnitude(max_magnitude(max_magnitude(m.x, m.y), m.z), m.w));
-        }
-        chunk.stage<P>(staged, scale.factor, rank, lane);
-        fence_proxy_async();
-        sync();
-        const unsigned table = plan.resident ? plan.table_at + at.chunk * plan.chunk_table_bytes
-                                             : plan.ring_at + ring.stage * plan.stage_bytes + plan.stage_table;
-        multiply<P>(part, shared_address(staged), shared_at + table);
+        operand.take(values, scale.factor);
+        const int table = plan.resident ? kBarrierBytes + at.chunk * plan.chunk_table_bytes
+                                        : plan.ring_at + ring.stage * plan.stage_bytes + plan.stage_table;
+        operand.multiply(part, shared_address(shared) + table);
+        const float inv_scale = scale.inverse * a.table_inv_scale;
         const unsigned free = ring.free + 8 * ring.stage;
         const Cursor done = at;
         ring.advance();
@@ -289,16 +279,16 @@ __device__ void analyze_chunks(const AnalysisArguments &a, char *shared, Ring ri
         const bool more = at.exists(plan);
         if (more) load(at);
         wgmma_wait(part);
+        operand.keep();
         if (!plan.resident) release(free);
-        const float inv_scale = scale.inverse * a.table_inv_scale;
 #pragma unroll
         for (int n = 0; n < FRAGMENTS; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[n][e] = fmaf(part[n][e], inv_scale, sums[n][e]);
         }
         if (done.chunk + 1 < done.end) continue;
-        if (done.row + row_of_group < rows) {
-            write(a, sums, done.row + row_of_group, done.split, done.first_channel + channel_of_group + 16 * rank, lane);
+        if (done.row + row_of_warp < rows) {
+            write(a, sums, done.row + row_of_warp, done.split, done.first_channel + first_channel, lane);
         }
         if (!more) return;
 #pragma unroll
@@ -334,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1) analyze_rows(const __grid_constan
                 if (lane == 0) arrive_and_expect(table_barrier, plan.chunks * table.bytes);
                 __syncwarp();
                 for (int chunk = lane; chunk < plan.chunks; chunk += kLanes) {
-                    table(shared_at + plan.table_at + chunk * plan.chunk_table_bytes, chunk, table_barrier);
+                    table(shared_at + kBarrierBytes + chunk * plan.chunk_table_bytes, chunk, table_barrier);
                 }
             }
             pdl_wait();
@@ -343,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, 1) analyze_rows(const __grid_constan
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         pdl_wait();
-        analyze_chunks<P, FRAGMENTS>(a, reinterpret_cast<char *>(shared), ring, table_barrier, warp, lane);
+        analyze_chunks<P, FRAGMENTS>(a, reinterpret_cast<const char *>(shared), ring, table_barrier, warp, lane);
     }
     pdl_trigger();
 #endif

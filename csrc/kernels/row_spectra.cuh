@@ -257,9 +257,6 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         const float inv_scale = scale.inverse * table_inv_scale;
         constexpr unsigned kLowA = kPlane / 16, kLowB = 2 * kColumns * kMatrixWords;
         constexpr unsigned kNextA = 2 * FRAGMENTS * kMatrixWords, kNextB = kTile / 16;
-        const auto multiply = [](float(&to)[kColumns][4], unsigned rows, unsigned columns, bool add) {
-            wgmma_shared<P>(to, full_descriptor(rows), full_descriptor(columns), add);
-        };
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const unsigned rows = a + block * (8 * kMatrixWords);
@@ -267,12 +264,12 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
             wgmma_fence();
             if constexpr (P::kSplit) {
 #pragma unroll
-                for (int i = 0; i < kWarpgroupWarps; ++i) multiply(part, rows + kLowA + i * kNextA, b + i * kNextB, i > 0);
+                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + kLowA + i * kNextA, b + i * kNextB, i > 0);
 #pragma unroll
-                for (int i = 0; i < kWarpgroupWarps; ++i) multiply(part, rows + i * kNextA, b + kLowB + i * kNextB, true);
+                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + kLowB + i * kNextB, true);
             }
 #pragma unroll
-            for (int i = 0; i < kWarpgroupWarps; ++i) multiply(part, rows + i * kNextA, b + i * kNextB, P::kSplit || i > 0);
+            for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + i * kNextB, P::kSplit || i > 0);
             wgmma_commit_and_wait(part);
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {

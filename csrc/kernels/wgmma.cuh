@@ -17,13 +17,13 @@ namespace turbofno {
 
 constexpr int kMatrixBytes = 128;
 
-// Lower half of the matrix descriptor of 16 terms of an operand: its address, and the bytes from 8 terms to the next 8. The
-// upper half has the 16-byte words from a group of 8 rows or columns to the next. To move within an operand, add the distance
-// in 16-byte words.
+// Lower half of the matrix descriptor of 16 terms of an operand: its address, and the bytes from 8 terms to the next 8. To move
+// within an operand, add the distance in 16-byte words.
 __device__ __forceinline__ unsigned descriptor_low(unsigned address, int term_bytes) {
     return address >> 4 | unsigned(term_bytes >> 4) << 16;
 }
 constexpr int kMatrixWords = kMatrixBytes / 16;
+// The whole descriptor; `group_words` is the distance from a group of 8 rows or columns to the next in 16-byte words.
 __device__ __forceinline__ uint64_t full_descriptor(unsigned low, int group_words = kMatrixWords) {
     return uint64_t(group_words) << 32 | low;
 }
@@ -67,16 +67,14 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
 #define TURBOFNO_SUM(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define TURBOFNO_SUMS_2 TURBOFNO_SUM(0), TURBOFNO_SUM(1)
 #define TURBOFNO_SUMS_4 TURBOFNO_SUMS_2, TURBOFNO_SUM(2), TURBOFNO_SUM(3)
-#define TURBOFNO_SUMS_8 TURBOFNO_SUMS_4, TURBOFNO_SUM(4), TURBOFNO_SUM(5), TURBOFNO_SUM(6), TURBOFNO_SUM(7)
 #define TURBOFNO_SUMS_6 TURBOFNO_SUMS_4, TURBOFNO_SUM(4), TURBOFNO_SUM(5)
+#define TURBOFNO_SUMS_8 TURBOFNO_SUMS_6, TURBOFNO_SUM(6), TURBOFNO_SUM(7)
 #define TURBOFNO_SUMS_12 TURBOFNO_SUMS_8, TURBOFNO_SUM(8), TURBOFNO_SUM(9), TURBOFNO_SUM(10), TURBOFNO_SUM(11)
 #define TURBOFNO_SUMS_16 TURBOFNO_SUMS_12, TURBOFNO_SUM(12), TURBOFNO_SUM(13), TURBOFNO_SUM(14), TURBOFNO_SUM(15)
 #define TURBOFNO_OPERANDS_2 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TURBOFNO_OPERANDS_4 TURBOFNO_OPERANDS_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define TURBOFNO_OPERANDS_8                                                                                            \
-    TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-
 #define TURBOFNO_OPERANDS_6 TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TURBOFNO_OPERANDS_8 TURBOFNO_OPERANDS_6 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define TURBOFNO_OPERANDS_12                                                                                           \
     TURBOFNO_OPERANDS_8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TURBOFNO_OPERANDS_16                                                                                           \
@@ -90,36 +88,31 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
                  : TURBOFNO_SUMS_##FRAGMENTS                                                                           \
                  : __VA_ARGS__)
 
+#define TURBOFNO_WGMMA_OF_REGISTERS(FRAGMENTS, COLUMNS, TYPE, A, B, ADD)                                               \
+    TURBOFNO_WGMMA(FRAGMENTS, COLUMNS, TYPE, A, B, ADD, "0", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),              \
+                   "l"(full_descriptor(b, group_words)), "r"(int(add)))
 #define TURBOFNO_WGMMA_REGISTERS(TYPE)                                                                                 \
     if constexpr (FRAGMENTS == 2) {                                                                                    \
-        TURBOFNO_WGMMA(2, "16", TYPE, "{%8, %9, %10, %11}", "%12", "%13", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),        \
-                         "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
+        TURBOFNO_WGMMA_OF_REGISTERS(2, "16", TYPE, "{%8, %9, %10, %11}", "%12", "%13");                                \
     } else if constexpr (FRAGMENTS == 4) {                                                                             \
-        TURBOFNO_WGMMA(4, "32", TYPE, "{%16, %17, %18, %19}", "%20", "%21", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),      \
-                         "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
-    } else {                                                                                                           \
-        TURBOFNO_WGMMA(8, "64", TYPE, "{%32, %33, %34, %35}", "%36", "%37", "0", "r"(a[0]), "r"(a[1]), "r"(a[2]),      \
-                         "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));                                           \
-    }
-#define TURBOFNO_WGMMA_SHARED(FRAGMENTS, COLUMNS, TYPE, A, B, ADD)                                                     \
-    TURBOFNO_WGMMA(FRAGMENTS, COLUMNS, TYPE, A, B, ADD, "1, 0", "l"(a), "l"(b), "r"(int(add)))
-#define TURBOFNO_WGMMA_ALL_SHARED(TYPE)                                                                                \
-    if constexpr (FRAGMENTS == 4) {                                                                                    \
-        TURBOFNO_WGMMA_SHARED(4, "32", TYPE, "%16", "%17", "%18");                                                     \
+        TURBOFNO_WGMMA_OF_REGISTERS(4, "32", TYPE, "{%16, %17, %18, %19}", "%20", "%21");                              \
     } else if constexpr (FRAGMENTS == 6) {                                                                             \
-        TURBOFNO_WGMMA_SHARED(6, "48", TYPE, "%24", "%25", "%26");                                                     \
+        TURBOFNO_WGMMA_OF_REGISTERS(6, "48", TYPE, "{%24, %25, %26, %27}", "%28", "%29");                              \
     } else if constexpr (FRAGMENTS == 8) {                                                                             \
-        TURBOFNO_WGMMA_SHARED(8, "64", TYPE, "%32", "%33", "%34");                                                     \
+        TURBOFNO_WGMMA_OF_REGISTERS(8, "64", TYPE, "{%32, %33, %34, %35}", "%36", "%37");                              \
     } else if constexpr (FRAGMENTS == 12) {                                                                            \
-        TURBOFNO_WGMMA_SHARED(12, "96", TYPE, "%48", "%49", "%50");                                                    \
+        TURBOFNO_WGMMA_OF_REGISTERS(12, "96", TYPE, "{%48, %49, %50, %51}", "%52", "%53");                             \
     } else {                                                                                                           \
-        TURBOFNO_WGMMA_SHARED(16, "128", TYPE, "%64", "%65", "%66");                                                   \
+        TURBOFNO_WGMMA_OF_REGISTERS(16, "128", TYPE, "{%64, %65, %66, %67}", "%68", "%69");                            \
     }
+#define TURBOFNO_WGMMA_SHARED(TYPE)                                                                                    \
+    TURBOFNO_WGMMA(4, "32", TYPE, "%16", "%17", "%18", "1, 0", "l"(full_descriptor(a)), "l"(full_descriptor(b)), "r"(int(add)));
 
 // d = a . b over 16 terms (+= if `add`): 16 rows per warp by 8 FRAGMENTS columns, A from registers.
 template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void wgmma(float (&d)[FRAGMENTS][4], const uint32_t (&a)[4], unsigned b, bool add) {
-    static_assert(FRAGMENTS == 2 || FRAGMENTS == 4 || FRAGMENTS == 8);
+__device__ __forceinline__ void wgmma(float (&d)[FRAGMENTS][4], const uint32_t (&a)[4], unsigned b, bool add,
+                                      int group_words = kMatrixWords) {
+    static_assert(FRAGMENTS % 2 == 0 && (FRAGMENTS <= 8 || FRAGMENTS == 12 || FRAGMENTS == 16));
 #ifdef TURBOFNO_WGMMA_ENABLED
     if constexpr (P::kScaled) {
         TURBOFNO_WGMMA_REGISTERS("f16")
@@ -129,22 +122,22 @@ __device__ __forceinline__ void wgmma(float (&d)[FRAGMENTS][4], const uint32_t (
 #endif
 }
 
-// The same with A in shared memory too, rows contiguous, both given by their full descriptors.
-template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void wgmma_shared(float (&d)[FRAGMENTS][4], uint64_t a, uint64_t b, bool add) {
-    static_assert(FRAGMENTS == 4 || FRAGMENTS == 6 || FRAGMENTS == 8 || FRAGMENTS == 12 || FRAGMENTS == 16);
+// The same for 32 columns, with A in shared memory, rows contiguous.
+template <typename P>
+__device__ __forceinline__ void wgmma(float (&d)[kWgmmaColumns][4], unsigned a, unsigned b, bool add) {
+    static_assert(kWgmmaColumns == 4);
 #ifdef TURBOFNO_WGMMA_ENABLED
     if constexpr (P::kScaled) {
-        TURBOFNO_WGMMA_ALL_SHARED("f16")
+        TURBOFNO_WGMMA_SHARED("f16")
     } else {
-        TURBOFNO_WGMMA_ALL_SHARED("bf16")
+        TURBOFNO_WGMMA_SHARED("bf16")
     }
 #endif
 }
 
-#undef TURBOFNO_WGMMA_ALL_SHARED
 #undef TURBOFNO_WGMMA_SHARED
 #undef TURBOFNO_WGMMA_REGISTERS
+#undef TURBOFNO_WGMMA_OF_REGISTERS
 #undef TURBOFNO_WGMMA
 #undef TURBOFNO_OPERANDS_16
 #undef TURBOFNO_OPERANDS_12

@@ -21,7 +21,9 @@ AnalysisPlan plan(const turbofno_row_analysis &a) {
     const int pitch_bytes = round_up(a.channels * value, 16);
     const int64_t rows = a.batch * a.outer;
     AnalysisPlan p{};
-    p.unit_rows = a.channels <= kWarpgroupChannels ? kBlockWarpgroups : 1;
+    p.row_warps = 1;
+    while (p.row_warps < kComputingWarps && p.row_warps * kWarpChannels < a.channels) p.row_warps *= 2;
+    p.unit_rows = kComputingWarps / p.row_warps;
     p.channel_blocks = ceil_div(a.channels, kBlockChannels);
     p.contiguous = p.channel_blocks == 1;
     p.point_bytes = p.contiguous ? pitch_bytes : kBlockChannels * value;
@@ -39,14 +41,12 @@ AnalysisPlan plan(const turbofno_row_analysis &a) {
     p.blocks = int(std::min(p.units, blocks));
 
     p.chunk_table_bytes = p.fragments * planes * kChunkPoints * 8 * 2;
-    p.staging_bytes = planes * kChunkPoints * kWarpgroupChannels * 2;
-    p.table_at = kBarrierBytes + kBlockWarpgroups * p.staging_bytes;
     p.stage_table = round_up(p.unit_rows * kChunkPoints * p.point_bytes, 128);
     for (const bool resident : {true, false}) {
         p.resident = resident;
         p.stage_bytes = p.stage_table + (resident ? 0 : p.chunk_table_bytes);
         // in 64 bits: the table of many points exceeds any shared memory
-        const int64_t ring_at = p.table_at + (resident ? int64_t(p.chunks) * p.chunk_table_bytes : 0);
+        const int64_t ring_at = kBarrierBytes + (resident ? int64_t(p.chunks) * p.chunk_table_bytes : 0);
         const int64_t fit = (a.shared_bytes - ring_at) / p.stage_bytes;
         p.stages = int(std::clamp<int64_t>(fit, 0, kMaxStages));
         p.ring_at = int(std::min<int64_t>(ring_at, a.shared_bytes));

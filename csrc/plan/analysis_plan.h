@@ -7,18 +7,18 @@
 namespace turbofno {
 
 constexpr int kChunkPoints = 64; // that are multiplied at once
-constexpr int kBlockWarpgroups = 2; // that compute; another warp copies
-constexpr int kWarpgroupChannels = 64, kBlockChannels = kBlockWarpgroups * kWarpgroupChannels;
+constexpr int kComputingWarps = 8; // of a block, two warpgroups; another warp copies
+constexpr int kWarpChannels = 16, kBlockChannels = kComputingWarps * kWarpChannels;
 constexpr int kFragmentSizes[] = {4, 6, 8, 12, 16}; // fragments of 8 columns, cosines and sines, that a warpgroup sums
 constexpr int kMostFragments = 16;
 constexpr int kMaxStages = 6; // of the ring
-constexpr int kBarrierBytes = 256; // mbarriers, and the largest magnitude of each warp
+constexpr int kBarrierBytes = 128; // mbarriers
 
-// A block takes units in turns: one row with up to 128 channels, or two rows with up to 64, or one split of these. Its warpgroups
-// take 64 channels each. Points arrive in chunks of 64 in a ring of stages in shared memory, beside them the chunk's part of
-// the table, unless all of the table stays in shared memory.
+// A block takes units in turns: one row with up to 128 channels, or two rows with up to 64, .., eight with up to 16, or a split
+// of these. A warp takes 16 channels of a row. Points arrive in chunks of 64 in a ring of stages in shared memory, beside them
+// the chunk's part of the table, unless all of the table stays in shared memory.
 struct AnalysisPlan {
-    int unit_rows, channel_blocks; // rows of a unit: 1 or 2; units that share a row
+    int row_warps, unit_rows, channel_blocks; // warps of a row: 1, 2, 4 or 8; rows of a unit; units that share a row
     int chunks, splits, split_chunks; // of a row; splits of a row; chunks of a split
     int fragments, column_tiles; // one of kFragmentSizes; blocks that share their units
     int table_fragments; // of the whole table
@@ -27,8 +27,7 @@ struct AnalysisPlan {
     bool contiguous; // the points of a chunk are one piece of memory
     int stages, stage_bytes, stage_table; // stage_table: where in a stage its part of the table begins
     int chunk_table_bytes;
-    int staging_bytes; // of a warpgroup: a chunk split into halves, as wgmma reads it
-    int table_at, ring_at, shared_bytes;
+    int ring_at, shared_bytes; // the table, if resident, lies before the ring
     int64_t units;
     int blocks;
     size_t workspace_bytes;
