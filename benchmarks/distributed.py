@@ -360,7 +360,12 @@ def main() -> None:
             rows += _largest(count, networks[0])
     if points == FFT_POINTS and "fft" in only:
         rows += [
-            {"cards": cards, "what": f"complex FFT and back, {points}^3, {who}", "ms": ms}
+            {
+                "cards": cards,
+                "what": f"complex FFT and back, {points}^3, {who}",
+                "ms": ms,
+                "gpu": None,
+            }
             for who, times in _PUBLISHED
             for cards, ms in times.items()
         ]
@@ -369,7 +374,7 @@ def main() -> None:
     print_table("Cut over cards", [{key: row.get(key) for key in columns} for row in rows])
     if on_gpu and not given.small:
         name = torch.cuda.get_device_name()
-        print(f"\nwritten to {save('distributed', [{**row, 'gpu': name} for row in rows])}")
+        print(f"\nwritten to {save('distributed', [{'gpu': name, **row} for row in rows])}")
 
 
 def _reported(count: int, measure: Measure) -> list[Row]:

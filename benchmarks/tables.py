@@ -285,6 +285,31 @@ _CPU_TITLES = {
 }
 
 
+def over_cards(lines: list[Row]) -> list[str]:
+    """The section of fields cut over GPUs; the first line is the environment."""
+    where, *rows = lines
+    measured = [row for row in rows if row["gpu"] is not None]
+    return [
+        "## One field over several GPUs",
+        "",
+        f"{measured[0]['gpu']}, PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m",
+        "benchmarks.distributed`. float32, one process a card, NCCL. Efficiency: the time of one card, divided by cards and",
+        "time; that of an FFT of slabs refers to plain PyTorch on one card. Collectives: their time alone, without anything",
+        "to hide behind. Rows with a citation are published, of A100 cards. [How it works](explanation/slabs.md).",
+        "",
+        *markdown(
+            ["what", "cards", "grid", "ms", "efficiency", "collectives, ms", "GiB a card"],
+            [
+                [
+                    *(row["what"], row["cards"], row.get("grid"), row["ms"]),
+                    *(row.get("efficiency"), row.get("collectives_ms"), row.get("gib_a_card")),
+                ]
+                for row in sorted(rows, key=lambda row: (row["what"], row["cards"]))
+            ],
+        ),
+    ]
+
+
 def _cpu(name: str, lines: list[Row]) -> list[str]:
     """The section of a file whose first line is the environment and whose rows are flat."""
     where, *rows = lines
@@ -313,6 +338,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_imported", gpu_imported),
         ("gpu_drawn", gpu_drawn),
         ("gpu_heatmap", gpu_heatmap),
+        ("distributed", over_cards),
     ):
         if (file := results / f"{name}.jsonl").is_file():
             lines += section(read(file))

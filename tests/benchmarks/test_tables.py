@@ -199,3 +199,22 @@ def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None
     row = cells(document(tmp_path), "share of the model's rate")
     assert row["share of the model's rate"] == "90 %"
     assert (row["frontends"], row["fields/s"], row["errors"]) == ("8", "900", "3")
+
+
+def test_fields_over_cards(tmp_path: Path) -> None:
+    what = {"what": "layer, C32 512^3 m16", "gpu": "NVIDIA H200"}
+    rows: list[dict[str, object]] = [
+        {**what, "cards": 2, "ms": 4.0, "efficiency": 0.95, "collectives_ms": 0.05},
+        {**what, "cards": 1, "ms": 7.6, "efficiency": 1.0, "gib_a_card": 70.0},
+        {"what": "FFT, A100 (A 2022)", "gpu": None, "cards": 2, "ms": 44.0},
+    ]
+    lines = [{"torch": "2.11", "commit": "abc", "at": "2026-11-21T00:00"}, *rows]
+    (tmp_path / "distributed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = document(tmp_path)
+    assert "NVIDIA H200, PyTorch 2.11" in page
+    table = page[page.index("| what | cards") :].splitlines()[2:]
+    assert table == [
+        "| FFT, A100 (A 2022) | 2 |  | 44 |  |  |  |",
+        "| layer, C32 512^3 m16 | 1 |  | 7.6 | 1 |  | 70 |",
+        "| layer, C32 512^3 m16 | 2 |  | 4 | 0.95 | 0.05 |  |",
+    ]
