@@ -32,6 +32,7 @@ def recut(
     before: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
     pieces: int = 1,
     inner: int | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """Return a tensor that is cut along axis `cut` cut along axis `to` instead: whole there, this process's rows here.
 
@@ -47,6 +48,7 @@ def recut(
         pieces: As many exchanges; the same number on all processes.
         inner: Innermost axis in memory of what is exchanged: where `before` leaves it there, nothing is transposed. By
             default the last axis.
+        scale: A factor, multiplied while a piece is packed.
 
     Returns:
         The tensor, with axis `cut` outermost and axis `inner` innermost in memory.
@@ -70,9 +72,13 @@ def recut(
             shape = list(part.shape)
             shape[0], shape[at] = points, columns[slab.rank].count
             result = part.new_empty(shape)
-        sends = [part.narrow(at, of.first, of.count) for of in columns]
-        sends = [s if peer == slab.rank else s.contiguous() for peer, s in enumerate(sends)]
         receives = [result[span.start : span.stop] for span in spans]
+        sends = []
+        for peer, of in enumerate(columns):
+            given = part.narrow(at, of.first, of.count)
+            # what this process keeps goes to its place at once
+            packed = receives[peer] if peer == slab.rank else part.new_empty(given.shape)
+            sends.append(torch.mul(given, scale, out=packed))
         under_way.append((slab.swap(sends, receives), sends))
         del part
     while under_way:
@@ -117,7 +123,9 @@ def rearrange_rows(
         parts = [x.narrow(ROW_AXIS, row - own.first, n) for row, _, n in runs(slab.rank, peer)]
         sends.append(torch.cat([x.new_empty(shaped(0)), *parts], dim=ROW_AXIS))
         receives.append(x.new_empty(shaped(sum(n for _, _, n in runs(peer, slab.rank)))))
-    for work in slab.swap(sends, receives):
+    works = slab.swap(sends, receives)
+    receives[slab.rank] = sends[slab.rank]
+    for work in works:
         work.wait()
     result = x.new_zeros(shaped(wanted[slab.rank].count))
     for peer, received in enumerate(receives):

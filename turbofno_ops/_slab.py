@@ -137,9 +137,8 @@ class Slab:
     ) -> list[dist.Work]:
         """Begin to send a tensor to every process and to receive one from each.
 
-        The tensors for and from other processes are contiguous; they may be empty. The one for itself is copied at once.
+        The tensors are contiguous and may be empty. Those of this process for itself are left alone.
         """
-        receives[self.rank].copy_(sends[self.rank])
         operations = []
         for peer in range(self.count):
             if peer == self.rank:

@@ -61,9 +61,7 @@ def fftn(
         >>> fftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 8)
         True
     """
-    return _complex_transform(
-        "fftn", torch.fft.fftn, x, size, norm, input_order, output_order, group
-    )
+    return _complex_transform("fftn", x, size, norm, input_order, output_order, group)
 
 
 def ifftn(
@@ -98,9 +96,7 @@ def ifftn(
         >>> torch.allclose(ifftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
-    return _complex_transform(
-        "ifftn", torch.fft.ifftn, x, size, norm, input_order, output_order, group
-    )
+    return _complex_transform("ifftn", x, size, norm, input_order, output_order, group)
 
 
 def rfftn(
@@ -141,15 +137,15 @@ def rfftn(
     slab, grid, cut, wanted = _checked("rfftn", x, size, norm, (input_order, output_order), group)
     if x.dtype not in _COMPLEX:
         raise TypeError(f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex")
-    field = _Field("rfftn", slab, x, grid, cut)
+    field = _Field("rfftn", slab, x, grid, cut, _scale(grid, norm))
     last = len(grid) - 1
     if field.cut == last:
         field.recut()  # a real transform begins with the last axis, which must be whole
     here, there = field.whole_axes(), field.cut
-    field.apply(here, torch.fft.rfftn, norm=norm)
+    field.apply(here, torch.fft.rfftn)
     field.lengths[last] = grid[last] // 2 + 1
     field.recut()
-    field.apply([there], torch.fft.fftn, norm=norm)
+    field.apply([there], torch.fft.fftn)
     return field.result(wanted)
 
 
@@ -191,24 +187,25 @@ def irfftn(
     slab, grid, cut, wanted = _checked("irfftn", x, size, norm, (input_order, output_order), group)
     if x.dtype not in _COMPLEX.values():
         raise TypeError(f"irfftn: x must be complex64 or complex128, got {x.dtype}")
-    field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut)
+    scale = _scale(grid, norm, inverse=True)
+    field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut, scale)
     last = len(grid) - 1
     here = [0] if cut == 1 else list(range(1, last))
-    field.apply(here, torch.fft.ifftn, norm=norm)
+    field.apply(here, torch.fft.ifftn, norm="forward")
     field.recut()
     there = [axis for axis in range(last + 1) if axis not in here]
     if field.cut == last:
-        field.apply([cut], torch.fft.ifftn, norm=norm)
+        field.apply([cut], torch.fft.ifftn, norm="forward")
         field.recut()  # a real transform ends with the last axis, which must be whole
         there = [last]
-    field.apply(there, torch.fft.irfftn, s=[grid[axis] for axis in there], norm=norm)
+    lengths = [grid[axis] for axis in there]
+    field.apply(there, torch.fft.irfftn, s=lengths, norm="forward")
     field.lengths[last] = grid[last]
     return field.result(wanted)
 
 
 def _complex_transform(
     op: str,
-    transform: Callable[..., torch.Tensor],
     x: torch.Tensor,
     size: Sequence[int],
     norm: str,
@@ -222,12 +219,15 @@ def _complex_transform(
         raise TypeError(
             f"{op}: x must be complex64 or complex128, float32 or float64, got {x.dtype}"
         )
-    field = _Field(op, slab, x, grid, cut)
+    inverse = op == "ifftn"
+    transform, unscaled = (torch.fft.ifftn, "forward") if inverse else (torch.fft.fftn, "backward")
+    field = _Field(op, slab, x, grid, cut, _scale(grid, norm, inverse=inverse))
     # from transposed order the fewest axes first: their result is exchanged as the transform leaves it in memory
     here = [0] if cut == 1 else field.whole_axes()
-    field.apply(here, transform, norm=norm)
+    field.apply(here, transform, norm=unscaled)
     field.recut()
-    field.apply([axis for axis in range(len(grid)) if axis not in here], transform, norm=norm)
+    there = [axis for axis in range(len(grid)) if axis not in here]
+    field.apply(there, transform, norm=unscaled)
     return field.result(wanted)
 
 
@@ -256,16 +256,28 @@ def _checked(
     return slab, grid, ORDERS.index(orders[0]), ORDERS.index(orders[1])
 
 
+def _scale(size: Size, norm: str, *, inverse: bool = False) -> float:
+    """Return the factor of a transform, of which the transforms of single axes have none."""
+    if norm == "ortho":
+        return 1 / math.sqrt(math.prod(size))
+    return 1 / math.prod(size) if (norm == "backward") == inverse else 1.0
+
+
 class _Field:
     """A field between transforms. A transform waits for the next exchange, which is hidden behind it.
+
+    `scale` is a factor of the result, multiplied in the first exchange: by torch.fft it would cost a pass over memory.
 
     Attributes:
         lengths: Lengths of the whole axes.
         cut: The cut axis.
     """
 
-    def __init__(self, op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> None:
+    def __init__(
+        self, op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int, scale: float
+    ) -> None:
         self._slab, self._x, self.lengths, self.cut = slab, x, list(lengths), cut
+        self._scale = scale
         self._waiting: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._inner = len(lengths) - 1
         expected = list(lengths)
@@ -302,8 +314,9 @@ class _Field:
             before=self._transformed,
             pieces=self._pieces(),
             inner=self._front + self._inner,
+            scale=self._scale,
         )
-        self._waiting, self.cut = None, to
+        self._waiting, self.cut, self._scale = None, to, 1.0
 
     def result(self, cut: int) -> torch.Tensor:
         """Return the field, cut along an axis."""
