@@ -100,9 +100,10 @@ class Slab:
         modes, own = part.shape[0], weight.shape[0]
         if own == modes:
             return multiply(self.add_up(part), weight)
-        padded = part.new_zeros(own * self.count, *part.shape[1:])
-        padded[:modes] = part
-        return self.gather(multiply(self.share_of_sum(padded), weight))[:modes]
+        missing = own * self.count - modes
+        if missing:
+            part = torch.cat([part, part.new_zeros(missing, *part.shape[1:])])
+        return self.gather(multiply(self.share_of_sum(part), weight))[:modes]
 
     def gather(self, share: torch.Tensor) -> torch.Tensor:
         """Return the shares [share, ..] of all processes, in the order of ranks, as [processes * share, ..]."""

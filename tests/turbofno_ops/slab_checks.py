@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.draws import seeded
 from tests.models.importers.random_canonical import field_normalised
+from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
@@ -106,7 +107,7 @@ def check_network(module: FNO, x: torch.Tensor, weights: str, why: object) -> No
 
 
 def drawn_networks() -> None:
-    for draw in range(36):
+    for draw in range(tried(24, 120)):
         rng = random.Random(torch.initial_seed() + draw)
         arch = draw_architecture(rng, n_dim=2 + draw % 2)
         module = network(arch, draw_normalization(rng, arch))
@@ -161,7 +162,7 @@ def sharded_weights() -> None:
 
 def drawn_layers() -> None:
     rng = random.Random(torch.initial_seed())
-    for _ in range(30):
+    for _ in range(tried(20, 100)):
         n_dim, c_in, c_out = rng.choice([2, 3]), rng.randint(1, 5), rng.randint(1, 5)
         size = tall(tuple(rng.randint(2, 13) for _ in range(n_dim)))
         most = size[0] // dist.get_world_size() if ON_GPU else size[0]
@@ -196,7 +197,7 @@ def drawn_layers() -> None:
 def drawn_ffts() -> None:
     rng = random.Random(torch.initial_seed())
     whole_field = fft._PIECE_BYTES
-    for draw in range(40):
+    for draw in range(tried(30, 150)):
         # mostly in several pieces, small as the fields are
         fft._PIECE_BYTES = 1500 if draw % 4 else whole_field
         size = tuple(rng.choice([1, 2, 3, 5, 7, 8, 9, 11]) for _ in range(rng.choice([2, 3, 3, 4])))
