@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,10 +64,19 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """An encoded infer response: the whole body, and the length of its JSON if raw bytes follow."""
+    """An encoded infer response: the pieces of the body, and the length of its JSON if raw bytes follow."""
 
-    body: bytes
+    pieces: tuple[bytes | memoryview, ...]
     json_length: int | None
+
+    @property
+    def body(self) -> bytes:
+        """All pieces as one."""
+        return b"".join(self.pieces)
+
+
+RAW = InferRequest(np.empty(0, np.float32), (RequestedOutput(OUTPUT, binary=True),))
+"""What a raw request asks for; its tensor is the whole body."""
 
 
 def parse_header_length(value: str, *, available: int) -> int:
@@ -134,7 +143,7 @@ def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> In
             f"{math.prod(dims) * _SIZES[DATATYPE]}"
         )
     tensor = shaped(array_from_bytes(view, _FLOATS[DATATYPE]), dims, name="the raw body")
-    return InferRequest(tensor=tensor, outputs=(RequestedOutput(OUTPUT, binary=True),))
+    return replace(RAW, tensor=tensor)
 
 
 def encode(
@@ -178,9 +187,7 @@ def encode(
             entry["data"] = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
         document["outputs"].append(entry)
     text = orjson.dumps(document)
-    if not blobs:
-        return InferResponse(text, None)
-    return InferResponse(b"".join([text, *blobs]), len(text))
+    return InferResponse((text, *blobs), len(text) if blobs else None)
 
 
 def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:

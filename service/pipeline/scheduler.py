@@ -7,8 +7,6 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turbofno.service.engine.interface import NO_FIELDS, PredictResult
@@ -22,7 +20,7 @@ from turbofno.service.errors import (
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
-from turbofno.service.pipeline.ticket import CANCELLED, Ticket
+from turbofno.service.pipeline.ticket import CANCELLED, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker, cores
 from turbofno.service.settings import env_name
 
@@ -100,8 +98,10 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         self._worker.start()
 
-    def submit(self, block: Sequence[Ticket]) -> None:
-        """Queue tickets that arrived together. Each gets exactly one outcome, at once or later:
+    def submit(self, block: Sequence[Ticket], *, at_once: bool = False) -> None:
+        """Queue tickets that arrived together; `at_once` starts a batch without waiting for others of this event-loop turn.
+
+        Each gets exactly one outcome, at once or later:
 
         a result, or QueueFull, PayloadTooLarge (both also by the caller's own limit), DeadlineExceeded, Unavailable
         (closed, or out of memory), InvalidField (the output is not finite), InferenceFailed.
@@ -110,9 +110,12 @@ class Scheduler:
             for ticket in block:
                 self._refuse(ticket, self._unavailable())
             return
-        for _, group in groupby(block, key=attrgetter("kind")):
-            self._queue(list(group))
-        self._schedule_pump()
+        for _, tickets in by_kind(block):
+            self._queue(tickets)
+        if not at_once:
+            self._schedule_pump()
+        elif self._in_flight < self._max_in_flight and not self._pump_scheduled:
+            self._pump()
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop the part of a ticket that has not started. Its outcome is still set."""
@@ -308,15 +311,15 @@ class Scheduler:
     def _unavailable(self) -> ServiceError:
         return DeviceLost(self.failure, retry_after=1.0) if self.failure else _closed()
 
-    def _queue(self, tickets: list[Ticket]) -> None:
+    def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""
-        limited = any(self._capacity.has_quota(one.request) for one in tickets)
-        if limited or len(tickets) == 1 or not self._capacity.reserve_all(tickets):
+        if not self._capacity.reserve_all(tickets):
             tickets = [one for one in tickets if self._reserve(one)]
             if not tickets:
                 return
+        if not self._live:
+            self._idle.clear()
         self._live.update(tickets)
-        self._idle.clear()
         self._batcher.add(*tickets)
         deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
         if deadlines:
