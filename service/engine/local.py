@@ -117,6 +117,7 @@ class LocalEngine:
 
     async def close(self, *, within: float) -> None:
         self._draining = True
+        self._submit_arrived()
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
@@ -158,7 +159,9 @@ class LocalEngine:
             del arrival
 
     def _submit_arrived(self) -> None:
-        """Submit the requests of one turn of the event loop."""
+        """Submit the requests that arrived in this turn of the event loop; also before a change that concerns them."""
+        if not self._arrived:
+            return
         arrived = [one for one in self._arrived if not one.outcome.done()]
         self._arrived.clear()
         tickets = self.submit([(one.request, one.outcome) for one in arrived], at_once=True)
@@ -269,9 +272,11 @@ class LocalEngine:
             self._repository.release(instance, 1)
 
     async def load(self, model: str) -> None:
+        self._submit_arrived()
         await self._repository.load(model)
 
     async def unload(self, model: str) -> None:
+        self._submit_arrived()
         await self._repository.unload(model)
 
     @property

@@ -96,6 +96,8 @@ async def _read(call: Call, header: str | None, settings: Settings) -> memoryvie
 def _json_length(header: str | None, available: int, settings: Settings) -> int:
     if header is None:
         return available
+    if header == "0":
+        return 0
     length = oip_binary.parse_header_length(header, available=available)
     if length > settings.max_json_bytes:
         raise PayloadTooLarge(
