@@ -97,8 +97,20 @@ class Answered(NamedTuple):
     encode: float | None
 
 
+class Batch(NamedTuple):
+    """A batch that ran, to be counted."""
+
+    model: str
+    version: str
+    backend: str
+    precision: str
+    size: int
+    fill_ratio: float
+    queue_depth: int
+
+
 class _Pending(Collector):
-    """Counts finished requests many at a time: at each scrape, as the first of the registry, and every `_MOST_PENDING`."""
+    """Counts requests and batches many at a time: at each scrape, as the first of the registry, and every `_MOST_PENDING`."""
 
     def __init__(self, count: Callable[[], None]) -> None:
         self._count = count
@@ -117,7 +129,8 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
         self.registry = registry or CollectorRegistry()
         self._answered: list[Answered] = []
-        self.registry.register(_Pending(self._count_answered))
+        self._ran: list[Batch] = []
+        self.registry.register(_Pending(self._count_pending))
         self.requests = self._counter(
             "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
         )
@@ -260,7 +273,26 @@ class Metrics:
         """Count a finished request."""
         self._answered.append(request)
         if len(self._answered) >= _MOST_PENDING:
-            self._count_answered()
+            self._count_pending()
+
+    def ran(self, batch: Batch) -> None:
+        """Count a batch."""
+        self._ran.append(batch)
+        if len(self._ran) >= _MOST_PENDING:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        self._count_answered()
+        alike: defaultdict[tuple[str, str, str, str], list[Batch]] = defaultdict(list)
+        for batch in self._ran:
+            alike[batch[:4]].append(batch)
+        self._ran.clear()
+        for (model, version, backend, precision), several in alike.items():
+            self.backend_batches.labels(model, backend, precision).inc(len(several))
+            labels = model, version, backend
+            self.batch_size.labels(*labels).observe_all([one.size for one in several])
+            self.batch_fill_ratio.labels(*labels).observe_all([one.fill_ratio for one in several])
+            self.batch_queue_depth.labels(*labels).observe_all([one.queue_depth for one in several])
 
     def _count_answered(self) -> None:
         alike: defaultdict[tuple[str, str, str, int], list[Answered]] = defaultdict(list)

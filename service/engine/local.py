@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from turbofno.service.engine.interface import PredictResult
+from turbofno.service.engine.interface import PredictResult, heap_buffer
 from turbofno.service.errors import PayloadTooLarge, ServiceError, Unavailable
 from turbofno.service.pipeline.batcher import Policy
 from turbofno.service.pipeline.rollouts import Rollouts
@@ -138,9 +138,9 @@ class LocalEngine:
     async def counters(self, model: str, version: str) -> ModelCounters:
         return self._repository.get(model, version).totals.snapshot()
 
-    def buffer(self, size: int, *, aligned_at: int = 0) -> None:  # noqa: ARG002 - the interface's
-        # A batch is gathered from wherever its fields are.
-        return None
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
+        # On a CPU numpy gathers a batch from any memory; torch, for a GPU, from writable memory only.
+        return None if self._device.type == "cpu" else heap_buffer(size, aligned_at)
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from turbofno.service.errors import (
     ServiceError,
     Unavailable,
 )
+from turbofno.service.metrics import Batch
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
@@ -220,8 +221,11 @@ class Scheduler:
         except Exception as error:
             result = error
         self._in_flight -= 1
-        self._schedule_pump()
-        finish(result)
+        try:
+            finish(result)
+        finally:
+            if self._live or self._jobs:
+                self._schedule_pump()
 
     def _after(
         self, finish: Callable[[T | BaseException], None], result: T | BaseException
@@ -280,16 +284,19 @@ class Scheduler:
 
     def _record(self, report: BatchReport) -> None:
         kind = report.slices[0].ticket.kind
-        model, version, backend = *kind.bucket[:2], report.backend or "none"
-        size = report.size
-        metrics = self._metrics
-        metrics.batch_size.labels(model, version, backend).observe(size)
-        metrics.batch_fill_ratio.labels(model, version, backend).observe(size / self._max_batch)
-        metrics.batch_queue_depth.labels(model, version, backend).observe(
-            self._capacity.waiting(model, version)
+        model, version = kind.bucket[:2]
+        self._metrics.ran(
+            Batch(
+                model,
+                version,
+                report.backend or "none",
+                report.precision,
+                report.size,
+                report.size / self._max_batch,
+                self._capacity.waiting(model, version),
+            )
         )
-        metrics.backend_batches.labels(model, backend, report.precision).inc()
-        metrics.note_trust(model, version, report.trust)
+        self._metrics.note_trust(model, version, report.trust)
         full = self._batcher.limit(kind) * kind.field_bytes
         self._capacity.note_batch(model, full, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
