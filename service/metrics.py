@@ -290,9 +290,10 @@ class Metrics:
         for (model, version, backend, precision), several in alike.items():
             self.backend_batches.labels(model, backend, precision).inc(len(several))
             labels = model, version, backend
-            self.batch_size.labels(*labels).observe_all([one.size for one in several])
-            self.batch_fill_ratio.labels(*labels).observe_all([one.fill_ratio for one in several])
-            self.batch_queue_depth.labels(*labels).observe_all([one.queue_depth for one in several])
+            *_, sizes, ratios, depths = zip(*several, strict=True)
+            self.batch_size.labels(*labels).observe_all(sizes)
+            self.batch_fill_ratio.labels(*labels).observe_all(ratios)
+            self.batch_queue_depth.labels(*labels).observe_all(depths)
 
     def _count_answered(self) -> None:
         alike: defaultdict[tuple[str, str, str, int], list[Answered]] = defaultdict(list)
@@ -303,14 +304,15 @@ class Metrics:
             self.requests.labels(model, version, protocol, status).inc(len(several))
             if not model:
                 continue
+            *_, durations, decode, queue, compute, encode = zip(*several, strict=True)
             # A streamed rollout lasts as long as its client reads, so it would distort the latency.
             if protocol != "rollout":
-                durations = self.request_duration.labels(model, version)
-                durations.observe_all([one.seconds for one in several])
-            for step, histogram in self.steps.items():
-                taken = [seconds for one in several if (seconds := getattr(one, step)) is not None]
-                if taken:
-                    histogram.labels(model, version).observe_all(taken)
+                self.request_duration.labels(model, version).observe_all(durations)
+            for step, all_taken in zip(
+                self.steps.values(), (decode, queue, compute, encode), strict=True
+            ):
+                if taken := [seconds for seconds in all_taken if seconds is not None]:
+                    step.labels(model, version).observe_all(taken)
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""
