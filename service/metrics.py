@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from prometheus_client import (
     CollectorRegistry,
@@ -49,6 +50,9 @@ REFUSED_WITH_MODEL = (
 )  # fmt: skip
 
 
+_MOST_PENDING = 4096
+
+
 class _Cached:
     """Caches `labels`, for which prometheus_client formats strings and takes a lock at each of ten calls for a request."""
 
@@ -79,11 +83,54 @@ class _Gauge(_Cached, Gauge):
     pass
 
 
+class Answered(NamedTuple):
+    """A finished request, to be counted. A step of None did not run."""
+
+    model: str
+    version: str
+    protocol: str
+    status: int
+    seconds: float
+    decode: float | None
+    queue: float | None
+    compute: float | None
+    encode: float | None
+
+
+class Batch(NamedTuple):
+    """A batch that ran, to be counted."""
+
+    model: str
+    version: str
+    backend: str
+    precision: str
+    size: int
+    fill_ratio: float
+    queue_depth: int
+
+
+class _Pending(Collector):
+    """Counts requests and batches many at a time: at each scrape, as the first of the registry, and every `_MOST_PENDING`."""
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        self._count = count
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        return iter(())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self._count()
+        return iter(())
+
+
 class Metrics:
     """All metrics, registered in `registry`, so that a process can have several applications."""
 
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
         self.registry = registry or CollectorRegistry()
+        self._answered: list[Answered] = []
+        self._ran: list[Batch] = []
+        self.registry.register(_Pending(self._count_pending))
         self.requests = self._counter(
             "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
         )
@@ -221,6 +268,51 @@ class Metrics:
             self.prediction_warnings.labels(model, version, reason)
         for reason in REFUSED_WITH_MODEL:
             self.rejections.labels(reason, model)
+
+    def answered(self, request: Answered) -> None:
+        """Count a finished request."""
+        self._answered.append(request)
+        if len(self._answered) >= _MOST_PENDING:
+            self._count_pending()
+
+    def ran(self, batch: Batch) -> None:
+        """Count a batch."""
+        self._ran.append(batch)
+        if len(self._ran) >= _MOST_PENDING:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        self._count_answered()
+        alike: defaultdict[tuple[str, str, str, str], list[Batch]] = defaultdict(list)
+        for batch in self._ran:
+            alike[batch[:4]].append(batch)
+        self._ran.clear()
+        for (model, version, backend, precision), several in alike.items():
+            self.backend_batches.labels(model, backend, precision).inc(len(several))
+            labels = model, version, backend
+            *_, sizes, ratios, depths = zip(*several, strict=True)
+            self.batch_size.labels(*labels).observe_all(sizes)
+            self.batch_fill_ratio.labels(*labels).observe_all(ratios)
+            self.batch_queue_depth.labels(*labels).observe_all(depths)
+
+    def _count_answered(self) -> None:
+        alike: defaultdict[tuple[str, str, str, int], list[Answered]] = defaultdict(list)
+        for request in self._answered:
+            alike[request[:4]].append(request)
+        self._answered.clear()
+        for (model, version, protocol, status), several in alike.items():
+            self.requests.labels(model, version, protocol, status).inc(len(several))
+            if not model:
+                continue
+            *_, durations, decode, queue, compute, encode = zip(*several, strict=True)
+            # A streamed rollout lasts as long as its client reads, so it would distort the latency.
+            if protocol != "rollout":
+                self.request_duration.labels(model, version).observe_all(durations)
+            for step, all_taken in zip(
+                self.steps.values(), (decode, queue, compute, encode), strict=True
+            ):
+                if taken := [seconds for seconds in all_taken if seconds is not None]:
+                    step.labels(model, version).observe_all(taken)
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""

@@ -241,12 +241,9 @@ def check_dtype(array: Array, *, name: str) -> None:
 
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order; None if all values are finite."""
-    if array.size <= _SMALL:
-        # Three times as fast: a finite sum of squares implies finite values. (The sum itself may also overflow.)
-        flat = array.ravel()
-        with np.errstate(over="ignore", invalid="ignore"):
-            if math.isfinite(flat.dot(flat)):
-                return None
+    # Twice as fast: a finite sum of squares implies finite values. (The sum may also overflow, without a warning.)
+    if array.size <= _SMALL and math.isfinite(np.vdot(array, array)):
+        return None
     finite = np.isfinite(array)
     if finite.all():
         return None

@@ -40,7 +40,7 @@ def parse_object(
         BadRequest: empty, not UTF-8, not JSON, nested too deeply, or not an object.
         PayloadTooLarge: too many lists and objects.
     """
-    raw = bytes(body)
+    raw = whole_bytes(body)
     if not raw or raw.isspace():
         raise BadRequest(f"the {what} is empty, expected a JSON object")
     if raw.startswith(_NPY):
@@ -63,6 +63,13 @@ def parse_object(
             f"the {what} is a JSON {json_type(value)}, expected an object like {{...}}"
         )
     return value
+
+
+def whole_bytes(body: bytes | memoryview) -> bytes:
+    """The bytes of a body, without a copy of those that a view shows whole."""
+    if isinstance(body, memoryview) and type(body.obj) is bytes and len(body.obj) == body.nbytes:
+        return body.obj
+    return bytes(body)
 
 
 def array_from_lists(value: object, *, name: str) -> NDArray[np.float64]:
@@ -135,7 +142,12 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
 
 
 def encode(answer: ResponseData) -> bytes:
-    """Encode a response as a JSON object with nested lists.
+    """Encode a response as a JSON object with nested lists. Raises as `pieces`."""
+    return b"".join(pieces(answer))
+
+
+def pieces(answer: ResponseData) -> list[bytes]:
+    """The pieces of a JSON object with nested lists, which are not copied together.
 
     Raises:
         InvalidField: an output value is NaN or infinite.
@@ -144,7 +156,7 @@ def encode(answer: ResponseData) -> bytes:
     for name, array in answer.outputs.items():
         require_encodable(array, name=name, remedy=remedy)
     warned = {"warnings": answer.warnings} if answer.warnings else {}
-    return orjson.dumps(
+    about = orjson.dumps(
         {
             "model": answer.model,
             "version": answer.version,
@@ -154,9 +166,13 @@ def encode(answer: ResponseData) -> bytes:
             "units": answer.units,
             **({"trust": answer.trust} if answer.trust else {}),
             **({"trust_status": answer.trust_status} if answer.trust_status else {}),
-            "outputs": {name: json_arrays.dumps(a) for name, a in answer.outputs.items()},
         }
     )
+    written = [about[:-1], b',"outputs":{']
+    for number, (name, array) in enumerate(answer.outputs.items()):
+        written.append(b"%b%b:" % (b"," if number else b"", orjson.dumps(name)))
+        written += json_arrays.pieces(array)
+    return [*written, b"}}"]
 
 
 def json_type(value: object) -> str:

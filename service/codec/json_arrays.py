@@ -62,7 +62,12 @@ def loads(raw: bytes) -> Any:
 
 def dumps(array: NDArray[np.float32]) -> orjson.Fragment:
     """Encode finite numbers as nested lists, for a document that orjson writes."""
-    return orjson.Fragment(b"".join(_written(np.ascontiguousarray(array))))
+    return orjson.Fragment(b"".join(pieces(array)))
+
+
+def pieces(array: NDArray[np.float32]) -> Iterator[bytes]:
+    """Encode finite numbers as nested lists, in pieces."""
+    return _written(np.ascontiguousarray(array))
 
 
 def count_containers(raw: bytes) -> int:
@@ -130,7 +135,7 @@ class _Reader:
         for axis, size in enumerate(shape):
             if axis:
                 lists = [one for each in lists for one in each]
-            if {(type(one), len(one)) for one in lists} != {(simdjson.Array, size)}:
+            if {*map(type, lists)} != {simdjson.Array} or {*map(len, lists)} != {size}:
                 raise ValueError("not evenly nested")
             # a list among the numbers of the last axis is not counted here, so the totals differ
             self.lists += len(lists)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,10 +65,19 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """An encoded infer response: the whole body, and the length of its JSON if raw bytes follow."""
+    """An encoded infer response: the pieces of the body, and the length of its JSON if raw bytes follow."""
 
-    body: bytes
+    pieces: tuple[bytes | memoryview, ...]
     json_length: int | None
+
+    @property
+    def body(self) -> bytes:
+        """All pieces as one."""
+        return b"".join(self.pieces)
+
+
+RAW = InferRequest(np.empty(0, np.float32), (RequestedOutput(OUTPUT, binary=True),))
+"""What a raw request asks for; its tensor is the whole body."""
 
 
 def parse_header_length(value: str, *, available: int) -> int:
@@ -134,7 +144,7 @@ def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> In
             f"{math.prod(dims) * _SIZES[DATATYPE]}"
         )
     tensor = shaped(array_from_bytes(view, _FLOATS[DATATYPE]), dims, name="the raw body")
-    return InferRequest(tensor=tensor, outputs=(RequestedOutput(OUTPUT, binary=True),))
+    return replace(RAW, tensor=tensor)
 
 
 def encode(
@@ -153,8 +163,42 @@ def encode(
     Raises:
         InvalidField: a value is NaN or infinite, and JSON numbers were requested.
     """
+    (requested,) = outputs
+    about = (output.shape, requested, model, version, warnings, trust_status)
+    if requested.binary:
+        # Ids and signals differ from answer to answer.
+        text = (
+            _cached_json(*about)
+            if request_id is None and not trust
+            else _json(*about, request_id, trust)
+        )
+        blob = np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data
+        return InferResponse((text, blob), len(text))
+    remedy = "request it in binary with the output parameter binary_data = true"
+    require_encodable(output, name=requested.name, remedy=remedy)
+    data = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
+    return InferResponse((_json(*about, request_id, trust, data),), None)
+
+
+def _json(
+    shape: tuple[int, ...],
+    requested: RequestedOutput,
+    model: str,
+    version: str,
+    warnings: tuple[str, ...],
+    trust_status: str,
+    request_id: str | None = None,
+    trust: dict[str, float] | None = None,
+    data: orjson.Fragment | None = None,
+) -> bytes:
+    """The JSON of an answer; without `data` the values follow in binary."""
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
-    document |= {"model_name": model, "model_version": version, "outputs": []}
+    entry: dict[str, Any] = {"name": requested.name, "datatype": DATATYPE, "shape": shape}
+    if data is None:
+        entry["parameters"] = {"binary_data_size": 4 * math.prod(shape)}
+    else:
+        entry["data"] = data
+    document |= {"model_name": model, "model_version": version, "outputs": [entry]}
     parameters: dict[str, Any] = {f"trust_{name}": value for name, value in (trust or {}).items()}
     if trust_status:
         parameters["trust_status"] = trust_status
@@ -162,25 +206,10 @@ def encode(
         parameters["warning"] = "; ".join(warnings)
     if parameters:
         document["parameters"] = parameters
-    blobs: list[memoryview] = []
-    for requested in outputs:
-        entry: dict[str, Any] = {
-            "name": requested.name,
-            "datatype": DATATYPE,
-            "shape": list(output.shape),
-        }
-        if requested.binary:
-            entry["parameters"] = {"binary_data_size": output.nbytes}
-            blobs.append(np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data)
-        else:
-            remedy = "request it in binary with the output parameter binary_data = true"
-            require_encodable(output, name=requested.name, remedy=remedy)
-            entry["data"] = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
-        document["outputs"].append(entry)
-    text = orjson.dumps(document)
-    if not blobs:
-        return InferResponse(text, None)
-    return InferResponse(b"".join([text, *blobs]), len(text))
+    return orjson.dumps(document)
+
+
+_cached_json = lru_cache(maxsize=256)(_json)
 
 
 def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:

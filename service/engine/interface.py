@@ -172,10 +172,11 @@ class Engine(Protocol):
     async def counters(self, model: str, version: str) -> ModelCounters:
         """Totals of a READY model. Raises NotFound, Unavailable."""
 
-    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
         """Writable memory for a request's body, from which the device reads fields without another copy.
 
-        The byte at `aligned_at` is on a 64-byte boundary. The memory is freed with its last view.
+        The byte at `aligned_at` is on a 64-byte boundary. The memory is freed with its last view. None: the body may be
+        anywhere.
 
         Raises:
             PayloadTooLarge: more than there ever is.

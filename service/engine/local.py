@@ -6,9 +6,8 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,7 @@ from turbofno.service.errors import PayloadTooLarge, ServiceError, Unavailable
 from turbofno.service.pipeline.batcher import Policy
 from turbofno.service.pipeline.rollouts import Rollouts
 from turbofno.service.pipeline.scheduler import Scheduler
-from turbofno.service.pipeline.ticket import CANCELLED, Kind, Ticket
+from turbofno.service.pipeline.ticket import CANCELLED, Kind, Ticket, by_kind
 from turbofno.service.pipeline.worker import arithmetic_threads
 from turbofno.service.runtime.device import log_backend, memory_limit, prepare_device
 from turbofno.service.runtime.device_pipeline import DevicePipeline, open_pipeline
@@ -28,7 +27,7 @@ from turbofno.service.runtime.repository import Repository
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import (
@@ -46,6 +45,15 @@ if TYPE_CHECKING:
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """A request of `predict`, and its ticket once it was submitted."""
+
+    request: PredictRequest
+    outcome: asyncio.Future[PredictResult]
+    ticket: Ticket | None = None
 
 
 class LocalEngine:
@@ -95,6 +103,8 @@ class LocalEngine:
             )
         self._loading: asyncio.Task[None] | None = None
         self._draining = False
+        self._arrived: list[_Arrival] = []
+        """Requests of `predict` in this turn of the event loop, which share a batch."""
 
     def start(self) -> None:
         # Models load in the background, so that the service can report alive but not ready.
@@ -107,6 +117,7 @@ class LocalEngine:
 
     async def close(self, *, within: float) -> None:
         self._draining = True
+        self._submit_arrived()
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
@@ -127,43 +138,70 @@ class LocalEngine:
     async def counters(self, model: str, version: str) -> ModelCounters:
         return self._repository.get(model, version).totals.snapshot()
 
-    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
-        return heap_buffer(size, aligned_at)
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
+        # On a CPU numpy gathers a batch from any memory; torch, for a GPU, from writable memory only.
+        return None if self._device.type == "cpu" else heap_buffer(size, aligned_at)
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        outcome: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
-        (ticket,) = self.submit(((request, outcome),))
+        loop = asyncio.get_running_loop()
+        arrival = _Arrival(request, loop.create_future())
+        if not self._arrived:
+            loop.call_soon(self._submit_arrived)
+        self._arrived.append(arrival)
         try:
-            return await outcome
+            return await arrival.outcome
         except asyncio.CancelledError:
-            if ticket is not None:
-                self.cancel(ticket)
+            if arrival.ticket is not None:
+                self.cancel(arrival.ticket)
             raise
         finally:
             # Breaks a reference cycle between an error and this frame, which would keep the fields in memory.
-            del outcome, ticket
+            del arrival
 
-    def submit(self, block: Iterable[tuple[PredictRequest, Outcome]]) -> list[Ticket | None]:
+    def _submit_arrived(self) -> None:
+        """Submit the requests that arrived in this turn of the event loop; also before a change that concerns them."""
+        if not self._arrived:
+            return
+        arrived = [one for one in self._arrived if not one.outcome.done()]
+        self._arrived.clear()
+        tickets = self.submit([(one.request, one.outcome) for one in arrived], at_once=True)
+        for one, ticket in zip(arrived, tickets, strict=True):
+            one.ticket = ticket
+
+    def submit(
+        self, block: Sequence[tuple[PredictRequest, Outcome]], *, at_once: bool = False
+    ) -> list[Ticket | None]:
         """Submit requests that arrived together, each with its own outcome (see `predict`).
 
-        Returns a ticket for each, to cancel it; None for those refused or answered at once.
+        Returns a ticket for each, to cancel it; None for those refused or answered at once. `at_once`: no other block is
+        expected in this turn of the event loop.
         """
         now = time.monotonic()
         kinds: dict[object, Kind] = {}
         tickets = [self._ticket(request, outcome, now, kinds) for request, outcome in block]
         queued = [ticket for ticket in tickets if ticket is not None]
-        for kind, group in groupby(queued, key=attrgetter("kind")):
-            self._repository.acquire(kind.runnable, sum(1 for _ in group))
-        self._scheduler.submit(queued)
+        for kind, group in by_kind(queued):
+            assert isinstance(kind.runnable, ModelInstance)
+            self._repository.acquire(kind.runnable, len(group))
+        self._scheduler.submit(queued, at_once=at_once)
         return tickets
 
     def _ticket(
         self, request: PredictRequest, outcome: Outcome, now: float, kinds: dict[object, Kind]
     ) -> Ticket | None:
         """The ticket of a request; None if its outcome was set. `kinds` caches the kinds of a block."""
-        size, *shape = request.fields.shape
-        config = id(request.config)
-        key = (request.model, request.version, config, *shape, request.priority, request.vjp)
+        shape = request.fields.shape
+        size, key = (
+            shape[0],
+            (
+                id(request.config),
+                request.model,
+                request.version,
+                shape[1:],
+                request.priority,
+                request.vjp,
+            ),
+        )
         try:
             kind = kinds.get(key)
             if kind is None:
@@ -202,20 +240,23 @@ class LocalEngine:
     def _ended(self, tickets: list[Ticket]) -> None:
         """Count outcomes in the totals of their models, and release the models."""
         now = time.monotonic()
-        for kind, group in groupby(tickets, key=attrgetter("kind")):
-            instance, ended = kind.runnable, list(group)
+        for kind, ended in by_kind(tickets):
+            instance = kind.runnable
             assert isinstance(instance, ModelInstance)
-            answered = [one for one in ended if one.error is None]
-            if answered:
-                instance.totals.note_success(
-                    len(answered),
-                    fields=sum(one.size for one in answered),
-                    seconds=sum(now - one.arrival for one in answered),
-                    queue_seconds=sum(one.result.queue_seconds for one in answered if one.result),
-                )
+            requests, fields, seconds, queue_seconds = 0, 0, 0.0, 0.0
             for one in ended:
-                if one.error is not None and one.error is not CANCELLED:
+                if one.error is None:
+                    assert one.result is not None
+                    requests += 1
+                    fields += one.size
+                    seconds += now - one.arrival
+                    queue_seconds += one.result.queue_seconds
+                elif one.error is not CANCELLED:
                     instance.totals.note_failure(seconds=now - one.arrival)
+            if requests:
+                instance.totals.note_success(
+                    requests, fields=fields, seconds=seconds, queue_seconds=queue_seconds
+                )
             self._repository.release(instance, len(ended))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
@@ -231,9 +272,11 @@ class LocalEngine:
             self._repository.release(instance, 1)
 
     async def load(self, model: str) -> None:
+        self._submit_arrived()
         await self._repository.load(model)
 
     async def unload(self, model: str) -> None:
+        self._submit_arrived()
         await self._repository.unload(model)
 
     @property

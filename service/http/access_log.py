@@ -6,6 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from turbofno.service.metrics import Answered
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -48,8 +50,10 @@ class AccessLog:
                 headers.append((b"access-control-allow-origin", origin))
                 headers.append((b"access-control-expose-headers", b"*"))
         if steps := call.steps:
-            timing = ", ".join([f"{step};dur={seconds * 1e3:.3f}" for step, seconds in steps])
-            headers.append((b"server-timing", timing.encode("latin-1")))
+            timing = b", ".join(
+                [b"%b;dur=%.3f" % (step.encode(), seconds * 1e3) for step, seconds in steps]
+            )
+            headers.append((b"server-timing", timing))
         return headers
 
     def close(self, call: Call, status: int, sent_bytes: int) -> None:
@@ -58,14 +62,12 @@ class AccessLog:
         seconds = time.perf_counter() - call.started
         if call.span is not None and call.context.tracer is not None:
             call.context.tracer.end(call, status)
-        metrics = self._metrics
-        metrics.requests.labels(call.model, call.version, call.protocol, status).inc()
-        if call.model:
-            # A streamed rollout lasts as long as its client reads, so it would distort the latency.
-            if call.protocol != "rollout":
-                metrics.request_duration.labels(call.model, call.version).observe(seconds)
-            for step, taken in call.steps:
-                metrics.steps[step].labels(call.model, call.version).observe(taken)
+        self._metrics.answered(
+            Answered(
+                call.model, call.version, call.protocol, status, seconds,
+                call.decode_seconds, call.queue_seconds, call.compute_seconds, call.encode_seconds,
+            )
+        )  # fmt: skip
         if call.shed:
             self._shedding.log(call)
             return

@@ -52,7 +52,7 @@ async def read_body(
             this offset on a 64-byte boundary.
 
     Returns:
-        A writable view of bytes.
+        A view of bytes.
 
     Raises:
         PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest, ClientLeft.
@@ -68,17 +68,16 @@ async def read_body(
         if body.size > limit:
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
         budget.hold(body.size)
-    size = body.size
+    size = call.body_bytes = body.size
     # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
-    if aligned_at is None or coding is not None:
-        whole = heap_buffer(size)
-    else:
-        whole = call.context.engine.buffer(size, aligned_at=aligned_at)
+    buffer = None
+    if aligned_at is not None and coding is None:
+        buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
     if size > BINARY_BYTES:
-        await offload(True, _join, body.pieces, whole)
+        whole = await offload(True, _join, body.pieces, buffer)
     else:
-        _join(body.pieces, whole)
-    call.body_bytes = size
+        whole = _join(body.pieces, buffer)
+    body.pieces.clear()
     if coding is None:
         return whole
     # Always off the event loop: a few kilobytes can inflate to the whole limit.
@@ -159,12 +158,15 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
     return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
 
 
-def _join(pieces: list[bytes | bytearray], body: memoryview) -> None:
+def _join(pieces: list[bytes | bytearray], buffer: memoryview | None) -> memoryview:
+    """The body, in `buffer` if there is one; without a copy if it is a single piece."""
+    if buffer is None:
+        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
     start = 0
     for piece in pieces:
-        body[start : start + len(piece)] = piece
+        buffer[start : start + len(piece)] = piece
         start += len(piece)
-    pieces.clear()
+    return buffer
 
 
 def _inflate(data: memoryview, coding: str, limit: int, aligned_at: int) -> memoryview | None:

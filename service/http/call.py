@@ -100,36 +100,29 @@ class Call:
     None means that the step did not run.
     """
 
-    __slots__ = (
-        "body",
-        "body_bytes",
-        "budget",
-        "caller",
-        "compute_seconds",
-        "context",
-        "decode_seconds",
-        "encode_seconds",
-        "fields",
-        "headers",
-        "method",
-        "model",
-        "operation",
-        "parameters",
-        "path",
-        "protocol",
-        "query",
-        "queue_seconds",
-        "raw_path",
-        "request_id",
-        "reservation",
-        "served",
-        "shed",
-        "span",
-        "started",
-        "target",
-        "trace",
-        "version",
-    )  # fmt: skip
+    operation: Operation
+    """The target's operation for the method, set by `operations.begin`."""
+    caller: Caller = ANYONE
+    protocol: ProtocolLabel = "admin"
+    model = version = ""
+    served: Served
+    """The requested model, set once it is known to be ready."""
+    parameters: Any = None
+    """Parameters, the result of the operation's `parse`."""
+    budget: ByteBudget | None = None
+    """Bytes held until the reply has been sent or the client has left."""
+    reservation: Reservation | None = None
+    """A queue slot, held until the request enters the queue."""
+    shed = False
+    """True if refused because the queue was full."""
+    fields = body_bytes = 0
+    decode_seconds: float | None = None
+    queue_seconds: float | None = None
+    compute_seconds: float | None = None
+    encode_seconds: float | None = None
+    span: Any = None
+    trace = ""
+    """W3C traceparent of the request's span; empty if not traced."""
 
     def __init__(
         self,
@@ -154,30 +147,7 @@ class Call:
         self.headers = given if len(given) == len(headers) else _joined(headers)
         self.body = body
         self.target = target
-        self.operation: Operation
-        """The target's operation for the method, set by `operations.begin`."""
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
-        self.caller: Caller = ANYONE
-        self.protocol: ProtocolLabel = "admin"
-        self.model = self.version = ""
-        self.served: Served
-        """The requested model, set once it is known to be ready."""
-        self.parameters: Any = None
-        """Parameters, the result of the operation's `parse`."""
-        self.budget: ByteBudget | None = None
-        """Bytes held until the reply has been sent or the client has left."""
-        self.reservation: Reservation | None = None
-        """A queue slot, held until the request enters the queue."""
-        self.shed = False
-        """True if refused because the queue was full."""
-        self.fields = self.body_bytes = 0
-        self.decode_seconds: float | None = None
-        self.queue_seconds: float | None = None
-        self.compute_seconds: float | None = None
-        self.encode_seconds: float | None = None
-        self.span: Any = None
-        self.trace = ""
-        """W3C traceparent of the request's span; empty if not traced."""
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value, repeated ones joined by commas; `name` in lower case."""

@@ -1,8 +1,7 @@
 """The socket transport: uvicorn's HTTP protocol with limits that it lacks; operations bypass ASGI.
 
 This file alone overrides or calls uvicorn's internals (test_edge.py fails if a version lacks one): `HttpToolsProtocol`
-with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`,
-`_unset_keepalive_if_required`; its queue `pipeline` of (cycle, application), each started as
+with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`; its queue `pipeline` of (cycle, application), each started as
 `cycle.run_asgi(application)`; of `self.cycle`: `response_started`, `response_complete`, `disconnected`, `keep_alive`, and
 `message_event` of uvicorn's own cycles.
 """
@@ -58,8 +57,12 @@ class Edge(HttpToolsProtocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
         self._unanswered: deque[Any] = deque()
         """Exchanges and uvicorn's cycles, in the order of their requests."""
+        self._admitted: Exchange | None = None
+        """A request to start when the received bytes have been parsed."""
         self._arriving = False
         """True while the newest request is incomplete."""
         self._half_closed = False
@@ -106,15 +109,18 @@ class Edge(HttpToolsProtocol):
             return
         # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
         self._header_bytes += len(data)
-        self._unset_keepalive_if_required()
-        if not self._feed(data):
+        is_http = self._feed(data)
+        if self._admitted is not None:
+            exchange, self._admitted = self._admitted, None
+            exchange.start()
+        if not is_http:
             return
         if self._in_header:
             if self._header_bytes and self._header_timer is None:
                 # A header has begun and not ended.
                 self._start_header_timer()
             if not self._unanswered and not self._header_bytes:
-                self._start_keep_alive_timer()
+                self._start_idle_time()
         if self._header_bytes > self._limits.max_header_bytes:
             self._refuse(
                 431,
@@ -124,8 +130,13 @@ class Edge(HttpToolsProtocol):
             )
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        # uvicorn's begins with a scope, which operations do not need.
+        self.url = b""
+        self.headers = []
         self._in_header = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -142,7 +153,7 @@ class Edge(HttpToolsProtocol):
         if target is not None:
             self._start_exchange(path, query, target)
         else:
-            super().on_headers_complete()
+            self._start_cycle()
             self._unanswered.append(self.cycle)
         if 0 < len(self.pipeline) < MOST_PIPELINED:
             self.flow.resume_reading()
@@ -171,13 +182,21 @@ class Edge(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
-        super().on_response_complete()
-        if not self._unanswered and not self.transport.is_closing():
-            if self._half_closed:
-                self.transport.close()
-            elif self._arriving:
-                self._unset_keepalive_if_required()
-                self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            task = self.loop.create_task(cycle.run_asgi(app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+        elif self._half_closed:
+            self.transport.close()
+        elif self._arriving:
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        else:
+            self._start_idle_time()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -225,6 +244,15 @@ class Edge(HttpToolsProtocol):
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
+    def _start_cycle(self) -> None:
+        """Begin a request for FastAPI, whose headers are complete, as uvicorn does."""
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        for header in headers:
+            super().on_header(*header)
+        self.url = url
+        super().on_headers_complete()
+
     def _start_exchange(self, path: bytes, query: bytes, target: Target) -> None:
         """Begin a request for an operation, whose headers are complete."""
         exchange = Exchange(self, path, query, target)
@@ -238,9 +266,7 @@ class Edge(HttpToolsProtocol):
         elif not self.flow.write_paused and (reply := exchange.begin()) is not None:
             exchange.refuse(reply)
         else:
-            task = self.loop.create_task(exchange.run_asgi(self.app))
-            task.add_done_callback(self.tasks.discard)
-            self.tasks.add(task)
+            self._admitted = exchange
 
     def _pace(self, call: Call) -> None:
         """Pause reading on a connection whose last request was shed."""
@@ -250,12 +276,21 @@ class Edge(HttpToolsProtocol):
                 self.flow.pause_reading()
                 self._pause_timer = self.loop.call_later(pause, self.flow.resume_reading)
 
-    def _start_keep_alive_timer(self) -> None:
-        """Start the keep-alive timeout."""
-        if self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+    def _start_idle_time(self) -> None:
+        """Start the keep-alive timeout. Its timer runs on through later requests: one for each would cost more."""
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        self._idle_timer = None
+        if self._unanswered or self._arriving or self._header_bytes:
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0.0:
+            self._idle_timer = self.loop.call_later(left, self._end_if_idle)
+        else:
+            self.transport.close()
 
     def _probe(self, seconds: float) -> None:
         """Write `100 Continue` at intervals: a client that has left resets the connection, another ignores it."""
@@ -305,11 +340,12 @@ class Edge(HttpToolsProtocol):
             self._reader_timer,
             self._pause_timer,
             self._probe_timer,
+            self._idle_timer,
         ):
             if timer is not None:
                 timer.cancel()
         self._header_timer = self._linger_timer = self._reader_timer = None
-        self._pause_timer = self._probe_timer = None
+        self._pause_timer = self._probe_timer = self._idle_timer = None
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
         """Send an error for a request that could not be read, and close."""

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Call, Reply
+from turbofno.service.http.eager_task import EagerTask
 from turbofno.service.http.operations import begin, execute
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
@@ -56,9 +57,9 @@ class Exchange(Body):
         """Set while `more` waits for the body."""
         self._edge = edge
         self._begun = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
-        self._expects_continue = edge.expect_100_continue
+        self._expects_continue = self.call.headers.get(b"expect", b"").lower() == b"100-continue"
 
     def take(self, piece: bytes) -> None:
         """Add a piece of the body, unless the request was already answered."""
@@ -103,6 +104,19 @@ class Exchange(Body):
         self._begun = True
         return begin(self.call)
 
+    def start(self) -> None:
+        """Serve the request; at once, if its body is complete and its operation only waits for the engine."""
+        edge, operation = self._edge, self.call.operation
+        if self.complete and operation.queued and operation.parse is not None:
+            task = EagerTask(self.run_asgi(edge.app), edge.tasks.discard)
+            if not task.ended:
+                self._task = task
+                edge.tasks.add(task)  # type: ignore[arg-type]
+            return
+        self._task = edge.loop.create_task(self.run_asgi(edge.app))
+        self._task.add_done_callback(edge.tasks.discard)
+        edge.tasks.add(self._task)
+
     def refuse(self, reply: Reply) -> None:
         """Send a reply at once, without reading the body."""
         call = self.call
@@ -118,7 +132,9 @@ class Exchange(Body):
         del app
         call = self.call
         request_id.set(call.request_id)
-        self._task = asyncio.current_task()
+        if self._task is None:
+            # Started by uvicorn, or at once.
+            self._task = asyncio.current_task()
         status, size = CLIENT_CLOSED_REQUEST, 0
         try:
             reply = await self._reply()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from typing import TYPE_CHECKING
@@ -57,8 +56,7 @@ async def infer(
         )
     )
     if call.reservation is not None:
-        # Runs after the first step of the work, which has then entered the queue.
-        asyncio.get_running_loop().call_soon(call.reservation.leave)
+        call.context.shedding.leave_soon(call.reservation)
     result = await work
     call.fields = len(fields)
     call.queue_seconds = result.queue_seconds

@@ -21,6 +21,8 @@ from turbofno.service.http.trust import largest
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from turbofno.service.codec.oip_binary import InferRequest, InferResponse
     from turbofno.service.engine.interface import Fields, PredictResult
     from turbofno.service.http.call import Bytes, Call, Headers, Reply
@@ -77,7 +79,7 @@ async def _run(call: Call) -> Reply:
     )
     headers, written = await _written(call, answer)
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
-    return success_reply(call, headers, (written,))
+    return success_reply(call, headers, written)
 
 
 async def _read(call: Call, header: str | None, settings: Settings) -> memoryview:
@@ -94,6 +96,8 @@ async def _read(call: Call, header: str | None, settings: Settings) -> memoryvie
 def _json_length(header: str | None, available: int, settings: Settings) -> int:
     if header is None:
         return available
+    if header == "0":
+        return 0
     length = oip_binary.parse_header_length(header, available=available)
     if length > settings.max_json_bytes:
         raise PayloadTooLarge(
@@ -107,9 +111,8 @@ def _decode(
     body: memoryview, header_length: int | None, raw_shape: str | None, served: Served
 ) -> tuple[InferRequest, Fields]:
     if header_length == 0:
-        request = oip_binary.decode_raw(body, shape=raw_shape, model=served.name)
-    else:
-        request = oip_binary.decode(body, header_length=header_length, model=served.name)
+        return oip_binary.RAW, served.fields_from_raw(body, raw_shape)
+    request = oip_binary.decode(body, header_length=header_length, model=served.name)
     return request, fields_from_tensor(request.tensor, served.config, max_fields=served.max_fields)
 
 
@@ -128,13 +131,14 @@ def _encode(
     )
 
 
-async def _written(call: Call, answer: InferResponse) -> tuple[Headers, Bytes]:
+async def _written(call: Call, answer: InferResponse) -> tuple[Headers, Sequence[Bytes]]:
     """Headers and body of the answer, compressed if the client requested it."""
     headers: Headers = []
-    body = answer.body
+    body: Sequence[Bytes] = answer.pieces
     coding = answer_coding(call.header(b"accept-encoding"))
     if coding is not None:
-        body = await offload(len(body) > _COMPRESS_HEAVY, compress, body, coding)
+        whole = answer.body
+        body = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
         headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
     if answer.json_length is None:
         return [*headers, (b"content-type", b"application/json")], body

@@ -73,7 +73,6 @@ def begin(call: Call) -> Reply | None:
 
     Returns the reply if no body is needed; None to go on, with `execute` or FastAPI's routes.
     """
-    token = request_id.set(call.request_id)
     try:
         if call.context.tracer is not None:
             call.context.tracer.start(call)
@@ -83,12 +82,14 @@ def begin(call: Call) -> Reply | None:
         if call.context.keys is not None:
             call.context.keys.check(call)
         return None if call.target is None else _admit(call, call.target)
-    except ServiceError as error:
-        return problem(call.path, error)
-    except Exception:
-        return unexpected(call)
-    finally:
-        request_id.reset(token)
+    except Exception as error:
+        token = request_id.set(call.request_id)
+        try:
+            return (
+                problem(call.path, error) if isinstance(error, ServiceError) else unexpected(call)
+            )
+        finally:
+            request_id.reset(token)
 
 
 async def execute(call: Call) -> Reply:

@@ -6,7 +6,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from turbofno.service.codec import npy
+from turbofno.service.codec import json, npy
 from turbofno.service.codec.fields import ResponseData, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
@@ -195,21 +195,18 @@ def _encode(
     outputs = arrays_from_fields(result.fields, served.config, form)
     if codec is NPY and len(outputs) == 1:
         return npy.pieces(*outputs.values())
-    return (
-        codec.encode(
-            ResponseData(
-                model=result.model,
-                version=result.version,
-                outputs=outputs,
-                units=served.units,
-                backend=result.backend,
-                precision=result.precision,
-                trust=result.trust,
-                trust_status=trust_status,
-                warnings=warnings,
-            )
-        ),
+    answer = ResponseData(
+        model=result.model,
+        version=result.version,
+        outputs=outputs,
+        units=served.units,
+        backend=result.backend,
+        precision=result.precision,
+        trust=result.trust,
+        trust_status=trust_status,
+        warnings=warnings,
     )
+    return json.pieces(answer) if codec is JSON else (codec.encode(answer),)
 
 
 OPERATION = Operation(

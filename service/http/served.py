@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from turbofno.service import answer_warnings
-from turbofno.service.codec import npy
-from turbofno.service.codec.fields import Form, check_bounds, check_finite, fields_from_arrays
+from turbofno.service.codec import npy, oip_binary
+from turbofno.service.codec.fields import (
+    Form,
+    check_bounds,
+    check_finite,
+    fields_from_arrays,
+    fields_from_tensor,
+)
 from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.answer_warnings import AnswerWarning
     from turbofno.service.codec.fields import Array
@@ -50,10 +58,14 @@ class Served:
             getattr(one, bound) is not None for one in config.inputs for bound in bounds
         )
         self._layouts: dict[bytes, Layout] = {}
+        self._raw_shapes: dict[tuple[str | None, int], tuple[int, ...]] = {}
+        """Shapes of checked raw bodies, by the given shape and the size in bytes."""
         statistics = config.statistics
-        thresholds = None if statistics is None else statistics.thresholds
-        self._limits = {} if thresholds is None else thresholds.on(config.grid.training)
-        """Thresholds of the trust signals on the training grid."""
+        self._thresholds = None if statistics is None else statistics.thresholds
+        self._grids: dict[
+            tuple[Grid, Grid | None], tuple[tuple[AnswerWarning, ...], Mapping[str, float]]
+        ] = {}
+        """Input and output grid -> warnings of the grids, and the limits of the trust signals there."""
 
     def fields_from_npy(self, body: memoryview) -> tuple[Fields, Form]:
         """Decode and check the fields of an `.npy` body, without a copy where none is needed.
@@ -73,10 +85,30 @@ class Served:
                 self._layouts[head] = Layout(fields.shape, form, len(body))
             return fields, form
         fields = np.frombuffer(body, np.float32, offset=start).reshape(layout.shape)
+        self._check_values(fields)
+        return fields, layout.form
+
+    def fields_from_raw(self, body: memoryview, shape: str | None) -> Fields:
+        """Decode and check the fields of a body of float32 values, without a copy; `shape` is such as "1,1,64,64".
+
+        Raises as `oip_binary.decode_raw` and `fields_from_tensor`.
+        """
+        known = self._raw_shapes.get((shape, len(body)))
+        if known is None:
+            raw = oip_binary.decode_raw(body, shape=shape, model=self.name)
+            fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
+            if len(self._raw_shapes) >= _MAX_LAYOUTS:
+                self._raw_shapes.clear()
+            self._raw_shapes[shape, len(body)] = fields.shape
+            return fields
+        fields = np.frombuffer(body, np.float32).reshape(known)
+        self._check_values(fields)
+        return fields
+
+    def _check_values(self, fields: Fields) -> None:
         check_finite(fields, self.config.inputs)
         if self._bounded:
             check_bounds(fields, self.config.inputs)
-        return fields, layout.form
 
     def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
         """Call the codec's `fields_from_arrays` with this model's limits."""
@@ -85,13 +117,21 @@ class Served:
     def warnings(
         self, grid: Grid, output_grid: Grid | None, trust: Trust
     ) -> tuple[AnswerWarning, ...]:
-        """The warnings of an answer: `answer_warnings.of_prediction`, skipped where there can be none."""
-        ordinary = output_grid is None and grid == self.config.grid.training
-        if ordinary and all(
-            max(trust.get(name, ()), default=0.0) <= limit for name, limit in self._limits.items()
-        ):
-            return ()
-        return answer_warnings.of_prediction(self.config, grid, output_grid, trust)
+        """The warnings of an answer: `answer_warnings.of_prediction`, cached where the signals add none."""
+        known = self._grids.get((grid, output_grid))
+        if known is None:
+            if len(self._grids) >= _MAX_LAYOUTS:
+                self._grids.clear()
+            known = (
+                answer_warnings.of_grids(self.config, grid, output_grid),
+                ({} if self._thresholds is None else self._thresholds.on(grid)),
+            )
+            self._grids[grid, output_grid] = known
+        warnings, limits = known
+        for name, limit in limits.items():
+            if max(trust.get(name, ()), default=0.0) > limit:
+                return answer_warnings.of_prediction(self.config, grid, output_grid, trust)
+        return warnings
 
     def why_no_trust(self, trust: Trust) -> str:
         """The reason why an answer has no trust signals; empty if it has."""

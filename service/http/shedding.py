@@ -50,6 +50,7 @@ class Shedding:
         """Time at which the refusals so far end, at SECONDS_EACH each."""
         self._reserved: Counter[tuple[str, str]] = Counter()
         """By model and version."""
+        self._leaving: list[Reservation] = []
         self._unlogged: Counter[tuple[str, str, str]] = Counter()
         """By caller, model and version."""
 
@@ -60,6 +61,17 @@ class Shedding:
     def reserve(self, model: str, version: str) -> Reservation:
         """Reserve a slot of a model's queue."""
         return Reservation(self._reserved, (model, version))
+
+    def leave_soon(self, reservation: Reservation) -> None:
+        """Release a slot after this turn of the event loop: the request has then entered the queue."""
+        if not self._leaving:
+            asyncio.get_running_loop().call_soon(self._leave)
+        self._leaving.append(reservation)
+
+    def _leave(self) -> None:
+        for reservation in self._leaving:
+            reservation.leave()
+        self._leaving.clear()
 
     def pause(self) -> float:
         """Record a refusal; return the seconds for which its connection should not be read."""

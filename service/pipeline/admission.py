@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
@@ -13,7 +12,7 @@ from turbofno.service.model_limits import UNLIMITED
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
@@ -35,18 +34,17 @@ ANYONE = Caller()
 class ByteBudget:
     """The bytes that one admitted request holds: of its body, then of its answer. For the event loop only."""
 
+    __slots__ = ("_admission", "_caller", "_held", "_left", "_model")
+
     def __init__(
-        self,
-        check: Callable[[int], None] = lambda _: None,
-        change: Callable[[int], None] = lambda _: None,
-        leave: Callable[[], None] = lambda: None,
+        self, admission: Admission | None = None, caller: Caller = ANYONE, model: str = ""
     ) -> None:
         """Without arguments nothing is counted: for small bodies that are read even when the budget is exhausted."""
-        self._check = check
-        self._change = change
-        self._leave = leave
+        self._admission = admission
+        self._caller = caller
+        self._model = model
         self._held = 0
-        self._left = False
+        self._left = admission is None
 
     def __enter__(self) -> Self:
         return self
@@ -59,12 +57,13 @@ class ByteBudget:
         if not self._left:
             self._left = True
             self.hold_answer(0)
-            self._leave()
+            assert self._admission is not None
+            self._admission.leave()
 
     def hold(self, size: int) -> None:
         """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
-        if size > self._held:
-            self._check(size - self._held)
+        if size > self._held and self._admission is not None:
+            self._admission.check_bytes(self._caller, self._model, size - self._held)
         self.hold_answer(size)
 
     def hold_more(self, size: int) -> None:
@@ -74,7 +73,8 @@ class ByteBudget:
     def hold_answer(self, size: int) -> None:
         """Set the total to `size` bytes without a check: a finished answer is never refused, later requests are."""
         if size != self._held:
-            self._change(size - self._held)
+            if self._admission is not None:
+                self._admission.change_bytes(self._caller, self._model, size - self._held)
             self._held = size
 
 
@@ -129,16 +129,14 @@ class Admission:
                 "send fewer fields in a request"
             )
         self._capacity.check(model, version, coming + 1)
-        self._check_bytes(caller, model, size)
+        self.check_bytes(caller, model, size)
+        if not self._requests:
+            self._idle.clear()
         self._requests += 1
-        self._idle.clear()
-        return ByteBudget(
-            partial(self._check_bytes, caller, model),
-            partial(self._change, caller, model),
-            self._leave,
-        )
+        return ByteBudget(self, caller, model)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Note the end of an admitted request."""
         self._requests -= 1
         if not self._requests:
             self._idle.set()
@@ -185,7 +183,8 @@ class Admission:
         """Wait until no admitted request is left."""
         await self._idle.wait()
 
-    def _check_bytes(self, caller: Caller, model: str, size: int) -> None:
+    def check_bytes(self, caller: Caller, model: str, size: int) -> None:
+        """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""
         limit = self._settings.max_inflight_bytes
         if self._bytes + size > limit:
             raise self._full(
@@ -194,6 +193,8 @@ class Admission:
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
                 f"the limit is {limit} ({env_name('max_inflight_bytes')}).",
             )
+        if not caller.max_bytes and model not in self._settings.model_limits:
+            return
         limit = self._settings.model_limits.get(model, UNLIMITED).bytes
         held = self._bytes_of["model", model]
         if limit and held + size > limit:
@@ -221,7 +222,10 @@ class Admission:
             retry_after=self._capacity.drain_seconds,
         )
 
-    def _change(self, caller: Caller, model: str, size: int) -> None:
+    def change_bytes(self, caller: Caller, model: str, size: int) -> None:
+        """Count `size` more bytes, or fewer."""
         self._bytes += size
-        self._bytes_of["caller", caller.name] += size
-        self._bytes_of["model", model] += size
+        if caller.max_bytes:
+            self._bytes_of["caller", caller.name] += size
+        if model in self._settings.model_limits:
+            self._bytes_of["model", model] += size

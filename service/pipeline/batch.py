@@ -19,6 +19,7 @@ from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from turbofno.service.engine.interface import Fields
     from turbofno.service.engine.runnable import ModelOutput, Runnable
     from turbofno.service.pipeline.ticket import Slice, Ticket
 
@@ -176,7 +177,6 @@ class _Batch:
                 total = output.fields.sum()
         all_finite = math.isfinite(total)
         sizes = [part.stop - part.start for _, part in parts]
-        rows = None if output.fields is None else torch.from_numpy(output.fields).split(sizes)
         copies: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         """Destinations and sources of the copies to make."""
         # A view would keep the memory of the whole batch for as long as a slow client reads its response.
@@ -188,7 +188,7 @@ class _Batch:
             result = ticket.result
             assert result is not None
             try:
-                own = None if rows is None else rows[number]
+                own = None if output.fields is None else output.fields[begin:end]
                 if not all_finite:
                     _check_finite(part, own)
                 if own is not None:
@@ -209,7 +209,7 @@ class _Batch:
 
 def _place(
     part: Slice,
-    rows: torch.Tensor,
+    rows: Fields,
     copies: tuple[list[torch.Tensor], list[torch.Tensor]],
     *,
     copy: bool,
@@ -222,8 +222,9 @@ def _place(
     ticket = part.ticket
     request, result = ticket.request, ticket.result
     assert result is not None
-    if not copy and request.output_buffer is None and part.whole:
-        result.fields = rows.numpy()
+    if request.output_buffer is None and part.whole:
+        # A copy by numpy or torch would release the interpreter lock, and wait to get it back.
+        result.fields = np.ndarray(rows.shape, np.float32, rows.tobytes()) if copy else rows
         return
     shape = (ticket.size, *rows.shape[1:])
     if result.fields is NO_FIELDS:
@@ -233,16 +234,16 @@ def _place(
             f"model {result.model!r} gave shape {shape}, expected {result.fields.shape}"
         )
     copies[0].append(torch.from_numpy(part.of(result.fields)))
-    copies[1].append(rows)
+    copies[1].append(torch.from_numpy(rows))
 
 
-def _check_finite(part: Slice, rows: torch.Tensor | None) -> None:
+def _check_finite(part: Slice, rows: Fields | None) -> None:
     """Raise InvalidField if the outputs of a slice (`rows`; None: in its output buffer) contain NaN or infinity."""
     ticket = part.ticket
     if rows is None:
         assert ticket.request.output_buffer is not None
-        rows = torch.from_numpy(part.of(ticket.request.output_buffer))
-    finite = rows.isfinite().flatten(1).all(1).numpy()
+        rows = part.of(ticket.request.output_buffer)
+    finite = np.isfinite(rows.reshape(len(rows), -1)).all(1)
     if finite.all():
         return
     source = "values" if ticket.request.vjp is None else "values, or its cotangent's,"

@@ -71,30 +71,30 @@ class QueueCapacity:
         self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
 
     def reserve_all(self, tickets: Sequence[Ticket]) -> bool:
-        """Reserve for tickets of one kind together, if even the last of them fits behind the others.
+        """Reserve for tickets of one kind together, if even the last of them fits behind the others and none has a quota.
 
         False if not: then nothing is counted, and some of them may still fit one by one.
         """
-        kind, arrival, limit = (
-            tickets[0].kind,
-            tickets[0].arrival,
-            self._batch_limit(tickets[0].kind),
-        )
-        model, version = kind.bucket[:2]
-        fields = sum(one.size for one in tickets)
+        kind, arrival = tickets[0].kind, tickets[0].arrival
+        (model, version, *_), limit = kind.bucket, self._batch_limit(kind)
+        fields, ahead, before = 0, 0, inf
+        limited = model in self._model_quotas
+        for ticket in tickets:
+            request, size = ticket.request, ticket.size
+            fields += size
+            ahead += size if size < limit else limit
+            if request.deadline is not None and request.deadline < before:
+                before = request.deadline
+            limited = limited or request.client_max_fields > 0
         if (
-            self._waiting[model, version] + fields > self._settings.max_queued_fields_per_model
+            limited
+            or self._waiting[model, version] + fields > self._settings.max_queued_fields_per_model
             or self.total + fields > self._settings.max_queued_fields
         ):
             return False
-        ahead = sum(min(one.size, limit) for one in tickets)
-        allowed = min(
-            (one.request.deadline for one in tickets if one.request.deadline is not None),
-            default=inf,
-        )
         own = ahead * kind.field_bytes * self._seconds_per_byte.get(model, 0.0)
         wait = self.wait_seconds(model, kind.flow.level, arrival) + own
-        if wait * _MARGIN > allowed - arrival:
+        if wait * _MARGIN > before - arrival:
             return False
         self._count(kind, fields, ahead)
         return True
@@ -124,10 +124,6 @@ class QueueCapacity:
         finally:
             self.release_quota(request)
 
-    def has_quota(self, request: PredictRequest) -> bool:
-        """True if its model or its caller has a limit of fields in progress."""
-        return request.client_max_fields > 0 or request.model in self._model_quotas
-
     def acquire_quota(self, request: PredictRequest) -> None:
         """Count a request's fields against the limits of its model and its caller, until `release_quota`.
 
@@ -156,6 +152,8 @@ class QueueCapacity:
 
     def release_quota(self, *requests: PredictRequest) -> None:
         """Undo `acquire_quota`; requests without a limit are ignored."""
+        if not self._quota_used:
+            return
         for request in requests:
             for key, _ in self._quotas(request):
                 self._quota_used[key] -= len(request.fields)

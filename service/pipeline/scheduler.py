@@ -7,8 +7,6 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turbofno.service.engine.interface import NO_FIELDS, PredictResult
@@ -19,10 +17,11 @@ from turbofno.service.errors import (
     ServiceError,
     Unavailable,
 )
+from turbofno.service.metrics import Batch
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
-from turbofno.service.pipeline.ticket import CANCELLED, Ticket
+from turbofno.service.pipeline.ticket import CANCELLED, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker, cores
 from turbofno.service.settings import env_name
 
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORT_SECONDS = 0.004
+SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
 _EXPIRY_SECONDS = 0.005
@@ -100,8 +99,10 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         self._worker.start()
 
-    def submit(self, block: Sequence[Ticket]) -> None:
-        """Queue tickets that arrived together. Each gets exactly one outcome, at once or later:
+    def submit(self, block: Sequence[Ticket], *, at_once: bool = False) -> None:
+        """Queue tickets that arrived together; `at_once` starts a batch without waiting for others of this event-loop turn.
+
+        Each gets exactly one outcome, at once or later:
 
         a result, or QueueFull, PayloadTooLarge (both also by the caller's own limit), DeadlineExceeded, Unavailable
         (closed, or out of memory), InvalidField (the output is not finite), InferenceFailed.
@@ -110,9 +111,12 @@ class Scheduler:
             for ticket in block:
                 self._refuse(ticket, self._unavailable())
             return
-        for _, group in groupby(block, key=attrgetter("kind")):
-            self._queue(list(group))
-        self._schedule_pump()
+        for _, tickets in by_kind(block):
+            self._queue(tickets)
+        if not at_once:
+            self._schedule_pump()
+        elif self._in_flight < self._max_in_flight and not self._pump_scheduled:
+            self._pump()
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop the part of a ticket that has not started. Its outcome is still set."""
@@ -217,8 +221,11 @@ class Scheduler:
         except Exception as error:
             result = error
         self._in_flight -= 1
-        self._schedule_pump()
-        finish(result)
+        try:
+            finish(result)
+        finally:
+            if self._live or self._jobs:
+                self._schedule_pump()
 
     def _after(
         self, finish: Callable[[T | BaseException], None], result: T | BaseException
@@ -277,16 +284,19 @@ class Scheduler:
 
     def _record(self, report: BatchReport) -> None:
         kind = report.slices[0].ticket.kind
-        model, version, backend = *kind.bucket[:2], report.backend or "none"
-        size = report.size
-        metrics = self._metrics
-        metrics.batch_size.labels(model, version, backend).observe(size)
-        metrics.batch_fill_ratio.labels(model, version, backend).observe(size / self._max_batch)
-        metrics.batch_queue_depth.labels(model, version, backend).observe(
-            self._capacity.waiting(model, version)
+        model, version = kind.bucket[:2]
+        self._metrics.ran(
+            Batch(
+                model,
+                version,
+                report.backend or "none",
+                report.precision,
+                report.size,
+                report.size / self._max_batch,
+                self._capacity.waiting(model, version),
+            )
         )
-        metrics.backend_batches.labels(model, backend, report.precision).inc()
-        metrics.note_trust(model, version, report.trust)
+        self._metrics.note_trust(model, version, report.trust)
         full = self._batcher.limit(kind) * kind.field_bytes
         self._capacity.note_batch(model, full, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
@@ -308,15 +318,15 @@ class Scheduler:
     def _unavailable(self) -> ServiceError:
         return DeviceLost(self.failure, retry_after=1.0) if self.failure else _closed()
 
-    def _queue(self, tickets: list[Ticket]) -> None:
+    def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""
-        limited = any(self._capacity.has_quota(one.request) for one in tickets)
-        if limited or len(tickets) == 1 or not self._capacity.reserve_all(tickets):
+        if not self._capacity.reserve_all(tickets):
             tickets = [one for one in tickets if self._reserve(one)]
             if not tickets:
                 return
+        if not self._live:
+            self._idle.clear()
         self._live.update(tickets)
-        self._idle.clear()
         self._batcher.add(*tickets)
         deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
         if deadlines:

@@ -12,6 +12,8 @@ from turbofno.service.errors import Unavailable
 from turbofno.service.pipeline.shares import Flow, level_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
     from turbofno.service.engine.runnable import Runnable
     from turbofno.service.engine.vjp import VjpShapes
@@ -107,6 +109,14 @@ class Ticket(msgspec.Struct, eq=False):
     def settled(self) -> bool:
         """True if it has its outcome or was cancelled."""
         return self.ended or self.outcome.done()
+
+
+def by_kind(tickets: Sequence[Ticket]) -> Iterable[tuple[Kind, Sequence[Ticket]]]:
+    """The tickets of each kind, in order."""
+    groups: dict[Kind, list[Ticket]] = {}
+    for ticket in tickets:
+        groups.setdefault(ticket.kind, []).append(ticket)
+    return groups.items()
 
 
 class Slice(NamedTuple):

@@ -212,7 +212,7 @@ class EngineServer:
         answers = [_Answer(front_end, message.id) for message in block]
         try:
             tickets = self._engine.submit(
-                zip((message.request for message in block), answers, strict=True)
+                [(message.request, answer) for message, answer in zip(block, answers, strict=True)]
             )
         except Exception as error:
             for message, answer in zip(block, answers, strict=True):

@@ -112,10 +112,10 @@ class HostPipeline:
 
 
 def gather(parts: Sequence[Fields]) -> Fields:
-    """All parts as one C-contiguous, aligned, writable float32 array; no copy for a single such part."""
-    if len(parts) == 1:
-        return np.require(parts[0], np.float32, ["C", "A", "W"])
-    return np.concatenate(parts, dtype=np.float32)
+    """All parts, which are C-contiguous float32, as one such array that is writable; no copy if a single part is."""
+    if len(parts) > 1:
+        return np.concatenate(parts)
+    return parts[0] if parts[0].flags.writeable else parts[0].copy()
 
 
 class DevicePipeline:

@@ -240,11 +240,13 @@ class Repository:
 
     def _versions(self, name: str, version: str | None) -> list[_Entry]:
         """Newest first; at least one."""
-        known = sorted((int(key[1]), key) for key in self._entries if key[0] == name)
+        known = [key for key in self._entries if key[0] == name]
         if not known:
             raise self._unknown(name, version)
         if version is None:
-            return [self._entries[key] for _, key in reversed(known)]
+            if len(known) > 1:
+                known.sort(key=lambda key: int(key[1]), reverse=True)
+            return [self._entries[key] for key in known]
         entry = self._entries.get((name, version))
         if entry is None:
             raise self._unknown(name, version)
