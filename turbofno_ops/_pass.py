@@ -275,7 +275,8 @@ class Pass:
     def _resample(self, x: torch.Tensor | None, stages: Stages, count: int) -> torch.Tensor:
         assert x is not None
         assert self._chain.resample is not None
-        plain = stages.plain(x).to(self._chain.dtype)
+        # PyTorch's interpolation is slow on channels-last memory
+        plain = stages.plain(x).to(self._chain.dtype).contiguous()
         product = self._mixes[count - 1]
         if self._slab is None:
             finer = self._chain.resample(plain, product.out_size)
