@@ -112,10 +112,10 @@ class HostPipeline:
 
 
 def gather(parts: Sequence[Fields]) -> Fields:
-    """All parts, which are C-contiguous float32, as one such array that is writable; no copy if a single part is."""
+    """All parts, C-contiguous float32, as one such array, aligned and writable; no copy if a single part is that."""
     if len(parts) > 1:
         return np.concatenate(parts)
-    return parts[0] if parts[0].flags.writeable else parts[0].copy()
+    return parts[0] if parts[0].flags.behaved else parts[0].copy()
 
 
 class DevicePipeline:

@@ -31,6 +31,7 @@ from turbofno.service.runtime.device_pipeline import (
     DevicePipeline,
     HostPipeline,
     Pipeline,
+    gather,
     open_pipeline,
 )
 from turbofno_ops import native_status
@@ -48,6 +49,20 @@ def taken(answer: ModelOutput) -> np.ndarray:
     if answer.release is not None:
         answer.release()
     return fields
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("writable", [True, False])
+def test_gathered_fields_are_aligned_and_writable(writable: bool, start: int) -> None:
+    values = generator().standard_normal((2, 1, 8)).astype(np.float32)
+    body = bytes(start) + values.tobytes()
+    memory = bytearray(body) if writable else body
+    part = np.frombuffer(memory, np.float32, offset=start).reshape(values.shape)
+    for parts in ([part], [part, part]):
+        fields = gather(parts)
+        assert fields.flags.behaved
+        assert fields.flags.c_contiguous
+        np.testing.assert_array_equal(fields, np.concatenate([values] * len(parts)))
 
 
 @pytest.mark.parametrize("device", PIPELINES)
