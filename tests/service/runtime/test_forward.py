@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from tests.service.tiny import save_tiny, tiny_config
 from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.fno import FNO
 from turbofno.service.runtime import forward as forward_module
+from turbofno.service.runtime import model_instance, replays
 from turbofno.service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
 from turbofno.service.runtime.forward import Forward, Ran
 from turbofno.service.runtime.model_instance import ModelInstance
@@ -194,7 +196,9 @@ def test_batches_run_as_graphs_with_gradients_in_between(
     assert held > forward.device_bytes == 0
 
 
-def test_a_cpu_reports_replays() -> None:
+def test_a_cpu_reports_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a busy machine may take longer for a run than is worth a recording
+    monkeypatch.setattr(replays, "_MAX_SECONDS", math.inf)
     module = FNO(tiny_config().architecture).eval()
     forward = Forward("tiny", module, torch.device("cpu"), precision="fp32", max_batch=4)
     x = torch.randn(2, 1, 16)
@@ -278,6 +282,7 @@ def test_instance_is_ready_even_if_the_largest_batch_does_not_fit(
         return torch.zeros(len(x), 2, 16)
 
     monkeypatch.setattr(FakeChain, "__call__", small)
+    monkeypatch.setattr(model_instance, "WARM_UP_SECONDS", math.inf)
     assert slot_of(tiny_forward()[0]).ran.precision == "bf16"
     assert sizes == [1, 2, 4]
     assert chain.cleared == 1
