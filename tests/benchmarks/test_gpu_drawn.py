@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -24,14 +25,14 @@ def test_rows_compare_the_library_with_its_import(monkeypatch: pytest.MonkeyPatc
     grids = {n: drawn.Batch(2, (16,) * n) for n in (1, 2, 3)}
     monkeypatch.setattr(drawn, "BATCHES", grids)
     with torch.inference_mode():
-        rows = [
-            row
+        rows: list[dict[str, Any]] = [
+            dict(row)
             for label, network in drawn.networks(3)
             for row in drawn.measure(label, network, seconds=0.1)
         ]
     assert len(rows) == 3
     for row in rows:
         assert row["speed-up"] == 0.5
-        assert row["relative L2 error"] < 3 * row["float32 error on the CPU"] < 1e-4  # type: ignore[operator]
+        assert row["relative L2 error"] < 3 * row["float32 error on the CPU"] < 1e-4
     page = "\n".join(gpu_drawn([{**row, **WHERE} for row in rows]))
     assert f"Slower than the library: {', '.join(str(row['network']) for row in rows)}." in page
