@@ -67,8 +67,7 @@ class _Kernel(NamedTuple):
     shape: Shape
     tile: Tile
     plan: TilePlan
-    synthesis: torch.Tensor | None  # tables
-    analysis: torch.Tensor | None
+    tables: dict[str, torch.Tensor]  # by their names in the structure
 
 
 class _Analysis(NamedTuple):
@@ -210,9 +209,7 @@ class CudaStages:
                 if isinstance(parts, _Analysis):
                     found.append(parts.table)
                     continue
-                found += [
-                    t for one in parts for t in (one.synthesis, one.analysis) if t is not None
-                ]
+                found += [table for one in parts for table in one.tables.values()]
         return sum({table.data_ptr(): table.nbytes for table in found}.values())
 
     def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
@@ -267,13 +264,19 @@ class CudaStages:
         tile, plan, refusal = plan_kernel(steps, shape)
         assert refusal is None
         tile.weights_settled = self._settled
-        where = (self._precision, self._device)
-        synthesis = analysis = None
+        points, segment, device = tile.points, plan.segment_points, self._device
+        tables = {}
         if tile.modes:
-            synthesis = _cuda_tables.row_synthesis(tile.points, tile.modes, *where)
+            of = (points, tile.modes, segment)
+            tables["synthesis"] = _cuda_tables.row_synthesis(*of, self._precision, device)
+            if segment < points:
+                tables["synthesis_phases"] = _cuda_tables.segment_phases(*of, device)
         if tile.next_modes:
-            analysis = _cuda_tables.row_analysis(tile.points, tile.next_modes, *where, first_mode)
-        return _Kernel(steps, shape, tile, plan, synthesis, analysis)
+            of = (points, tile.next_modes, segment)
+            tables["analysis"] = _cuda_tables.row_analysis(*of, self._precision, device, first_mode)
+            if segment < points:
+                tables["analysis_phases"] = _cuda_tables.segment_phases(*of, device, first_mode)
+        return _Kernel(steps, shape, tile, plan, tables)
 
     def _launch_all(
         self,
@@ -318,6 +321,8 @@ class CudaStages:
             alive.append(tensor)
             return tensor.data_ptr()
 
+        for name, table in kernel.tables.items():
+            setattr(tile, name, pointer(table))
         x: Field | None = None
         saved: ChannelsLast | None = None
         out = spectra = moments = None
@@ -339,7 +344,6 @@ class CudaStages:
                     to.field = pointer(_required(given.saved).data)
                 case Synthesis():
                     tile.mixed = pointer(_required(given.mixed))
-                    tile.synthesis = pointer(_required(kernel.synthesis))
                 case Normalize():
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
                     to.scale, to.shift = pointer(factor), pointer(offset)
@@ -361,7 +365,6 @@ class CudaStages:
                     of = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
                     spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
                     tile.spectra = pointer(spectra)
-                    tile.analysis = pointer(_required(kernel.analysis))
                 case Project():
                     out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                     to.field = pointer(out)

@@ -24,12 +24,15 @@ def analysis_exponent(points: int) -> int:
 
 @_tables.cached
 def row_analysis(
-    points: int, modes: int, precision: str, device: torch.device, first: int = 0
+    points: int, modes: int, segment: int, precision: str, device: torch.device, first: int = 0
 ) -> torch.Tensor:
-    """Return the table of `Analyze` as uint8: one B operand for every 16 points and 16 columns (cos, -sin, ..)."""
+    """Return the table of `Analyze` for the row's first `segment` points as uint8.
+
+    It has one B operand for every 16 points and 16 columns (cos, -sin, ..).
+    """
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, first + modes, torch.float64, torch.device("cpu"))
-        table = table[:, 2 * first :]
+        table = table[:segment, 2 * first :]
         table = F.pad(table, (0, -2 * modes % _COLUMNS, 0, -points % _POINTS))
         tiles, pairs = table.shape[0] // _POINTS, table.shape[1] // _COLUMNS
         tile, pair, lane, fragment, half, at = _axes(table.device, tiles, pairs, 32, 2, 2, 2)
@@ -61,10 +64,16 @@ def field_analysis(points: int, modes: int, precision: str, device: torch.device
 
 
 @_tables.cached
-def row_synthesis(points: int, modes: int, precision: str, device: torch.device) -> torch.Tensor:
-    """Return the table of `Synthesis` as uint8: one A operand for every 16 points and 16 terms (cos, -sin, ..)."""
+def row_synthesis(
+    points: int, modes: int, segment: int, precision: str, device: torch.device
+) -> torch.Tensor:
+    """Return the table of `Synthesis` for the row's first `segment` points as uint8.
+
+    It has one A operand for every 16 points and 16 terms (cos, -sin, ..).
+    """
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
+        table = table[:, :segment]
         table = F.pad(table, (0, -points % _POINTS, 0, -2 * modes % _TERMS))
         tiles, chunks = table.shape[1] // _POINTS, table.shape[0] // _TERMS
         tile, chunk, step, lane, half, upper, at = _axes(
@@ -75,6 +84,20 @@ def row_synthesis(points: int, modes: int, precision: str, device: torch.device)
         if precision != "bf16":
             values = values * 2.0**SYNTHESIS_EXPONENT
         return _words(values, precision, lane_axis=3).to(device)
+
+
+@_tables.cached
+def segment_phases(
+    points: int, modes: int, segment: int, device: torch.device, first: int = 0
+) -> torch.Tensor:
+    """Return exp(2 pi i k p / points), p the first point of a segment, k = first .. first + modes - 1.
+
+    Complex64 [ceil(points / segment), modes].
+    """
+    with torch.inference_mode(False):
+        at = torch.outer(torch.arange(0, points, segment), torch.arange(first, first + modes))
+        angles = at.remainder(points).to(torch.float64) * (2 * math.pi / points)
+        return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
 
 
 def _axes(device: torch.device, *sizes: int) -> list[torch.Tensor]:

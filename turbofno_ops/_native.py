@@ -53,7 +53,8 @@ class Tile(ctypes.Structure):
         *[(name, c_int32) for name in ("points", "width", "channels", "modes", "next_modes")],
         *[(name, c_int32) for name in ("precision", "multiprocessors", "shared_bytes")],
         *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps")],
-        *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis", "workspace")],
+        *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis")],
+        *[(name, c_void_p) for name in ("synthesis_phases", "analysis_phases", "workspace")],
         ("step", Step * MAX_STEPS),
     ]
 
@@ -61,7 +62,11 @@ class Tile(ctypes.Structure):
 class TilePlan(ctypes.Structure):
     """turbofno_tile_plan"""
 
-    _fields_: ClassVar = [("workspace_bytes", c_int64), ("opaque", c_int32 * PLAN_WORDS)]
+    _fields_: ClassVar = [
+        ("workspace_bytes", c_int64),
+        ("segment_points", c_int32),
+        ("opaque", c_int32 * PLAN_WORDS),
+    ]
 
 
 class RowAnalysis(ctypes.Structure):

@@ -238,11 +238,15 @@ def _operands_of_maps(maps: tuple[PointwiseMap, ...], out: int, precision: str) 
     for first in before:
         of_first = StepOperands(
             first=_packed(first.weight, _HIDDEN, precision),
-            shift=_vector(first.bias, round_up(first.weight.shape[0], _HIDDEN)),
+            shift=_vector(_bias(first), round_up(first.weight.shape[0], _HIDDEN)),
         )
     return of_first._replace(
-        second=_packed(last.weight, out, precision), second_shift=_vector(last.bias, out)
+        second=_packed(last.weight, out, precision), second_shift=_vector(_bias(last), out)
     )
+
+
+def _bias(map: PointwiseMap) -> torch.Tensor:
+    return map.weight.new_zeros(map.weight.shape[0]) if map.bias is None else map.bias
 
 
 def _packed(weight: torch.Tensor, multiple: int, precision: str) -> torch.Tensor:

@@ -97,8 +97,8 @@ typedef struct {
     int32_t per_sample; /* scale and shift are [batch][width] */
     const void *field;
     const void *first, *second; /* B operands, turbofno_pack_operand */
-    const float *scale, *shift, *second_shift; /* [width] or null; shift of MLP and PROJECT [hidden], PROJECT's
-                                                  second_shift [16]; zero padded */
+    const float *scale, *shift, *second_shift; /* [width] or null. MLP and PROJECT: shift [hidden], second_shift [width],
+                                                  PROJECT's [16]. Zero padded */
 } turbofno_step;
 
 #define TURBOFNO_MAX_STEPS 16
@@ -120,8 +120,10 @@ typedef struct {
     int32_t steps;
     const float *mixed; /* complex [batch][channels][outer][modes] */
     float *spectra; /* complex [batch][channels][outer][next_modes] */
-    const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes) */
-    const void *analysis; /* row_analysis(points, next_modes) */
+    const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes, turbofno_tile_plan.segment_points) */
+    const void *analysis; /* row_analysis(points, next_modes, segment_points) */
+    const float *synthesis_phases, *analysis_phases; /* segment_phases(points, modes or next_modes, segment_points), or null
+                                                        where a segment is a row */
     void *workspace; /* turbofno_tile_plan.workspace_bytes */
     turbofno_step step[TURBOFNO_MAX_STEPS];
 } turbofno_tile;
@@ -129,6 +131,7 @@ typedef struct {
 /* Block layout of a tile program on a device. Plain data; may be copied. */
 typedef struct {
     int64_t workspace_bytes; /* of turbofno_tile.workspace */
+    int32_t segment_points; /* points of the tables: a row's, or fewer */
     int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */
 } turbofno_tile_plan;
 

@@ -19,7 +19,13 @@ struct PrefetchBuffer {
         __syncwarp();
     }
 
-    // Call after all lanes have read the previous contents.
+    // Call when this lane has read the contents, before load_async. Bulk copies are not ordered with reads: without the fence
+    // one may overtake reads that wait behind stores.
+    __device__ __forceinline__ void release() const {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+    }
+
     __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         if (lane == 0) {
             arrive_and_expect(barrier, bytes);
@@ -39,6 +45,8 @@ struct PrefetchBuffer {
     unsigned buffer;
 
     __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(shared_address(buffer)) {}
+
+    __device__ __forceinline__ void release() const { __syncwarp(); }
 
     __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         for (int at = 16 * lane; at < bytes; at += 16 * 32) {

@@ -12,7 +12,7 @@ namespace {
 __device__ __forceinline__ int lane_index() {
     int lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
+    return lane & 31; // a range that the compiler knows
 }
 
 // The warps that share a row: the group's index in the block, its warps, this warp's rank in it, this thread's lane.
@@ -33,11 +33,13 @@ __device__ __forceinline__ int channel_of(int fragment, int column) {
     return 4 * (column / 2) + column % 2 + 2 * (fragment % 2);
 }
 
-// Stages a row's mixed spectra as a B operand. Its K index (terms) runs over (re, im) of every mode, its N index (columns)
-// over channels. A `block` is 32 terms by 16 columns with one scale.
+__device__ __forceinline__ float2 times(float2 a, float2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
+
+// Stages a row's mixed spectra, times the phases of a segment unless null, as a B operand. Its K index (terms) runs over
+// (re, im) of every mode, its N index (columns) over channels. A `block` is 32 terms by 16 columns with one scale.
 template <typename P, typename B>
-__device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosition &at, int pairs, int first_channel,
-                              const WarpGroupContext &group) {
+__device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosition &at, const float2 *phases, int pairs,
+                              int first_channel, const WarpGroupContext &group) {
     const int g = group.lane / 4, lane_mode = group.lane % 4;
     const int blocks = ceil_div(2 * t.modes, 32) * pairs;
     float *inv_scales = inv_scales_of<P>(to, 2 * t.modes, pairs);
@@ -53,7 +55,10 @@ __device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosit
         for (int i = 0; i < 8; ++i) {
             const int step = i / 4, fragment = i / 2 % 2, further = 8 * step + 4 * (i % 2);
             float2 value{0.0f, 0.0f};
-            if (mode + further < t.modes && channel + 2 * fragment < t.channels) value = of_fragment[fragment][further];
+            if (mode + further < t.modes && channel + 2 * fragment < t.channels) {
+                value = of_fragment[fragment][further];
+                if (phases != nullptr) value = times(value, __ldg(phases + mode + further));
+            }
             z[step][fragment][i % 2] = value;
             most = max_magnitude(max_magnitude(most, value.x), value.y);
         }
@@ -76,25 +81,19 @@ __device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosit
     }
 }
 
-// A DFT table, an operand in shared memory or read from global memory through L1.
-struct Table {
-    const uint4 *shared, *global;
-    bool on_chip;
-
-    __device__ __forceinline__ uint4 word(int at) const { return on_chip ? shared[at] : __ldg(global + at); }
-};
-
-// values += table . spectra over the first 16 STEPS terms of a chunk, for the points of a tile; `at` is the lane's first word.
-template <int STEPS, typename P, int FRAGMENTS, typename B>
-__device__ __forceinline__ void synthesize_chunk(float (&values)[FRAGMENTS][4], const Table &table, int at, int chunk,
-                                                 const B &spectra, float table_inv_scale) {
+// values += table . spectra over the first 16 STEPS terms of a chunk, for the points of a tile. `table` is the lane's first
+// word, in shared memory or, if not ON_CHIP, in global memory and read through L1.
+template <int STEPS, bool ON_CHIP, typename P, int FRAGMENTS, typename B>
+__device__ __forceinline__ void synthesize_chunk(float (&values)[FRAGMENTS][4], const uint4 *table, int chunk, const B &spectra,
+                                                 float table_inv_scale) {
+    const auto word = [&](int at) { return ON_CHIP ? table[at] : __ldg(table + at); };
     OperandA<P> a;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-        const uint4 h = table.word(at + step * (P::kPlanes * kLanes));
+        const uint4 h = word(step * (P::kPlanes * kLanes));
         a.high[step][0] = h.x, a.high[step][1] = h.y, a.high[step][2] = h.z, a.high[step][3] = h.w;
         if constexpr (P::kSplit) {
-            const uint4 l = table.word(at + step * (P::kPlanes * kLanes) + kLanes);
+            const uint4 l = word(step * (P::kPlanes * kLanes) + kLanes);
             a.low[step][0] = l.x, a.low[step][1] = l.y, a.low[step][2] = l.z, a.low[step][3] = l.w;
         }
     }
@@ -102,18 +101,19 @@ __device__ __forceinline__ void synthesize_chunk(float (&values)[FRAGMENTS][4], 
     spectra.add(values, a, chunk, 0, STEPS);
 }
 
-// Inverse DFT: values += table . spectra for the points of a tile.
-template <typename P, int FRAGMENTS, typename B>
-__device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const Table &table, int tile, int terms,
+// Inverse DFT: values += table . spectra for the points of a tile of a segment.
+template <bool ON_CHIP, typename P, int FRAGMENTS, typename B>
+__device__ __forceinline__ void synthesize(float (&values)[FRAGMENTS][4], const uint4 *table, int tile, int terms,
                                            const B &spectra, float table_inv_scale, int lane) {
     constexpr int kChunkWords = 2 * P::kPlanes * kLanes;
     const int chunks = ceil_div(terms, 32);
-    int at = tile * chunks * kChunkWords + lane, chunk = 0;
+    int chunk = 0;
+    table += tile * chunks * kChunkWords + lane;
 #pragma unroll 1
-    for (; 32 * chunk + 16 < terms; ++chunk, at += kChunkWords) {
-        synthesize_chunk<2, P>(values, table, at, chunk, spectra, table_inv_scale);
+    for (; 32 * chunk + 16 < terms; ++chunk, table += kChunkWords) {
+        synthesize_chunk<2, ON_CHIP, P>(values, table, chunk, spectra, table_inv_scale);
     }
-    if (chunk < chunks) synthesize_chunk<1, P>(values, table, at, chunk, spectra, table_inv_scale);
+    if (chunk < chunks) synthesize_chunk<1, ON_CHIP, P>(values, table, chunk, spectra, table_inv_scale);
 }
 
 // Zeroes the points beyond the row's end: their values are undefined, and the analysis sums over all points of a tile.
@@ -126,11 +126,26 @@ __device__ __forceinline__ void zero_behind(float (&values)[FRAGMENTS][4], int p
     }
 }
 
-// Truncated DFT for the next spectral product: sums += y^T . table over the tile's points. M is channels, N cosines and sines;
-// `columns` counts fragments of 8 (4 modes). `first`: this is the warp's first tile, so the sums are not initialised.
+// The phases of the modes of an analysis in a segment; null where a segment is a row.
+struct SegmentPhases {
+    const float2 *phases;
+    int modes;
+
+    // Divides what a lane has of the sums of 8 columns (4 modes) by their phases.
+    __device__ __forceinline__ void divide(float (&sum)[4], int columns, int lane) const {
+        if (phases == nullptr) return;
+        const int mode = 4 * columns + lane % 4;
+        const float2 phase = __ldg(phases + min(mode, modes - 1)), conjugate{phase.x, -phase.y};
+        const float2 first = times({sum[0], sum[1]}, conjugate), second = times({sum[2], sum[3]}, conjugate);
+        sum[0] = first.x, sum[1] = first.y, sum[2] = second.x, sum[3] = second.y;
+    }
+};
+
+// Truncated DFT for the next spectral product: sums += y^T . table over the points of a tile of a segment. M is channels, N
+// cosines and sines; `columns` counts fragments of 8 (4 modes). `first`: the sums are not initialised yet.
 template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAGMENTS][4], const Table &table, int tile,
-                                        int columns, float table_inv_scale, bool first, int lane) {
+__device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAGMENTS][4], const uint4 *table, int tile,
+                                        int columns, float table_inv_scale, const SegmentPhases &phases, bool first, int lane) {
     Scale scale{1.0f, 1.0f};
     if constexpr (P::kScaled) scale = scale_of(max_of_warp(values));
     const float inv_scale = scale.inverse * table_inv_scale;
@@ -149,7 +164,7 @@ __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAG
                 if constexpr (P::kSplit) low[m][r] = transpose_8x8(low[m][r]);
             }
         }
-        const int at = tile * pairs * (P::kPlanes * kLanes) + lane;
+        const uint4 *at = table + tile * pairs * (P::kPlanes * kLanes) + lane;
         float4 *to = sums + m0 * columns * kLanes + lane;
         const auto add = [&](int n, uint32_t h0, uint32_t h1, uint32_t l0, uint32_t l1) {
             float part[kUnroll][4] = {};
@@ -165,16 +180,17 @@ __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAG
             for (int m = 0; m < kUnroll; ++m) {
                 float4 *sum = to + (m * columns + n) * kLanes;
                 const float4 before = first ? float4{} : *sum;
-                const float(&p)[4] = part[m];
+                float(&p)[4] = part[m];
+                phases.divide(p, n, lane);
                 *sum = {fmaf(p[0], inv_scale, before.x), fmaf(p[1], inv_scale, before.y), fmaf(p[2], inv_scale, before.z),
                         fmaf(p[3], inv_scale, before.w)};
             }
         };
 #pragma unroll 1
         for (int pair = 0; pair < pairs; ++pair) {
-            const uint4 h = table.word(at + pair * (P::kPlanes * kLanes));
+            const uint4 h = at[pair * (P::kPlanes * kLanes)];
             uint4 l{};
-            if constexpr (P::kSplit) l = table.word(at + pair * (P::kPlanes * kLanes) + kLanes);
+            if constexpr (P::kSplit) l = at[pair * (P::kPlanes * kLanes) + kLanes];
             add(2 * pair, h.x, h.y, l.x, l.y);
             if (2 * pair + 1 < columns) add(2 * pair + 1, h.z, h.w, l.z, l.w);
         }
@@ -220,9 +236,9 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         }
     }
 
-    // `staging` begins with the largest magnitude of each of the four warps; `table` holds the row's B operands.
+    // `staging` begins with the largest magnitude of each of the four warps; `table` holds the segment's B operands.
     __device__ __forceinline__ void add(const float (&values)[FRAGMENTS][4], uint4 *staging, const uint4 *table, int first_tile,
-                                        float table_inv_scale, const WarpGroupContext &group) {
+                                        float table_inv_scale, const SegmentPhases &phases, const WarpGroupContext &group) {
         constexpr int kPlane = 8 * FRAGMENTS * kMatrixBytes, kTile = P::kPlanes * 2 * kColumns * kMatrixBytes;
         auto *maxima = reinterpret_cast<float *>(staging);
         const unsigned matrices = shared_address(staging + 1), g = group.lane / 4, t = group.lane % 4;
@@ -273,6 +289,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
             wgmma_commit_and_wait(part);
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
+                if constexpr (FRAGMENTS <= kSegmentedFragments) phases.divide(part[n], n, group.lane);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sums[block][n][e] = fmaf(part[n][e], inv_scale, sums[block][n][e]);
             }

@@ -26,8 +26,17 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     a.tile = *tile;
     std::memcpy(&a.plan, prepared->opaque, sizeof a.plan);
     if (a.plan.warps == 0) return TURBOFNO_UNSUPPORTED;
+    a.common = a.plan.common;
+    for (int i = 0; i < tile->steps; ++i) {
+        if (tile->step[i].kind == TURBOFNO_STORE && tile->step[i].channel_first) a.common = false;
+    }
+    // the kernel for any networks has registers for fewer warps
+    if (a.plan.warps > max_warps(a.plan.fragments, a.plan.wide, a.plan.wgmma, a.common)) return TURBOFNO_UNSUPPORTED;
+    const bool segmented = prepared->segment_points < tile->points;
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
                          (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||
+                         (segmented && tile->modes > 0 && tile->synthesis_phases == nullptr) ||
+                         (segmented && tile->next_modes > 0 && tile->analysis_phases == nullptr) ||
                          (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);
     if (missing) return TURBOFNO_NULL_POINTER;
     const bool scaled = tile->precision != TURBOFNO_BF16;

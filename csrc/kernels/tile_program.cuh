@@ -12,7 +12,9 @@
 #include "row_spectra.cuh"
 #include "tile.h"
 
+#include <iterator>
 #include <type_traits>
+#include <utility>
 
 namespace turbofno {
 namespace {
@@ -86,12 +88,11 @@ template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values
     }
 }
 
-// out = second . activation(first . y + shift), 32 hidden channels at a time.
-template <typename P, int FRAGMENTS, int OUT, typename B>
+// out = second . activation(first . y + shift), 32 hidden channels at a time. y has 32 kChunks channels at most.
+template <typename P, int kChunks, int FRAGMENTS, int OUT, typename B>
 __device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4],
                                            const turbofno_step &step, const B &first, const B &second, const float *shift,
                                            int t) {
-    constexpr int kChunks = ceil_div(FRAGMENTS, 4);
     OperandA<P> in[kChunks];
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[
     for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
         float hidden[4][4] = {};
         add_first(hidden, first, 2 * chunk);
-        if (shift != nullptr) add_vector(hidden, shift + 32 * chunk, t);
+        add_vector(hidden, shift + 32 * chunk, t);
         activate<P>(hidden, step.activation, step.parameter);
         OperandA<P> a;
         to_operand(a, hidden);
@@ -174,12 +175,12 @@ __device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], c
     }
 }
 
-// Calls run(i, kind) for the first `steps` steps of a program known at compile time (tile.h).
-template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void for_each_step(int steps, const Run &run) {
-    if constexpr ((PROGRAM >> (4 * I)) != 0) {
-        if (I == steps) return;
-        run(I, int(PROGRAM >> (4 * I) & 15) - 1);
-        for_each_step<PROGRAM, I + 1>(steps, run);
+// Calls run(i, kind) for the steps of a program known at compile time (tile.h), without a final analysis unless `analyzes`.
+template <uint64_t PROGRAM, int I = 0, typename Run> __device__ __forceinline__ void for_each_step(bool analyzes, const Run &run) {
+    if constexpr (constexpr int kKind = kind_of(PROGRAM, I); kKind >= 0) {
+        if (kKind == TURBOFNO_ANALYZE && !analyzes) return;
+        run(I, kKind);
+        for_each_step<PROGRAM, I + 1>(analyzes, run);
     }
 }
 
@@ -189,21 +190,41 @@ constexpr bool kHasWgmma = true;
 constexpr bool kHasWgmma = false;
 #endif
 
-template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM>
-__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
+// A step in common networks (is_common in tile_programs.h), with what it has in common known at compile time.
+template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_step common_step(turbofno_step step, int kind) {
+    constexpr bool kInput = PROGRAM == kLifting;
+    step.kind = kind;
+    step.activation = TURBOFNO_GELU;
+    if (kind != TURBOFNO_AFFINE) step.per_sample = 0;
+    if (kind == TURBOFNO_PROJECT || (kInput && kind == TURBOFNO_LOAD)) {
+        step.channel_first = 1;
+    } else {
+        step.channel_first = 0;
+        step.channels = 8 * FRAGMENTS;
+    }
+    if (!(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
+    if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) {
+        if (step.hidden == 0) __builtin_unreachable();
+    }
+    return step;
+}
+
+template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM, bool COMMON>
+__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON), 1)
     tile_program(const __grid_constant__ TileArguments a) {
     if constexpr (WGMMA && !kHasWgmma) return;
     using Field = typename P::Field;
     using B = std::conditional_t<WGMMA, WgmmaOperandB<P>, MmaOperandB<P>>;
+    constexpr int kInputChunks = COMMON && PROGRAM == kLifting ? kMaxCommonInputs / 32 : ceil_div(FRAGMENTS, 4); // of an MLP
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
     // the shuffle tells the compiler that the warp index is uniform
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = blockIdx.y * (8 * FRAGMENTS);
     WarpGroupContext group;
-    group.size = plan.group_warps;
-    group.index = warp / plan.group_warps;
-    group.rank = warp - group.index * plan.group_warps;
+    group.size = WGMMA ? kWarpgroupWarps : plan.group_warps;
+    group.index = warp / group.size;
+    group.rank = warp - group.index * group.size;
     group.lane = lane_index();
     const int lane = group.lane, lane_t = lane % 4;
     const int pairs_all = ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
@@ -238,12 +259,15 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
         copy_vector(to + 2 * width, step.second_shift, projects ? kMaxProjected : 8 * FRAGMENTS, 0,
                     projects ? kMaxProjected : t.width);
     }
-    if (plan.synthesis_on_chip) copy_words(shared + plan.synthesis_at, t.synthesis, tiles * chunks * 2 * P::kPlanes * kLanes);
+    const bool on_chip = COMMON || plan.synthesis_on_chip;
+    if (on_chip) {
+        copy_words(shared + plan.synthesis_at, t.synthesis, plan.segment_tiles * chunks * 2 * P::kPlanes * kLanes);
+    }
     if constexpr (WGMMA) {
-        if (columns > 0) copy_analysis<P>(shared + plan.analysis_at, t.analysis, tiles, columns);
+        if (columns > 0) copy_analysis<P>(shared + plan.analysis_at, t.analysis, plan.segment_tiles, columns);
         fence_proxy_async();
-    } else if (plan.analysis_on_chip) {
-        copy_words(shared + plan.analysis_at, t.analysis, tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
+    } else {
+        copy_words(shared + plan.analysis_at, t.analysis, plan.segment_tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
     }
     uint4 *const own = shared + plan.first_group + group.index * plan.group_words;
     uint4 *const sums_at = own + plan.sums_at;
@@ -282,18 +306,14 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
         unit.at.point = first_point(unit.split);
         return unit;
     };
-    const auto synthesis_table = [&] {
-        return Table{shared + plan.synthesis_at, static_cast<const uint4 *>(t.synthesis), plan.synthesis_on_chip};
-    };
-    const auto analysis_table = [&] {
-        return Table{shared + plan.analysis_at, static_cast<const uint4 *>(t.analysis), plan.analysis_on_chip};
-    };
-    const turbofno_step &prefetched = t.step[max(plan.prefetch_first, 0)];
+    const int prefetch_first = COMMON ? first_prefetched(PROGRAM) : plan.prefetch_first;
+    const int prefetch_last = COMMON ? last_prefetched(PROGRAM) : plan.prefetch_last;
+    const turbofno_step &prefetched = t.step[max(prefetch_first, 0)];
     uint4 *const buffer = own + plan.prefetch_at + group.rank * plan.prefetch_words;
-    PrefetchBuffer prefetch(buffer + 1, buffer, plan.prefetch_first >= 0, lane);
+    PrefetchBuffer prefetch(buffer + 1, buffer, prefetch_first >= 0, lane);
     const auto prefetch_points = [&](int row, int point) {
-        if (plan.prefetch_first < 0 || point >= t.points) return;
-        const int bytes = pitch_of<Field>(prefetched.channels) * int(sizeof(Field));
+        if (prefetch_first < 0 || point >= t.points) return;
+        const int bytes = pitch_of<Field>(COMMON ? 8 * FRAGMENTS : prefetched.channels) * int(sizeof(Field));
         const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(row) * t.points + point) * bytes;
         prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, lane);
     };
@@ -308,134 +328,138 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
     if (index < units) prefetch_points(unit.at.row, unit.at.point);
     while (index < units) {
         TilePosition at = unit.at;
-        if (chunks > 0) {
-            stage_spectra<P, B>(own, t, at, FRAGMENTS / 2, first_channel, group);
-            if constexpr (WGMMA) fence_proxy_async();
-            group.sync();
-        }
         const bool goes_on = index + plan.stride < units;
         bool first = true;
         if constexpr (WGMMA) wgmma_sums.clear();
         const int from = unit.split * plan.split_tiles, end = min(tiles, from + plan.split_tiles);
-        // wgmma needs all four warps of the warpgroup, so a warp without a tile runs the loop too
-        for (int tile = from + group.rank; tile - (WGMMA ? group.rank : 0) < end; tile += group.size) {
-            const bool last_of_row = tile + group.size - (WGMMA ? group.rank : 0) >= end;
-            float values[FRAGMENTS][4] = {};
-            const auto run = [&](int i, int kind) {
-                const turbofno_step &step = t.step[i];
-                const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
-                const bool is_prefetched = i >= plan.prefetch_first && i <= plan.prefetch_last;
-                if (i == plan.prefetch_first && (!WGMMA || at.point < t.points)) prefetch.wait();
-                switch (kind) {
-                case TURBOFNO_LOAD:
-                    if (step.channel_first) {
-                        load_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
-                    } else if (is_prefetched) {
-                        load_all(values, PrefetchedPoints<Field>(buffer + 1, step.channels, first_channel, lane));
-                    } else {
-                        load_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
-                    }
-                    break;
-                case TURBOFNO_SYNTHESIS:
-                    synthesize<P>(values, synthesis_table(), WGMMA ? min(tile, tiles - 1) : tile, 2 * t.modes, spectra,
-                                  a.synthesis_inv_scale, lane);
-                    break;
-                case TURBOFNO_AFFINE:
-                    if (step.per_sample) {
-                        const int sample = at.b * t.width + first_channel, left = t.width - first_channel;
-                        scale_by(values, step.scale + sample, lane_t, left);
-                        add_vector(values, step.shift + sample, lane_t, left);
-                    } else {
-                        if (step.scale != nullptr) scale_by(values, vectors, lane_t);
-                        if (step.shift != nullptr) add_vector(values, vectors + plan.vector_width[i], lane_t);
-                    }
-                    break;
-                case TURBOFNO_ADD_MAP: {
-                    const B map(shared + plan.first_at[i], step.terms, FRAGMENTS / 2, lane);
-                    if (step.channel_first) {
-                        const ChannelFirstPoints x(step.field, step.channels, 0, outer, t.points, at, lane);
-                        add_map<P>(values, x, step.terms, map);
-                    } else if (is_prefetched) {
-                        add_map<P>(values, PrefetchedPoints<Field>(buffer + 1, step.channels, 0, lane), step.terms, map);
-                    } else {
-                        add_map<P>(values, Points<Field>(step.field, step.channels, 0, t.points, at, lane), step.terms, map);
-                    }
-                    break;
-                }
-                case TURBOFNO_ADD_GATE:
-                    if (step.channel_first) {
-                        const ChannelFirstPoints x(step.field, step.channels, first_channel, outer, t.points, at, lane);
-                        add_gate(values, x, vectors, lane_t);
-                    } else if (is_prefetched) {
-                        add_gate(values, PrefetchedPoints<Field>(buffer + 1, step.channels, first_channel, lane), vectors, lane_t);
-                    } else {
-                        const Points<Field> x(step.field, step.channels, first_channel, t.points, at, lane);
-                        add_gate(values, x, vectors, lane_t);
-                    }
-                    break;
-                case TURBOFNO_ACTIVATE:
-                    activate<P>(values, step.activation, step.parameter);
-                    break;
-                case TURBOFNO_MLP:
-                    if constexpr (WIDE) {
-                        const B in(shared + plan.first_at[i], step.terms, step.hidden / 16, lane);
-                        const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, FRAGMENTS / 2, lane);
-                        const int hidden = plan.vector_width[i];
-                        float result[FRAGMENTS][4];
-                        mlp<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
-#pragma unroll
-                        for (int j = 0; j < FRAGMENTS; ++j) {
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) values[j][e] = result[j][e];
-                        }
-                        if (step.second_shift != nullptr) add_vector(values, vectors + 2 * hidden, lane_t);
-                    }
-                    break;
-                case TURBOFNO_STORE:
-                    if (step.channel_first) {
-                        store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
-                    } else {
-                        store_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
-                    }
-                    break;
-                case TURBOFNO_ANALYZE:
-                    if (at.point + kTilePoints > t.points) zero_behind(values, at.point + lane / 4, t.points);
-                    if constexpr (WGMMA) {
-                        wgmma_sums.add(values, sums_at, shared + plan.analysis_at, tile - group.rank, a.analysis_inv_scale,
-                                       group);
-                    } else {
-                        analyze<P>(own_sums, values, analysis_table(), tile, columns, a.analysis_inv_scale, first, lane);
-                    }
-                    break;
-                case TURBOFNO_PROJECT:
-                    if constexpr (WIDE) {
-                        const B in(shared + plan.first_at[i], step.terms, step.hidden / 16, lane);
-                        const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, 1, lane);
-                        const int hidden = plan.vector_width[i];
-                        float result[2][4];
-                        mlp<P>(result, values, step, in, out, step.shift != nullptr ? vectors + hidden : nullptr, lane_t);
-                        if (step.second_shift != nullptr) add_vector(result, vectors + 2 * hidden, lane_t);
-                        store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
-                    }
-                    break;
-                }
-                if (i == plan.prefetch_last) {
-                    __syncwarp();
-                    if (!last_of_row) {
-                        if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
-                    } else if (goes_on) {
-                        prefetch_next_unit();
-                    }
-                }
+        // splits of segmented rows are whole segments
+        for (int segment = unit.split * plan.split_segments, segment_at = segment * plan.segment_tiles; segment_at < end;
+             ++segment, segment_at += plan.segment_tiles) {
+            const int segment_end = min(end, segment_at + plan.segment_tiles);
+            const auto phases_of = [&](const float *phases, int modes) {
+                return phases == nullptr ? nullptr : reinterpret_cast<const float2 *>(phases) + segment * modes;
             };
-            if constexpr (PROGRAM != 0) {
-                for_each_step<PROGRAM>(t.steps, run);
-            } else {
-#pragma unroll 1
-                for (int i = 0; i < t.steps; ++i) run(i, t.step[i].kind);
+            const SegmentPhases analysis_phases{phases_of(t.analysis_phases, t.next_modes), t.next_modes};
+            if (chunks > 0) {
+                if (segment_at > from) group.sync(); // the spectra have been read
+                const float2 *phases = phases_of(t.synthesis_phases, t.modes);
+                stage_spectra<P, B>(own, t, at, phases, FRAGMENTS / 2, first_channel, group);
+                if constexpr (WGMMA) fence_proxy_async();
+                group.sync();
             }
-            first = false;
-            at.point = !WGMMA || tile + group.size < end ? at.point + group.size * kTilePoints : t.points;
+            // wgmma needs all four warps of the warpgroup, so a warp without a tile runs the loop too
+            for (int tile = max(from, segment_at) + group.rank; tile - (WGMMA ? group.rank : 0) < segment_end; tile += group.size) {
+                const bool last_of_row = tile + group.size - (WGMMA ? group.rank : 0) >= end;
+                float values[FRAGMENTS][4] = {};
+                const auto run = [&](int i, int kind) {
+                    const turbofno_step step = COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i];
+                    const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
+                    const auto read = [&](int from_channel, const auto &use) {
+                        if (step.channel_first) {
+                            use(ChannelFirstPoints(step.field, step.channels, from_channel, outer, t.points, at, lane));
+                        } else if (i >= prefetch_first && i <= prefetch_last) {
+                            use(PrefetchedPoints<Field>(buffer + 1, step.channels, from_channel, lane));
+                        } else {
+                            use(Points<Field>(step.field, step.channels, from_channel, t.points, at, lane));
+                        }
+                    };
+                    if (i == prefetch_first && (!WGMMA || at.point < t.points)) prefetch.wait();
+                    switch (kind) {
+                    case TURBOFNO_LOAD:
+                        read(first_channel, [&](const auto &x) { load_all(values, x); });
+                        break;
+                    case TURBOFNO_SYNTHESIS:
+                        if (const int at = min(tile - segment_at, plan.segment_tiles - 1); on_chip) {
+                            synthesize<true, P>(values, shared + plan.synthesis_at, at, 2 * t.modes, spectra,
+                                                a.synthesis_inv_scale, lane);
+                        } else {
+                            synthesize<false, P>(values, static_cast<const uint4 *>(t.synthesis), at, 2 * t.modes, spectra,
+                                                 a.synthesis_inv_scale, lane);
+                        }
+                        break;
+                    case TURBOFNO_AFFINE:
+                        if (step.per_sample) {
+                            const int sample = at.b * t.width + first_channel, left = t.width - first_channel;
+                            scale_by(values, step.scale + sample, lane_t, left);
+                            add_vector(values, step.shift + sample, lane_t, left);
+                        } else {
+                            if (step.scale != nullptr) scale_by(values, vectors, lane_t);
+                            if (step.shift != nullptr) add_vector(values, vectors + plan.vector_width[i], lane_t);
+                        }
+                        break;
+                    case TURBOFNO_ADD_MAP: {
+                        const B map(shared + plan.first_at[i], step.terms, FRAGMENTS / 2, lane);
+                        read(0, [&](const auto &x) { add_map<P>(values, x, step.terms, map); });
+                        break;
+                    }
+                    case TURBOFNO_ADD_GATE:
+                        read(first_channel, [&](const auto &x) { add_gate(values, x, vectors, lane_t); });
+                        break;
+                    case TURBOFNO_ACTIVATE:
+                        activate<P>(values, step.activation, step.parameter);
+                        break;
+                    case TURBOFNO_MLP:
+                        if constexpr (WIDE) {
+                            const B in(shared + plan.first_at[i], step.terms, step.hidden / 16, lane);
+                            const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, FRAGMENTS / 2, lane);
+                            const int hidden = plan.vector_width[i];
+                            float result[FRAGMENTS][4];
+                            mlp<P, kInputChunks>(result, values, step, in, out, vectors + hidden, lane_t);
+#pragma unroll
+                            for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+                                for (int e = 0; e < 4; ++e) values[j][e] = result[j][e];
+                            }
+                            add_vector(values, vectors + 2 * hidden, lane_t);
+                        }
+                        break;
+                    case TURBOFNO_STORE:
+                        if (step.channel_first) {
+                            store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
+                        } else {
+                            store_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
+                        }
+                        break;
+                    case TURBOFNO_ANALYZE:
+                        if (at.point + kTilePoints > t.points) zero_behind(values, at.point + lane / 4, t.points);
+                        if constexpr (WGMMA) {
+                            wgmma_sums.add(values, sums_at, shared + plan.analysis_at, tile - group.rank - segment_at,
+                                           a.analysis_inv_scale, analysis_phases, group);
+                        } else {
+                            analyze<P>(own_sums, values, shared + plan.analysis_at, tile - segment_at, columns,
+                                       a.analysis_inv_scale, analysis_phases, first, lane);
+                        }
+                        break;
+                    case TURBOFNO_PROJECT:
+                        if constexpr (WIDE) {
+                            const B in(shared + plan.first_at[i], step.terms, step.hidden / 16, lane);
+                            const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, 1, lane);
+                            const int hidden = plan.vector_width[i];
+                            float result[2][4];
+                            mlp<P, kInputChunks>(result, values, step, in, out, vectors + hidden, lane_t);
+                            add_vector(result, vectors + 2 * hidden, lane_t);
+                            store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
+                        }
+                        break;
+                    }
+                    if (i == prefetch_last) {
+                        prefetch.release();
+                        if (!last_of_row) {
+                            if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
+                        } else if (goes_on) {
+                            prefetch_next_unit();
+                        }
+                    }
+                };
+                if constexpr (PROGRAM != 0) {
+                    for_each_step<PROGRAM>(columns > 0, run);
+                } else {
+#pragma unroll 1
+                    for (int i = 0; i < t.steps; ++i) run(i, t.step[i].kind);
+                }
+                first = false;
+                at.point = !WGMMA || tile + group.size < end ? at.point + group.size * kTilePoints : t.points;
+            }
         }
         if (columns > 0) {
             const int64_t place = int64_t(unit.at.b) * t.channels * outer + unit.at.o;
@@ -464,18 +488,23 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA), 1)
 template <typename P, int FRAGMENTS, bool WGMMA, uint64_t PROGRAM = 0, uint64_t... OTHERS>
 TileKernel kernel_of_programs(const TileArguments &a) {
     if constexpr (PROGRAM == 0) {
-        return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0> : tile_program<P, FRAGMENTS, false, WGMMA, 0>;
+        return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0, false> : tile_program<P, FRAGMENTS, false, WGMMA, 0, false>;
     } else {
         constexpr bool kWide = is_wide(PROGRAM);
-        if (a.plan.wide == kWide && begins_with(PROGRAM, a.tile)) return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM>;
-        return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
+        if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
+        return a.common ? tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true>
+                        : tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false>;
     }
+}
+
+template <typename P, int FRAGMENTS, bool WGMMA, size_t... I>
+TileKernel kernel_of_all(const TileArguments &a, std::index_sequence<I...>) {
+    return kernel_of_programs<P, FRAGMENTS, WGMMA, kPrograms[I]...>(a);
 }
 
 template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const TileArguments &a) {
     if constexpr (FRAGMENTS == 4 || FRAGMENTS == 8) {
-        return kernel_of_programs<P, FRAGMENTS, WGMMA, kLayer, kLastLayer, kBlock, kLastBlock, kNormedBlock,
-                                  kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting>(a);
+        return kernel_of_all<P, FRAGMENTS, WGMMA>(a, std::make_index_sequence<std::size(kPrograms)>());
     } else {
         return kernel_of_programs<P, FRAGMENTS, WGMMA>(a);
     }

@@ -1,7 +1,8 @@
-#include "tile_plan.h"
+#include "tile_programs.h"
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace turbofno {
 namespace {
@@ -10,6 +11,7 @@ constexpr int kLanes = 32;
 constexpr int kMaxWidth = 256;
 constexpr int kMaxModes = 128;
 constexpr int kMaxPoints = 16384;
+constexpr int kLongestSegment = 16, kSegments = 5; // tiles of a segment that is not the whole row: 16, 8, 4, 2, 1
 constexpr int64_t kMaxBatch = 65536, kMaxRows = int64_t(1) << 30;
 
 int chunks(int terms) { return ceil_div(terms, 32); }
@@ -50,7 +52,7 @@ int operand_words(int terms, int channels, int planes) {
 }
 
 void lay_out(const turbofno_tile &t, TilePlan &p) {
-    const int block_channels = 8 * p.fragments, tiles = ceil_div(t.points, kTilePoints);
+    const int block_channels = 8 * p.fragments;
     int at = 0;
     const auto allocate = [&](int words) {
         const int begin = at;
@@ -74,10 +76,10 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
         p.vectors_at[i] = allocate(any ? ceil_div(2 * p.vector_width[i] + block_channels, 4) : 0);
     }
     const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
-    const int wgmma_table = round_up(tiles, kWarpgroupWarps) * p.planes * kWgmmaColumns * kLanes / 2;
-    const int analysis = p.wgmma ? (t.next_modes > 0 ? wgmma_table : 0) : tiles * next_pairs * p.planes * kLanes;
-    p.synthesis_at = allocate(p.synthesis_on_chip ? tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
-    p.analysis_at = allocate(p.analysis_on_chip ? analysis : 0);
+    const int wgmma_table = round_up(p.segment_tiles, kWarpgroupWarps) * p.planes * kWgmmaColumns * kLanes / 2;
+    const int analysis = p.wgmma ? (t.next_modes > 0 ? wgmma_table : 0) : p.segment_tiles * next_pairs * p.planes * kLanes;
+    p.synthesis_at = allocate(p.synthesis_on_chip ? p.segment_tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
+    p.analysis_at = allocate(analysis);
     p.first_group = at;
     at = 0;
     allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
@@ -97,10 +99,12 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * groups));
     const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div(units, blocks)));
-    const double slower = (p.synthesis_on_chip ? 1.0 : p.wgmma ? 1.1 : 1.3) * (p.prefetch_first < 0 ? 1.2 : 1.0);
+    const double table = p.synthesis_on_chip ? 1.0 : p.wgmma ? 1.1 : 1.3;
+    const double slower = table * (p.prefetch_first < 0 ? 1.2 : 1.0) * (p.common ? 1.0 : 1.15);
     const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
-    const double row = (t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.group_warps : 0.0) + 0.3;
-    return rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + row * std::max(1.0, busy / 8)) + (p.splits > 1 ? 4 : 0);
+    const double spectra = t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.group_warps : 0.0;
+    const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (spectra + 0.3) * std::max(1.0, busy / 8);
+    return rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + segments) + (p.splits > 1 ? 4 : 0);
 }
 
 bool known(int value, int least, int most) { return value >= least && value <= most; }
@@ -152,28 +156,42 @@ TilePlan plan(const turbofno_tile &t) {
     p.planes = t.precision == TURBOFNO_FP32 ? 2 : 1;
     const int64_t rows = t.batch * t.outer;
     const int tiles = ceil_div(t.points, kTilePoints);
-    // a split row's analysis is summed in memory, which is worth it only where multiprocessors would have no row
-    const int64_t split_below = (t.next_modes > 0 ? 1 : 16) * int64_t(t.multiprocessors);
+    // A split row's analysis is summed in memory: worth it where multiprocessors would have no row, or splits are much larger.
+    const bool summed = t.next_modes > 0 && t.points < 64 * t.next_modes;
+    const int64_t split_below = (summed ? 1 : 16) * int64_t(t.multiprocessors);
+    const bool has_kernel = std::any_of(std::begin(kPrograms), std::end(kPrograms), [&](uint64_t one) { return serves(one, t); });
     double least = 0.0;
     for (p.fragments = 2; p.fragments <= kMaxFragments; p.fragments *= 2) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
         p.channel_tiles = ceil_div(t.width, 8 * p.fragments);
-        for (int choice = 0; choice < 8; ++choice) {
-            p.wgmma = choice & 4;
-            p.synthesis_on_chip = choice & 1;
-            p.analysis_on_chip = p.wgmma || p.synthesis_on_chip;
+        for (int choice = 0; choice < 4 * (kSegments + 2); ++choice) {
+            // tables of a row in shared memory, of a row through L1, of shorter and shorter segments
+            const int tables = choice / 4;
+            p.wgmma = choice & 2;
+            p.synthesis_on_chip = tables != 1;
+            p.segment_tiles = tables < 2 ? tiles : kLongestSegment >> (tables - 2);
+            if ((tables == 1 && t.modes == 0) || (tables > 1 && p.segment_tiles >= tiles)) continue;
             if (p.wgmma && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMaxWgmmaModes)) continue;
+            if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
-            if (choice & 2) p.prefetch_first = p.prefetch_last = -1;
+            p.common = has_kernel && (p.fragments == 4 || p.fragments == 8) && p.synthesis_on_chip && is_common(t, 8 * p.fragments);
+            if (choice & 1) {
+                if (p.prefetch_first < 0) continue;
+                p.common = false;
+                p.prefetch_first = p.prefetch_last = -1;
+            }
             for (p.group_warps = p.wgmma ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma ? kWarpgroupWarps : 16);
                  p.group_warps *= 2) {
-                const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma);
+                // a warp's next tile is as far away in the next segment as in the same one
+                if (p.segment_tiles < tiles && p.segment_tiles % p.group_warps != 0) continue;
+                const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma, p.common);
+                const int whole_tiles = p.segment_tiles < tiles ? p.segment_tiles : p.wgmma ? kWarpgroupWarps : 1;
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
                     lay_out(t, p);
                     if (p.shared_bytes > t.shared_bytes || p.warps % p.group_warps != 0) continue;
                     for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < split_below); p.splits *= 2) {
-                        p.split_tiles = round_up(ceil_div(tiles, p.splits), p.wgmma ? kWarpgroupWarps : 1);
+                        p.split_tiles = round_up(ceil_div(tiles, p.splits), whole_tiles);
                         const double now = cost(t, p, rows);
                         if (best.warps > 0 && now >= least) continue;
                         least = now;
@@ -185,6 +203,7 @@ TilePlan plan(const turbofno_tile &t) {
         if (whole) break; // more fragments would be padding
     }
     best.splits = best.split_tiles > 0 ? ceil_div(tiles, best.split_tiles) : 0;
+    best.split_segments = best.segment_tiles < tiles ? best.split_tiles / std::max(best.segment_tiles, 1) : 0;
     const int64_t groups = best.group_warps > 0 ? best.warps / best.group_warps : 1;
     best.blocks = int(std::min<int64_t>(ceil_div(rows * best.splits, groups),
                                         ceil_div(t.multiprocessors, std::max(best.channel_tiles, 1))));
@@ -211,6 +230,7 @@ extern "C" const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno
     const TilePlan p = plan(*tile);
     if (p.warps == 0) return "its weights and spectra do not fit in shared memory";
     std::memcpy(prepared->opaque, &p, sizeof p);
+    prepared->segment_points = std::min(tile->points, p.segment_tiles * kTilePoints);
     prepared->workspace_bytes = int64_t(p.workspace_bytes);
     return nullptr;
 }

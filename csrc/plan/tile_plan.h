@@ -12,18 +12,22 @@ constexpr int kMaxProjected = 16; // output channels of a projection
 constexpr int kWarpgroupWarps = 4; // warps of a warpgroup
 // Limits of a wgmma analysis: modes, and fragments of 8 columns that hold their cosines and sines.
 constexpr int kWgmmaColumns = 4, kMaxWgmmaModes = 16;
+constexpr int kSegmentedFragments = 8; // most fragments of a wgmma analysis by segments; more would serialise the products
 
 // A group of warps takes one row (all points of the last axis), or with splits > 1 a split of it. Its warps take the tiles in
-// turn and share the row's mixed spectra (the output of the spectral product). A block holds the weights, and the tables if
-// they fit, for all of its groups.
+// turn and share the row's mixed spectra (the output of the spectral product). A block holds weights and tables for all of its
+// groups. The tables are those of a segment of the row: its spectra are those of the row, shifted by a phase for each mode.
 struct TilePlan {
     int fragments; // of y, held by a warp: 2, 4, 8 or 16
+    bool common; // has a kernel of its own, and what most networks have in common (tile_programs.h)
     bool wide; // has an MLP or projection, which needs registers for a second tile
     int channel_tiles; // blocks that hold different channels of the same rows
     int warps, group_warps; // warps of a block; of a group
     int splits, split_tiles; // splits of a row; tiles of a split
+    int split_segments; // segments of a split; 0 where a segment is a row
     bool wgmma; // groups are warpgroups, and a row is computed 64 points at a time
-    bool synthesis_on_chip, analysis_on_chip; // the DFT table is in shared memory, else read through L1
+    int segment_tiles; // tiles of a segment
+    bool synthesis_on_chip; // its table is in shared memory, else read through L1, and a segment is a row
     int planes; // of an operand: 2 (high and low halves) for fp32, else 1
     int blocks; // thread blocks per channel tile
     // A group's work items are splits of rows, `stride` apart; below the stride in mixed radix: the loop need not divide.
@@ -42,10 +46,10 @@ struct TilePlan {
 };
 
 // Maximum number of warps of a block: a multiprocessor has 64K registers and runs one block.
-TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma) {
-    if (wgmma) return fragments <= 8 ? (wide ? 12 : 16) : 8;
+TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma, bool common) {
+    if (fragments > 8) return wide || wgmma ? 8 : 12;
     if (fragments <= 4) return wide ? 16 : 20;
-    return fragments <= 8 ? (wide ? 12 : 16) : (wide ? 8 : 12);
+    return wide && !(wgmma && common) ? 12 : 16;
 }
 
 // The fastest plan by the cost model. It has 0 warps if no plan fits.

@@ -14,7 +14,7 @@
 using namespace turbofno;
 
 static constexpr int kLanes = 32;
-static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0;
+static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, segments = 0, common = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -47,7 +47,7 @@ static int operand_words(int terms, int fragment_pairs, int planes) {
 }
 
 static void check_memory(const turbofno_tile &t, const TilePlan &p) {
-    const int pairs = p.fragments / 2, tiles = ceil_div(t.points, kTilePoints), columns = ceil_div(2 * t.next_modes, 8);
+    const int pairs = p.fragments / 2, columns = ceil_div(2 * t.next_modes, 8);
     std::vector<Region> block, group;
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
@@ -69,13 +69,13 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
             block.push_back({p.vectors_at[i], ceil_div(2 * 8 * p.fragments, 4)});
         }
     }
+    const int tiles = p.segment_tiles;
     if (p.synthesis_on_chip) block.push_back({p.synthesis_at, tiles * ceil_div(2 * t.modes, 32) * 2 * p.planes * kLanes});
-    if (p.analysis_on_chip && t.next_modes > 0) {
+    if (t.next_modes > 0) {
         // with wgmma: whole steps of four tiles, all columns
         const int of_pairs = p.wgmma ? round_up(tiles, kWarpgroupWarps) * kWgmmaColumns / 2 : tiles * ceil_div(columns, 2);
         block.push_back({p.analysis_at, of_pairs * p.planes * kLanes});
     }
-    expect(!p.wgmma || p.analysis_on_chip, "wgmma reads its table from shared memory", t);
     const int groups = p.warps / p.group_warps, words = p.shared_bytes / 16;
     expect(disjoint(block, 0, p.first_group), "regions of the block are disjoint", t);
     expect(p.first_group + groups * p.group_words <= words, "regions of the groups fit", t);
@@ -120,13 +120,23 @@ static void check(const turbofno_tile &t) {
     expect(!p.wide || p.channel_tiles == 1, "an MLP sees all channels", t);
     expect(p.planes == (t.precision == TURBOFNO_FP32 ? 2 : 1), "planes", t);
     expect(p.group_warps >= 1 && p.warps >= p.group_warps && p.warps % p.group_warps == 0, "warps make whole groups", t);
-    expect(p.warps <= max_warps(p.fragments, p.wide, p.wgmma), "the registers suffice for the warps", t);
+    expect(p.warps <= max_warps(p.fragments, p.wide, p.wgmma, p.common), "the registers suffice for the warps", t);
     expect(!p.wgmma || (t.warpgroups && p.group_warps == kWarpgroupWarps), "wgmma only where the device has it", t);
     expect(!p.wgmma || p.split_tiles % kWarpgroupWarps == 0, "a split is whole steps of a warpgroup", t);
     with_wgmma += p.wgmma;
     expect(p.group_warps == 1 || p.warps / p.group_warps <= 15, "one named barrier per group", t);
     expect(p.splits >= 1 && p.split_tiles >= 1 && p.splits * p.split_tiles >= tiles, "splits cover the row", t);
     expect((p.splits - 1) * p.split_tiles < tiles, "no empty split", t);
+    const bool segmented = p.segment_tiles < tiles;
+    expect(p.segment_tiles >= 1 && p.segment_tiles <= tiles, "a segment is part of the row", t);
+    expect(prepared.segment_points == std::min(t.points, p.segment_tiles * kTilePoints), "points of a segment", t);
+    expect(!segmented || p.segment_tiles % p.group_warps == 0, "a group's warps go on evenly in the next segment", t);
+    expect(p.split_segments * p.segment_tiles == (segmented ? p.split_tiles : 0), "a split is whole segments", t);
+    expect(!segmented || !p.wgmma || t.next_modes == 0 || p.fragments <= kSegmentedFragments, "whole rows", t);
+    expect(p.synthesis_on_chip || (!segmented && !p.common), "a table read through L1 is a row's", t);
+    segments += segmented;
+    common += p.common;
+    expect(!p.common || 8 * p.fragments == t.width, "common programs have all channels in a tile", t);
     const int64_t groups = p.warps / p.group_warps;
     expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, groups), "every block has a row", t);
     expect(p.channel_tiles * (p.blocks - 1) < t.multiprocessors, "one block a multiprocessor", t);
@@ -186,8 +196,15 @@ struct Draw {
             t.step[t.steps - 1].channel_first = first;
         }
         if (coin()) add(step(TURBOFNO_AFFINE, channels));
-        if (coin()) add(step(TURBOFNO_ACTIVATE, channels));
-        if (random() % 3 == 0) add(step(TURBOFNO_MLP, channels, channels, hidden()));
+        const int activation = of({TURBOFNO_GELU, TURBOFNO_GELU, TURBOFNO_RELU});
+        if (coin()) {
+            add(step(TURBOFNO_ACTIVATE, channels));
+            t.step[t.steps - 1].activation = activation;
+        }
+        if (random() % 3 == 0) {
+            add(step(TURBOFNO_MLP, channels, channels, hidden()));
+            t.step[t.steps - 1].activation = activation;
+        }
         if (of_x == channels && coin()) {
             add(step(TURBOFNO_ADD_GATE, of_x));
             t.step[t.steps - 1].channel_first = first;
@@ -208,7 +225,8 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of cut channels, %d with prefetch, %d with wgmma\n", checked, splits, cut,
-                prefetched, with_wgmma);
-    return wrong != 0 || checked < 1000 || splits == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0;
+    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common\n",
+                checked, splits, segments, cut, prefetched, with_wgmma, common);
+    return wrong != 0 || checked < 1000 || splits == 0 || segments == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0 ||
+           common == 0;
 }

@@ -21,6 +21,7 @@ from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import (
     MLP,
     Activate,
+    AddGate,
     AddMap,
     Affine,
     Analyze,
@@ -32,6 +33,7 @@ from turbofno_ops._stages import (
     Save,
     Source,
     Stages,
+    Step,
     Store,
     Synthesis,
 )
@@ -161,6 +163,56 @@ def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
     if precision == "fp32":
         assert len(list(pieces(drawn.steps, shape))) > 1
     check(drawn, precision)
+
+
+def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
+    """Return the programs that have kernels of their own (csrc/plan/tile_programs.h)."""
+    offset = Affine(None, torch.randn(channels, dtype=torch.float64))
+    scaled = Affine(torch.rand(channels, dtype=torch.float64), offset.shift)
+    skip, act = AddMap(identity(channels, channels).weight), Activate("gelu")
+    mlp = MLP(identity(channels // 2, channels), "gelu", identity(channels, channels // 2))
+    gate = AddGate(torch.randn(channels, dtype=torch.float64))
+    lifting = MLP(identity(2 * channels, 3), "gelu", identity(channels, 2 * channels))
+    projection = Project((identity(128, channels), identity(2, 128)), "gelu")
+    norm = Normalize(channels // 2, 1e-5, scaled.scale, scaled.shift, None)
+    before = (Synthesis(), offset, skip, act, mlp, gate)
+    return {
+        "layer": (Synthesis(), offset, skip, act, Store(), Analyze()),
+        "scaled layer without analysis": (Synthesis(), scaled, skip, act, Store()),
+        "last layer": (Synthesis(), offset, skip, projection),
+        "block": (*before, act, Store(), Analyze()),
+        "block without analysis": (*before, act, Store()),
+        "last block": (Synthesis(), offset, skip, mlp, gate, projection),
+        "block of norms": (Synthesis(), norm, skip, act, mlp, gate, Save(moments=False)),
+        "last block of norms": (Synthesis(), norm, skip, mlp, gate, Save(moments=False)),
+        "after a norm": (Restore(), norm, act, Store(), Analyze()),
+        "after the last norm": (Restore(), norm, projection),
+        "lifting": (Source(), lifting, Store(), Analyze()),
+    }
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [(1, (5, 64)), (3, (40, 130)), (17, (1000,)), (1, (4096,)), (9, (128, 128))],
+)
+@pytest.mark.parametrize("channels", [32, 64])
+@pytest.mark.parametrize("name", common_programs(16))
+def test_common_programs_equal_float64(
+    name: str, channels: int, batch: int, size: tuple[int, ...], precision: str
+) -> None:
+    steps = common_programs(channels)[name]
+    x = torch.randn(batch, 3 if name == "lifting" else channels, *size)
+    # batch elements of different sizes, which a norm makes equal
+    x *= torch.arange(1, batch + 1).view(-1, *(1 for _ in x.shape[1:]))
+    row = row_modes(9, size[-1])
+    mixed = torch.randn(batch, channels, *size[:-1], row, dtype=torch.complex64)
+    mixed[..., 9:] = 0
+    # spectra of a real field, as a norm expects
+    mixed[..., 0].imag.zero_()
+    modes = (*(1 for _ in size[1:]), 9)
+    check(Drawn(steps, size, modes, x, saved=x, mixed=mixed), precision)
 
 
 # batch, channels, grid, modes of the last axis

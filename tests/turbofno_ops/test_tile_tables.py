@@ -178,7 +178,7 @@ def test_a_float64_matrix_is_not_rounded_before_the_split() -> None:
 def test_analysis(points: int, modes: int, precision: str) -> None:
     """Emulates `analyze` in row_spectra.cuh: rows are 16 channels, terms 16 points, columns cos and -sin."""
     tiles, pairs, planes = math.ceil(points / 16), math.ceil(modes / 8), planes_of(precision)
-    words = halves(_cuda_tables.row_analysis(points, modes, precision, CPU), precision)
+    words = halves(_cuda_tables.row_analysis(points, modes, points, precision, CPU), precision)
     table = words.view(tiles, pairs, planes, 32, 2, 2, 2)
     assert table.abs().max() <= 2**14
     y = torch.randn(16, points, dtype=torch.float64)
@@ -228,8 +228,8 @@ def test_field_analysis(points: int, modes: int, precision: str) -> None:
 
 
 def test_an_analysis_table_of_some_modes_is_a_part_of_the_whole() -> None:
-    whole = _cuda_tables.row_analysis(40, 24, "fp32", CPU).view(3, 3, -1)
-    part = _cuda_tables.row_analysis(40, 8, "fp32", CPU, 8).view(3, 1, -1)
+    whole = _cuda_tables.row_analysis(40, 24, 40, "fp32", CPU).view(3, 3, -1)
+    part = _cuda_tables.row_analysis(40, 8, 40, "fp32", CPU, 8).view(3, 1, -1)
     assert torch.equal(part[:, 0], whole[:, 1])
 
 
@@ -238,7 +238,7 @@ def test_an_analysis_table_of_some_modes_is_a_part_of_the_whole() -> None:
 def test_synthesis(points: int, modes: int, precision: str) -> None:
     """Emulates `synthesize` in row_spectra.cuh: rows are 16 points, terms re and im of modes, columns 8 channels."""
     tiles, chunks, planes = math.ceil(points / 16), math.ceil(modes / 16), planes_of(precision)
-    words = halves(_cuda_tables.row_synthesis(points, modes, precision, CPU), precision)
+    words = halves(_cuda_tables.row_synthesis(points, modes, points, precision, CPU), precision)
     table = words.view(tiles, chunks, 2, planes, 32, 4, 2)
     assert table.abs().max() <= 2**14
     spectra = torch.randn(8, modes, dtype=torch.complex128)
@@ -264,3 +264,27 @@ def test_synthesis(points: int, modes: int, precision: str) -> None:
     got = field.flatten(0, 1)
     assert (got[:points] - want).norm() <= 2 * ERRORS[precision] * want.norm()
     assert (got[points:] == 0).all(), "padding points are zero"
+
+
+@pytest.mark.parametrize(
+    ("points", "modes", "segment"), [(128, 65, 64), (421, 24, 64), (85, 43, 16)]
+)
+def test_phases_shift_a_row_to_its_segments(points: int, modes: int, segment: int) -> None:
+    # irfft drops the imaginary parts at DC and Nyquist, before and after a shift
+    spectra = torch.randn(modes, dtype=torch.complex128)
+    row = torch.fft.irfft(spectra, n=points, norm="forward")
+    phases = _cuda_tables.segment_phases(points, modes, segment, CPU).to(torch.complex128)
+    assert len(phases) == math.ceil(points / segment)
+    for phase, want in zip(phases, row.split(segment), strict=True):
+        got = torch.fft.irfft(spectra * phase, n=points, norm="forward")[: len(want)]
+        assert (got - want).norm() <= 1e-6 * row.norm()
+    part = _cuda_tables.segment_phases(points, modes - 8, segment, CPU, 8)
+    assert torch.equal(part, phases[:, 8:].to(torch.complex64))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_tables_of_a_segment_begin_those_of_the_row(precision: str) -> None:
+    for table in (_cuda_tables.row_analysis, _cuda_tables.row_synthesis):
+        whole, segment = table(85, 12, 85, precision, CPU), table(85, 12, 32, precision, CPU)
+        assert torch.equal(segment, whole[: len(segment)])
+        assert len(whole) == 3 * len(segment)

@@ -1,0 +1,90 @@
+// Tile programs with kernels of their own: those of common networks. Host and device code.
+#pragma once
+
+#include "tile_plan.h"
+
+namespace turbofno {
+
+// Encodes a program as a number: four bits per step, its kind plus one.
+constexpr uint64_t program() { return 0; }
+template <typename... Kinds> constexpr uint64_t program(turbofno_step_kind first, Kinds... others) {
+    return uint64_t(first + 1) | program(others...) << 4;
+}
+
+// The kind of a step of a program; -1 after the last.
+TURBOFNO_HOST_DEVICE constexpr int kind_of(uint64_t program, int step) { return int(program >> (4 * step) & 15) - 1; }
+
+// True if the tile's steps are those of `program`, or all but a final analysis.
+inline bool serves(uint64_t program, const turbofno_tile &tile) {
+    int i = 0;
+    while (i < tile.steps && kind_of(program, i) == tile.step[i].kind) ++i;
+    return i == tile.steps && (kind_of(program, i) < 0 || (kind_of(program, i) == TURBOFNO_ANALYZE && kind_of(program, i + 1) < 0));
+}
+
+// True if a program has an MLP or a projection.
+constexpr bool is_wide(uint64_t program) {
+    for (; program != 0; program >>= 4) {
+        const int kind = int(program & 15) - 1;
+        if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) return true;
+    }
+    return false;
+}
+
+// Programs of common networks. A kernel for one of them also serves it without the final analysis.
+// turbofno_ops/_tile_program.py sorts commuting steps into this order.
+constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
+                                    TURBOFNO_STORE, TURBOFNO_ANALYZE);
+constexpr uint64_t kLastLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_PROJECT);
+constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
+                                    TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_ACTIVATE, TURBOFNO_STORE, TURBOFNO_ANALYZE);
+constexpr uint64_t kLastBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_MLP,
+                                        TURBOFNO_ADD_GATE, TURBOFNO_PROJECT);
+constexpr uint64_t kNormedBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
+                                          TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_STORE);
+constexpr uint64_t kLastNormedBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_MLP,
+                                              TURBOFNO_ADD_GATE, TURBOFNO_STORE);
+constexpr uint64_t kAfterNorm = program(TURBOFNO_LOAD, TURBOFNO_AFFINE, TURBOFNO_ACTIVATE, TURBOFNO_STORE,
+                                        TURBOFNO_ANALYZE);
+constexpr uint64_t kAfterLastNorm = program(TURBOFNO_LOAD, TURBOFNO_AFFINE, TURBOFNO_PROJECT);
+constexpr uint64_t kLifting = program(TURBOFNO_LOAD, TURBOFNO_MLP, TURBOFNO_STORE, TURBOFNO_ANALYZE);
+
+// The first and last step that read the prefetched field in common networks (find_prefetch in tile_plan.cpp); -1 if none does.
+// The input of a network is channel first, so a lifting prefetches nothing.
+TURBOFNO_HOST_DEVICE constexpr int first_prefetched(uint64_t program) {
+    if (program == kLifting) return -1;
+    int i = 0;
+    while (kind_of(program, i) >= 0 && kind_of(program, i) != TURBOFNO_ADD_MAP && kind_of(program, i) != TURBOFNO_ADD_GATE) ++i;
+    return kind_of(program, i) >= 0 ? i : 0;
+}
+TURBOFNO_HOST_DEVICE constexpr int last_prefetched(uint64_t program) {
+    int last = first_prefetched(program);
+    for (int i = 0; kind_of(program, i) >= 0; ++i) {
+        if (kind_of(program, i) == TURBOFNO_ADD_MAP || kind_of(program, i) == TURBOFNO_ADD_GATE) last = i;
+    }
+    return last;
+}
+
+// The programs with kernels of their own, which have 4 or 8 fragments.
+constexpr uint64_t kPrograms[] = {kLayer, kLastLayer, kBlock, kLastBlock, kNormedBlock,
+                                  kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
+
+constexpr int kMaxCommonInputs = 32;
+
+// True for what most networks have in common: every activation is GELU, all fields but the network's own have as many channels
+// as the tile and are channels last, and its input has few channels. The kernels for such programs take a sixth fewer instructions.
+inline bool is_common(const turbofno_tile &tile, int width) {
+    const bool lifting = serves(kLifting, tile);
+    for (int i = 0; i < tile.steps; ++i) {
+        const turbofno_step &step = tile.step[i];
+        const bool maps = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
+        const bool own = step.kind == TURBOFNO_PROJECT || (lifting && step.kind == TURBOFNO_LOAD);
+        if ((maps || step.kind == TURBOFNO_ACTIVATE) && step.activation != TURBOFNO_GELU) return false;
+        if (maps && step.hidden == 0) return false;
+        if ((step.kind == TURBOFNO_ADD_MAP || (maps && !lifting)) && step.terms != width) return false;
+        if (maps && lifting && step.terms > kMaxCommonInputs) return false;
+        if (step.channel_first != own || (!own && step.channels != width)) return false;
+    }
+    return true;
+}
+
+} // namespace turbofno
