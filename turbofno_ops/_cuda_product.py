@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Product, Spectral, Transform, launch
+from turbofno_ops._native import Product, Spectral, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
 from turbofno_ops._tile_program import readable

@@ -8,6 +8,7 @@
  *   turbofno_transform_axis spectra -> spectra        inverse DFTs of the other axes
  *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
+ * In 2D turbofno_spectral_product does the three in the middle in one launch, for few batch elements.
  * With many channels and modes turbofno_analyze_rows does the first of these, from the stored field. A layer with a norm
  * also launches turbofno_spectral_moments or turbofno_field_moments, then turbofno_norm_affine.
  * turbofno_pack_operand packs weights in the order in which a tile program reads them.
