@@ -125,7 +125,7 @@ class CudaStages:
             device=device,
             precision=precision,
             multiprocessors=self._limits.multiprocessors,
-            clusters=device_clusters(device) if self._limits.warpgroups else 0,
+            clusters=device_clusters(device),
             settled=settled,
             slab=slab,
         )

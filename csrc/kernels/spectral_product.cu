@@ -15,6 +15,7 @@
 // Points and modes are in FFT order, and so are the tables, float2 (cos, sin) [k][j] (_cuda_tables.py, folded_axis).
 #include "../plan/spectral_plan.h"
 #include "cluster.cuh"
+#include "fft_order.cuh"
 #include "pdl.cuh"
 #include "warp_mma.cuh"
 
@@ -32,14 +33,10 @@ struct Columns {
 
 #if __CUDA_ARCH__ >= 900
 
-// True if i (or -i) exists on an axis of `size`, for any i >= 0.
-__device__ __forceinline__ bool has_positive(int i, int size) { return i < (size + 1) / 2; }
-__device__ __forceinline__ bool has_negative(int i, int size) { return i >= 1 && i <= size / 2; }
-
 __device__ __forceinline__ float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 __device__ __forceinline__ float2 minus(float2 a, float2 b) { return {a.x - b.x, a.y - b.y}; }
 
-// sum += w * (first, second) of a folded value.
+// Adds a folded value (e, d) times (cos, sin): e cos to sum[0], sum[1], d sin to sum[2], sum[3].
 __device__ __forceinline__ void add_folded(float (&sum)[4], float2 w, float4 v) {
     sum[0] = fmaf(w.x, v.x, sum[0]);
     sum[1] = fmaf(w.x, v.y, sum[1]);
@@ -58,19 +55,20 @@ __device__ __forceinline__ void sum_half(float (&half)[COUNT], const float (&val
     }
 }
 
+// The same of both values that this lane keeps.
 template <int BIT> __device__ __forceinline__ float2 sum_both(const float (&values)[2]) {
     return {values[0] + __shfl_xor_sync(0xffffffff, values[0], BIT), values[1] + __shfl_xor_sync(0xffffffff, values[1], BIT)};
 }
 
-// Two neighbouring modes of the last axis.
-struct ModePair {
+// Two neighbours in memory: modes of the last axis, or channels.
+struct Pair {
     float2 of[2];
 
-    __device__ __forceinline__ explicit ModePair(float4 v) : of{{v.x, v.y}, {v.z, v.w}} {}
+    __device__ __forceinline__ explicit Pair(float4 v) : of{{v.x, v.y}, {v.z, v.w}} {}
 };
 
-__device__ __forceinline__ float4 read_weights(const float2 *from) { // not moved behind pdl_wait
-    float4 w;
+__device__ __forceinline__ float4 read_weights(const float2 *from) {
+    float4 w; // in assembly, so that the compiler does not move the load behind pdl_wait
     asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(w.x), "=f"(w.y), "=f"(w.z), "=f"(w.w) : "l"(from));
     return w;
 }
@@ -160,7 +158,7 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
 #pragma unroll 1
     for (int item = tid; item < of_batch * folds;) {
         const Fold now = fold;
-        const ModePair positive(read(now.positive)), negative(read(now.negative));
+        const Pair positive(read(now.positive)), negative(read(now.negative));
         item += threads;
         if (item < of_batch * folds) fold = fold_of(item);
 #pragma unroll
@@ -228,7 +226,7 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
                 if (a.c_in > 8 * PAIRS) read_all(unit, first);
 #pragma unroll
                 for (int i = 0; i < PAIRS; ++i) {
-                    const ModePair v(z[4 * i]);
+                    const Pair v(z[4 * i]);
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const float2 in = v.of[c];

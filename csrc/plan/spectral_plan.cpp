@@ -155,15 +155,20 @@ extern "C" const char *turbofno_spectral_unsupported(const turbofno_spectral *s)
     if (s->rows < 1 || s->rows > kMaxPoints || s->out_rows < 1 || s->out_rows > kMaxPoints) {
         return "a grid axis is not in 1 .. 16384 points";
     }
-    if (s->kept < 1 || s->kept > kMaxModes || s->modes < 1 || s->modes > kMaxModes) return "an axis does not keep 1 .. 128 modes";
+    if (s->kept < 1 || s->kept > kMaxModes || s->modes < 1 || s->modes > kMaxModes) {
+        return "an axis does not keep 1 .. 128 modes";
+    }
     if (s->kept > std::min(s->rows, s->out_rows)) return "the grid does not hold the kept modes";
     if (s->row_modes != round_up(s->modes, 2)) return "a row has an odd number of modes";
     const SpectralPlan p = plan(*s);
     if (p.shared_bytes > kMaxSharedBytes) return "columns and tables do not fit in shared memory";
-    // Steps of a block, in the order of a third of a nanosecond each; those of three launches are mostly latency.
-    const int64_t transforms = int64_t(p.in_share.by * p.folds.by + p.out_share.by * p.out_folds.by) * p.frequencies.by;
-    const int64_t steps = 700 + transforms + int64_t(p.mode_share) * s->c_in * s->c_out * 2 / 5;
-    const int64_t separately = 12000 + 1360 * (p.folds.by / 8) + 100 * s->c_in;
-    if (s->batch * steps * ceil_div(p.mode_groups, int64_t(s->clusters)) > separately) return "separate launches are faster";
+    const int64_t loads = s->batch * p.in_share.by * p.folds.by, stores = s->batch * p.out_share.by * p.out_folds.by;
+    if (std::max(loads, stores) + kMaxSpectralThreads > kMaxDivided) return "a block has too many points";
+    // Costs fitted to times on an H200, in 0.3 ns. Most of three launches is latency, which grows with the length of the sums.
+    const int64_t batch_element = 700 + (loads + stores) / s->batch * p.frequencies.by +
+                                  int64_t(p.mode_share) * s->c_in * s->c_out * 2 / 5;
+    const int64_t whole = s->batch * batch_element * ceil_div(p.mode_groups, int64_t(s->clusters));
+    const int64_t separate = 12000 + 170 * p.folds.by + 100 * s->c_in;
+    if (whole > separate) return "separate launches are faster";
     return nullptr;
 }

@@ -24,7 +24,9 @@ struct ProductPlan {
     int shared_bytes;
 };
 
-// Division by a constant as a multiplication, for quotients of numbers below 2^16 by numbers below 2^16.
+constexpr int kMaxDivided = 1 << 16;
+
+// Division by a constant as a multiplication, for numbers below kMaxDivided.
 struct Divider {
     int by;
     unsigned magic; // 2^32 / by, rounded up; 0 for 1

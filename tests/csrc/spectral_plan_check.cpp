@@ -102,7 +102,7 @@ static void check(const turbofno_spectral &s) {
     expect(free <= p.shared_bytes && p.shared_bytes <= kMaxSharedBytes, "shared memory", s);
     const int64_t items[] = {s.batch * p.in_share.by * p.folds.by, s.batch * p.out_share.by * p.out_folds.by,
                              2 * s.batch * p.out_share.by * p.frequencies.by};
-    for (int64_t count : items) expect(count + kMaxSpectralThreads < 1 << 16, "items are within the range of divisions", s);
+    for (int64_t count : items) expect(count + kMaxSpectralThreads <= kMaxDivided, "items are within the range of divisions", s);
     // an mbarrier counts less than 2^20 bytes
     expect(sizes[3] < 1 << 20 && sizes[4] < 1 << 20 && sizes[0] + sizes[1] < 1 << 20, "bytes of an mbarrier", s);
 }
@@ -110,7 +110,7 @@ static void check(const turbofno_spectral &s) {
 static void check_divisions() {
     for (int by : {1, 2, 3, 4, 5, 7, 9, 13, 40, 65, 72, 4096, 8193, 65535}) {
         const Divider d = divider(by);
-        for (uint64_t n = 0; n < 1 << 16; ++n) {
+        for (uint64_t n = 0; n < kMaxDivided; ++n) {
             const uint64_t quotient = d.magic == 0 ? n : n * d.magic >> 32;
             if (quotient == n / by) continue;
             std::printf("%llu / %d is not %llu\n", (unsigned long long)n, by, (unsigned long long)quotient);

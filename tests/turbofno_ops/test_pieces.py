@@ -100,6 +100,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
     """Recorded tile programs, as on an A100."""
     tiles: list[_native.Tile] = []
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
 
     def launch(name: str, *arguments: Any) -> None:
         if name != "tile_program":
@@ -154,7 +155,6 @@ def test_a_stored_field_is_analysed_by_one_launch_where_there_is_wgmma(
     modes: int, launched: list[_native.Tile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cuda, "device_limits", lambda _: H100)
-    monkeypatch.setattr(_cuda, "device_clusters", lambda _: 8)
     analysed: list[_native.RowAnalysis] = []
 
     def launch(name: str, arguments: _native.RowAnalysis) -> None:
