@@ -28,6 +28,11 @@ def has_warpgroups(device: torch.device) -> bool:
     return bool(_query_library("turbofno_device_warpgroups", ctypes.c_int, device))
 
 
+def cluster_count(device: torch.device) -> int:
+    """Return how many clusters of 16 thread blocks this GPU runs at once, with the code that it has."""
+    return int(_query_library("turbofno_device_clusters", ctypes.c_int, device))
+
+
 def _query_library(name: str, result: type, device: torch.device) -> Any:
     function = getattr(ctypes.CDLL(native_status().detail), name)
     function.argtypes, function.restype = [], result

@@ -38,7 +38,7 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
-from turbofno_ops._support import device_limits
+from turbofno_ops._support import device_clusters, device_limits
 from turbofno_ops._tile_program import (
     ChannelsLast,
     Piece,
@@ -124,6 +124,8 @@ class CudaStages:
             device=device,
             precision=precision,
             multiprocessors=self._limits.multiprocessors,
+            clusters=device_clusters(device),
+            settled=settled,
             slab=slab,
         )
         # without a lock: two threads may plan the same shape, with equal results

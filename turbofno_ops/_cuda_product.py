@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Product, Transform, launch
+from turbofno_ops._native import Product, Spectral, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
 from turbofno_ops._tile_program import readable
@@ -14,6 +14,8 @@ from turbofno_ops.description import Size
 
 class CudaProduct:
     """`Stages.mix` from the grid `size` to `out_size`, callable. With a slab these are whole grids. Thread-safe.
+
+    `clusters`: that the device runs at once, 0 for separate launches. `settled`: no kernel still in flight writes the weights.
 
     Attributes:
         tables: All tables on the device.
@@ -28,11 +30,15 @@ class CudaProduct:
         device: torch.device,
         precision: str,
         multiprocessors: int,
+        clusters: int,
+        settled: bool,
         slab: Slab | None,
     ) -> None:
         self._size, self._modes, self._out_size = size, modes, out_size
         self._device, self._precision, self._slab = device, precision, slab
-        self._multiprocessors = multiprocessors
+        # the product of slabs is summed over the processes before its inverse transform
+        self._clusters = clusters if slab is None else 0
+        self._multiprocessors, self._settled = multiprocessors, settled
         self._axis_tables = [
             (
                 _cuda_tables.axis_analysis(n, count, device),
@@ -41,9 +47,16 @@ class CudaProduct:
             for n, m, count in zip(size[:-1], out_size[:-1], modes[:-1], strict=True)
         ]
         self._phases: tuple[torch.Tensor, ...] = ()
+        self._folded_tables: tuple[torch.Tensor, ...] = ()
         if slab is not None:
             self._cut(slab)
-        self.tables = [table for pair in self._axis_tables for table in pair] + [*self._phases]
+        elif len(size) == 2 and clusters:
+            self._folded_tables = tuple(
+                _cuda_tables.folded_axis(points, modes[0], device)
+                for points in (size[0], out_size[0])
+            )
+        of_axes = [table for pair in self._axis_tables for table in pair]
+        self.tables = [*of_axes, *self._phases, *self._folded_tables]
         # without a lock: two threads may plan the same shape, with equal results
         self._launches: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
 
@@ -65,16 +78,22 @@ class CudaProduct:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z = readable(spectra)
-        for _, structure, elements, axis in self._planned(batch, c_in, c_out):
+        for name, structure, elements, axis in self._planned(batch, c_in, c_out):
             if isinstance(structure, Product):
                 z = self._multiply(z, weight, structure)
                 continue
-            assert axis is not None
             out = torch.empty(elements, dtype=torch.complex64, device=self._device)
-            arguments = Transform.from_buffer_copy(structure)
+            arguments = type(structure).from_buffer_copy(structure)
             arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
-            arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
-            launch("transform_axis", arguments)
+            if isinstance(arguments, Spectral):
+                arguments.weight = weight.data_ptr()
+                arguments.in_table, arguments.out_table = (
+                    table.data_ptr() for table in self._folded_tables
+                )
+            else:
+                assert axis is not None
+                arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
+            launch(name, arguments)
             z = out
         return z.view(batch, c_out, *self._out_size[:-1], row)
 
@@ -83,8 +102,16 @@ class CudaProduct:
         found = self._launches.get(key)
         if found is None:
             grids = (self._size, self._out_size, self._modes)
-            shape = ProductShape(*key, *grids, self._precision, self._multiprocessors)
-            found = self._launches[key] = launches(shape)
+            found = self._launches[key] = launches(
+                ProductShape(
+                    *key,
+                    *grids,
+                    self._precision,
+                    self._multiprocessors,
+                    self._clusters,
+                    self._settled,
+                )
+            )
         return found
 
     def _multiply(self, z: torch.Tensor, weight: torch.Tensor, structure: Product) -> torch.Tensor:

@@ -15,6 +15,7 @@ SYNTHESIS_EXPONENT = 13
 
 _TERMS, _COLUMNS, _POINTS, _CHUNK = 32, 16, 16, 64
 _TILE_ROWS, _STEP_TERMS = 16, 8
+_FOLDED_TERMS = 8
 
 
 def analysis_exponent(points: int) -> int:
@@ -118,6 +119,20 @@ def _words(values: torch.Tensor, precision: str, *, lane_axis: int) -> torch.Ten
         if precision == "fp32":
             parts.append((values - high.double()).to(torch.float16))
     return torch.stack(parts, dim=lane_axis).contiguous().flatten().view(torch.uint8)
+
+
+@_tables.cached
+def folded_axis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Return (cos, sin) of 2 pi k n / points, k = 0 .. modes // 2, n = 0 .. points // 2.
+
+    Float32 [modes // 2 + 1, pitch, 2], zero padded, as csrc/kernels/spectral_product.cu reads it for both directions.
+    """
+    with torch.inference_mode(False):
+        at = _angles(modes // 2 + 1, points)[:, : points // 2 + 1]
+        table = torch.stack([at.cos(), at.sin()], dim=-1)
+        # 2 frequencies times 8 neighbouring numbers are in different banks of shared memory
+        padding = -(table.shape[1] - _FOLDED_TERMS) % (2 * _FOLDED_TERMS)
+        return F.pad(table, (0, 0, 0, padding)).to(device, torch.float32)
 
 
 def axis_analysis(

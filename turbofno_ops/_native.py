@@ -112,6 +112,17 @@ class Product(ctypes.Structure):
     ]
 
 
+class Spectral(ctypes.Structure):
+    """turbofno_spectral"""
+
+    _fields_: ClassVar = [
+        ("batch", c_int64),
+        *[(name, c_int32) for name in ("c_in", "c_out", "rows", "out_rows", "kept", "modes")],
+        *[(name, c_int32) for name in ("row_modes", "clusters", "weights_settled")],
+        *[(name, c_void_p) for name in ("input", "weight", "out", "in_table", "out_table")],
+    ]
+
+
 class Moments(ctypes.Structure):
     """turbofno_moments"""
 
@@ -139,6 +150,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "pack_operand": (Operand,),
     "transform_axis": (Transform,),
     "multiply_modes": (Product,),
+    "spectral_product": (Spectral,),
     "spectral_moments": (Moments,),
     "field_moments": (Moments,),
     "norm_affine": (Norm,),
@@ -148,6 +160,7 @@ REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "analyze_rows_unsupported": (RowAnalysis,),
     "transform_unsupported": (Transform,),
     "product_unsupported": (Product,),
+    "spectral_unsupported": (Spectral,),
 }
 SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "analyze_rows_workspace_bytes": (RowAnalysis,),

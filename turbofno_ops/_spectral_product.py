@@ -1,4 +1,4 @@
-"""The product of modes as kernel launches: transforms of the axes before the last, product, inverse transforms."""
+"""The spectral product as kernel launches: transforms of the axes before the last, product of modes, inverse transforms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ _LINE = 16  # complex numbers of a line of 128 bytes
 class SpectralLaunch(NamedTuple):
     """One launch: its name, its structure without pointers, the number of complex values that it writes.
 
-    `axis` is the transformed axis; None for the product.
+    `axis` is the transformed axis; None for the product of modes.
     """
 
     name: str
-    arguments: _native.Transform | _native.Product
+    arguments: _native.Transform | _native.Product | _native.Spectral
     elements: int
     axis: int | None
 
 
 class ProductShape(NamedTuple):
-    """Shape, precision and multiprocessors of a spectral product."""
+    """Shape and precision of a spectral product, and what its launches depend on besides.
+
+    `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
+    """
 
     batch: int
     c_in: int
@@ -34,6 +37,8 @@ class ProductShape(NamedTuple):
     modes: Size
     precision: str
     multiprocessors: int
+    clusters: int = 0
+    settled: bool = True
 
     @property
     def row_modes(self) -> int:
@@ -52,9 +57,35 @@ def row_modes(modes: int, points: int) -> int:
 def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
     """Return the launches from spectra [batch, c_in, *others, row] to mixed spectra [batch, c_out, *others, row].
 
-    `row` is `row_modes`. Intermediate results have the transformed modes in front:
+    `row` is `row_modes`. It is one launch in 2D with few batch elements, where the kernels support that and it is faster, else
+    transforms, product of modes and inverse transforms. Their intermediate results have the transformed modes in front:
     [*transformed modes, batch, channels, *remaining axes, row].
     """
+    if len(shape.modes) == 2 and shape.clusters:
+        whole = _whole(shape)
+        if _native.refusal("spectral_unsupported", whole.arguments) is None:
+            return (whole,)
+    return _separate(shape)
+
+
+def _whole(shape: ProductShape) -> SpectralLaunch:
+    arguments = _native.Spectral(
+        batch=shape.batch,
+        c_in=shape.c_in,
+        c_out=shape.c_out,
+        rows=shape.size[0],
+        out_rows=shape.out_size[0],
+        kept=shape.modes[0],
+        modes=shape.modes[1],
+        row_modes=shape.row_modes,
+        clusters=shape.clusters,
+        weights_settled=shape.settled,
+    )
+    elements = shape.batch * shape.c_out * shape.out_size[0] * shape.row_modes
+    return SpectralLaunch("spectral_product", arguments, elements, 0)
+
+
+def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
     *kept, last = shape.modes
     row = shape.row_modes
     analyses = [
@@ -112,5 +143,5 @@ def _pitch(shape: ProductShape, columns: int) -> int:
 def refusal(shape: ProductShape) -> str | None:
     """Return the reason why the kernels do not support a spectral product, or None if they do."""
     asked = {"transform_axis": "transform_unsupported", "multiply_modes": "product_unsupported"}
-    reasons = (_native.refusal(asked[one.name], one.arguments) for one in launches(shape))
+    reasons = (_native.refusal(asked[one.name], one.arguments) for one in _separate(shape))
     return next((reason for reason in reasons if reason is not None), None)

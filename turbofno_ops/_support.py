@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from turbofno_ops import _spectral_product
-from turbofno_ops._architecture import code_refusal, has_warpgroups
+from turbofno_ops._architecture import cluster_count, code_refusal, has_warpgroups
 from turbofno_ops._native import native_status
 from turbofno_ops._spectral_product import ProductShape
 from turbofno_ops._stages import Step
@@ -41,6 +41,12 @@ def device_limits(device: torch.device) -> Device:
     # present in CUDA builds of PyTorch, but missing in its type annotations
     shared_bytes: int = getattr(found, "shared_memory_per_block_optin")  # noqa: B009
     return Device(found.multi_processor_count, shared_bytes, has_warpgroups(device))
+
+
+@cache
+def device_clusters(device: torch.device) -> int:
+    """Return how many clusters of 16 thread blocks a CUDA device runs at once."""
+    return cluster_count(device)
 
 
 @cache

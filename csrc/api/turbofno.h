@@ -8,6 +8,7 @@
  *   turbofno_transform_axis spectra -> spectra        inverse DFTs of the other axes
  *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
+ * In 2D turbofno_spectral_product does the three in the middle in one launch, for few batch elements.
  * With many channels and modes turbofno_analyze_rows does the first of these, from the stored field. A layer with a norm
  * also launches turbofno_spectral_moments or turbofno_field_moments, then turbofno_norm_affine.
  * turbofno_pack_operand packs weights in the order in which a tile program reads them.
@@ -191,6 +192,23 @@ typedef struct {
     float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */
 } turbofno_product;
 
+/* The two transforms of the only other axis and the product of modes between them, in 2D: for few batch elements, on cards
+ * with thread block clusters. A row is as in turbofno_product. */
+typedef struct {
+    int64_t batch;
+    int32_t c_in, c_out;
+    int32_t rows, out_rows; /* points of the other axis: of input, of out */
+    int32_t kept; /* modes of the other axis, in FFT order */
+    int32_t modes; /* of the last axis */
+    int32_t row_modes; /* of a row: modes or modes + 1 */
+    int32_t clusters; /* turbofno_device_clusters() of the device */
+    int32_t weights_settled; /* 1: no kernel still in flight writes the weight or the tables */
+    const float *input; /* complex [batch][c_in][rows][row_modes] */
+    const float *weight; /* complex [kept][modes][c_in][c_out] */
+    float *out; /* complex [batch][c_out][out_rows][row_modes] */
+    const void *in_table, *out_table; /* _cuda_tables.py, folded_axis(rows, kept), folded_axis(out_rows, kept) */
+} turbofno_spectral;
+
 /* Mean and variance over the grid of each batch element and channel. */
 typedef struct {
     int64_t batch;
@@ -225,6 +243,7 @@ const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan 
 const char *turbofno_analyze_rows_unsupported(const turbofno_row_analysis *analysis);
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
+const char *turbofno_spectral_unsupported(const turbofno_spectral *spectral);
 
 /* Return the bytes of a result or workspace for this shape. Read no pointer; need no GPU. */
 size_t turbofno_analyze_rows_workspace_bytes(const turbofno_row_analysis *analysis);
@@ -237,6 +256,7 @@ turbofno_status turbofno_analyze_rows(const turbofno_row_analysis *analysis, str
 turbofno_status turbofno_pack_operand(const turbofno_operand *operand, struct CUstream_st *stream);
 turbofno_status turbofno_transform_axis(const turbofno_transform *transform, struct CUstream_st *stream);
 turbofno_status turbofno_multiply_modes(const turbofno_product *product, struct CUstream_st *stream);
+turbofno_status turbofno_spectral_product(const turbofno_spectral *spectral, struct CUstream_st *stream);
 turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
@@ -246,6 +266,9 @@ const char *turbofno_device_unsupported(void);
 
 /* Returns 1 if the code that runs on the current device uses wgmma, else 0. */
 int turbofno_device_warpgroups(void);
+
+/* Returns how many clusters of 16 thread blocks the current device runs at once; 0 if none. */
+int turbofno_device_clusters(void);
 
 /* CUDA's message for the last TURBOFNO_LAUNCH_FAILED of this thread; "no error" if there was none. */
 const char *turbofno_last_cuda_error(void);

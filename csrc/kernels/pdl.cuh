@@ -26,17 +26,19 @@ inline bool pdl_supported() { return compiled_architecture() >= 90; }
 
 template <typename Arguments>
 turbofno_status launch_pdl(void (*kernel)(Arguments), dim3 blocks, int threads, size_t shared_bytes,
-                                 cudaStream_t stream, const Arguments &arguments) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+                                 cudaStream_t stream, const Arguments &arguments, int cluster = 1) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
     cudaLaunchConfig_t config{};
     config.gridDim = blocks;
     config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = pdl_supported() ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = !pdl_supported() ? 0 : cluster == 1 ? 1 : 2;
     cudaLaunchKernelEx(&config, kernel, arguments);
     return launched();
 }

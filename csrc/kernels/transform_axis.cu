@@ -20,6 +20,7 @@
 // A warp computes two mma column groups of eight. If more is read than written, column n of group p is the warp's column
 // 2n + p, so that a lane reads two neighbours as 16 bytes. Otherwise it is 8p + n, so that a lane writes 16 bytes.
 #include "async_copy.cuh"
+#include "fft_order.cuh"
 #include "pdl.cuh"
 #include "../plan/spectral_plan.h"
 #include "split_tf32.cuh"
@@ -47,10 +48,6 @@ __device__ int64_t element_offset(const Axis &axis, int64_t column, int inner) {
     const unsigned o = unsigned(column) / unsigned(inner); // columns are at most 2^31
     return o * axis.outer_stride + (unsigned(column) - o * inner);
 }
-
-// True if i (or -i) exists on an axis of `size`, for any i >= 0.
-__device__ bool has_positive(int i, int size) { return i < (size + 1) / 2; }
-__device__ bool has_negative(int i, int size) { return i >= 1 && i <= size / 2; }
 
 // EVEN, here and below: `inner` is even, so two neighbouring columns are 16 aligned bytes.
 //

@@ -7,7 +7,7 @@
 
 using namespace turbofno;
 
-static int wrong = 0, transforms = 0, products = 0;
+static int wrong = 0, transforms = 0, products = 0, wholes = 0;
 
 static void expect(bool holds, const char *what, const turbofno_transform &t) {
     if (holds) return;
@@ -20,6 +20,13 @@ static void expect(bool holds, const char *what, const turbofno_product &s) {
     if (holds) return;
     std::printf("%s: batch %lld, channels %d %d, modes %d others %d, multiprocessors %d\n", what, (long long)s.batch,
                 s.c_in, s.c_out, s.modes, s.others, s.multiprocessors);
+    ++wrong;
+}
+
+static void expect(bool holds, const char *what, const turbofno_spectral &s) {
+    if (holds) return;
+    std::printf("%s: batch %lld, channels %d %d, rows %d %d, modes %d %d, clusters %d\n", what, (long long)s.batch, s.c_in,
+                s.c_out, s.rows, s.out_rows, s.kept, s.modes, s.clusters);
     ++wrong;
 }
 
@@ -64,7 +71,72 @@ static void check(const turbofno_product &s) {
     expect(p.shared_bytes <= kMaxSharedBytes, "shared memory", s);
 }
 
+static void check(const turbofno_spectral &s) {
+    if (turbofno_spectral_unsupported(&s) != nullptr) return;
+    ++wholes;
+    const SpectralPlan p = plan(s);
+    expect(2 * p.mode_groups >= s.modes && 2 * (p.mode_groups - 1) < s.modes, "clusters cover the modes", s);
+    expect(p.in_share.by * kCluster >= s.c_in && p.out_share.by * kCluster >= s.c_out, "blocks cover the channels", s);
+    expect(p.mode_share * kCluster >= s.kept, "blocks cover the modes of the other axis", s);
+    expect(p.folds.by > s.rows / 2 && p.folds.by % 8 == 0 && p.out_folds.by == s.out_rows / 2 + 1, "folds cover the points", s);
+    expect(p.frequencies.by == s.kept / 2 + 1 && 16 * p.groups.by >= s.c_out, "frequencies and groups", s);
+    expect(p.in_pitch >= p.folds.by && p.out_pitch >= p.out_folds.by, "rows of the tables", s);
+    expect(p.in_pitch % 16 == 8 && p.out_pitch % 16 == 8, "rows of the tables avoid bank conflicts", s);
+    expect(p.c_pitch >= s.c_in && p.c_pitch % (s.c_in <= 32 ? 32 : 64) == 0, "channels are whole steps of the product", s);
+    expect(p.threads % 32 == 0 && p.threads >= 32 && p.threads <= kMaxSpectralThreads, "threads", s);
+    expect(p.in_table_bytes == 8 * p.frequencies.by * p.in_pitch, "the first table", s);
+    const bool shared_table = s.rows == s.out_rows;
+    expect(p.out_table_bytes == (shared_table ? 0 : 8 * p.frequencies.by * p.out_pitch), "the second table", s);
+    const int64_t columns = s.batch * 2, sizes[] = {p.in_table_bytes, p.out_table_bytes,
+                                                    16 * columns * p.in_share.by * p.folds.by,
+                                                    8 * columns * p.mode_share * p.c_pitch,
+                                                    8 * columns * p.out_share.by * s.kept,
+                                                    16 * columns * p.out_share.by * p.frequencies.by};
+    const int places[] = {p.in_table_at, shared_table ? p.in_table_at + p.in_table_bytes : p.out_table_at, p.folded_at,
+                          p.transformed_at, p.products_at, p.sums_at};
+    int64_t free = 24; // after the mbarriers
+    for (int i = 0; i < 6; ++i) {
+        expect(places[i] >= free && places[i] % 16 == 0, "regions of shared memory are apart and aligned", s);
+        free = places[i] + sizes[i];
+    }
+    expect(free <= p.shared_bytes && p.shared_bytes <= kMaxSharedBytes, "shared memory", s);
+    const int64_t items[] = {s.batch * p.in_share.by * p.folds.by, s.batch * p.out_share.by * p.out_folds.by,
+                             2 * s.batch * p.out_share.by * p.frequencies.by};
+    for (int64_t count : items) expect(count + kMaxSpectralThreads <= kMaxDivided, "items are within the range of divisions", s);
+    // an mbarrier counts less than 2^20 bytes
+    expect(sizes[3] < 1 << 20 && sizes[4] < 1 << 20 && sizes[0] + sizes[1] < 1 << 20, "bytes of an mbarrier", s);
+}
+
+static void check_divisions() {
+    for (int by : {1, 2, 3, 4, 5, 7, 9, 13, 40, 65, 72, 4096, 8193, 65535}) {
+        const Divider d = divider(by);
+        for (uint64_t n = 0; n < kMaxDivided; ++n) {
+            const uint64_t quotient = d.magic == 0 ? n : n * d.magic >> 32;
+            if (quotient == n / by) continue;
+            std::printf("%llu / %d is not %llu\n", (unsigned long long)n, by, (unsigned long long)quotient);
+            ++wrong;
+            break;
+        }
+    }
+}
+
 int main() {
+    check_divisions();
+    for (int64_t batch : {1LL, 2LL, 3LL, 8LL, 9LL})
+        for (int c_in : {2, 7, 8, 20, 32, 34, 64, 128, 256})
+            for (int c_out : {2, 16, 18, 64, 255, 256})
+                for (int rows : {1, 2, 15, 16, 64, 85, 128, 421, 2048, 16384})
+                    for (int out_rows : {1, 8, 64, 128, 255, 16384})
+                        for (int kept : {1, 2, 7, 16, 24, 33, 128})
+                            for (int modes : {1, 2, 9, 12, 33, 128})
+                                for (int clusters : {0, 1, 8}) {
+                                    turbofno_spectral s{};
+                                    s.batch = batch, s.c_in = c_in, s.c_out = c_out, s.rows = rows, s.out_rows = out_rows;
+                                    s.kept = kept, s.modes = modes, s.row_modes = modes + modes % 2, s.clusters = clusters;
+                                    check(s);
+                                    s.row_modes = modes + 1 - modes % 2;
+                                    expect(turbofno_spectral_unsupported(&s) != nullptr, "an odd row is refused", s);
+                                }
     for (int64_t outer : {1LL, 3LL, 64LL, 4096LL, 1LL << 24})
         for (int64_t inner : {1LL, 2LL, 12LL, 33LL, 420LL, 1LL << 14})
             for (int points : {1, 2, 8, 31, 64, 421, 16384})
@@ -92,5 +164,5 @@ int main() {
                             expect((turbofno_product_unsupported(&s) == nullptr) == even, "a row's modes are refused or not", s);
                             if (even) check(s);
                         }
-    return wrong != 0 || transforms == 0 || products == 0;
+    return wrong != 0 || transforms == 0 || products == 0 || wholes == 0;
 }

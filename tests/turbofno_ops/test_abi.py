@@ -29,6 +29,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "operand": _native.Operand,
     "transform": _native.Transform,
     "product": _native.Product,
+    "spectral": _native.Spectral,
     "moments": _native.Moments,
     "norm": _native.Norm,
 }

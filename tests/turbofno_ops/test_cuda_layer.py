@@ -50,6 +50,7 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
     for module in (_cuda, _cuda_product):
         monkeypatch.setattr(module, "launch", made.launch)
     monkeypatch.setattr(_native, "launch", made.launch)

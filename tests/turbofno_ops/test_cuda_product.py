@@ -15,8 +15,9 @@ from tests.turbofno_ops.test_axis_tables import transform
 from turbofno_ops import _cuda_product, _gemm
 from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
-from turbofno_ops._native import Product, Transform
+from turbofno_ops._native import Product, Spectral, Transform
 from turbofno_ops._slab import Slab
+from turbofno_ops._spectral_product import ProductShape, launches
 
 CPU = torch.device("cpu")
 _tables: dict[int, torch.Tensor] = {}
@@ -48,6 +49,9 @@ def computed(name: str, a: Any) -> None:
         else:
             memory(a.out, a.modes * a.pitch).view(modes)[:, :columns] = done
         return
+    if isinstance(a, Spectral):
+        computed_whole(a)
+        return
     assert isinstance(a, Product)
     rows = a.batch * a.row_modes
     z = memory(a.input, a.others * a.in_pitch).view(a.others, a.in_pitch)[:, : rows * a.c_in]
@@ -58,6 +62,32 @@ def computed(name: str, a: Any) -> None:
     out = out.view(a.others, a.batch, a.c_out, a.row_modes)
     out[..., a.modes :] = 0
     out[..., : a.modes] = torch.einsum("kbcm,kmco->kbom", z, weight)
+
+
+def exponentials(table: torch.Tensor, points: int, kept: int) -> torch.Tensor:
+    """Return exp(2 pi i k n / points) of kept modes k and points n, both in FFT order, from a table of half of them."""
+    half = torch.view_as_complex(table.double())
+    k = torch.tensor([*range((kept + 1) // 2), *range(-(kept // 2), 0)])
+    n = torch.arange(points)
+    n = torch.where(n < (points + 1) // 2, n, n - points)
+    found = half[k.abs()[:, None], n.abs()]
+    return torch.where((k[:, None] < 0) != (n < 0), found.conj(), found)
+
+
+def computed_whole(a: Spectral) -> None:
+    """Compute a whole spectral product."""
+    z = memory(a.input, a.batch * a.c_in * a.rows * a.row_modes)
+    z = z.view(a.batch, a.c_in, a.rows, a.row_modes)[..., : a.modes].cdouble()
+    weight = memory(a.weight, a.kept * a.modes * a.c_in * a.c_out)
+    weight = weight.view(a.kept, a.modes, a.c_in, a.c_out).cdouble()
+    analysis = exponentials(_tables[a.in_table], a.rows, a.kept).conj() / a.rows
+    synthesis = exponentials(_tables[a.out_table], a.out_rows, a.kept)
+    transformed = torch.einsum("kn,bcnm->kbcm", analysis, z)
+    mixed = torch.einsum("kn,kbcm,kmco->bonm", synthesis, transformed, weight)
+    out = memory(a.out, a.batch * a.c_out * a.out_rows * a.row_modes)
+    out = out.view(a.batch, a.c_out, a.out_rows, a.row_modes)
+    out[..., a.modes :] = 0
+    out[..., : a.modes] = mixed.to(torch.complex64)
 
 
 class ThreadSlab(Slab):
@@ -94,18 +124,39 @@ def slabs(count: int) -> list[ThreadSlab]:
 
 
 def product(
-    slab: Slab | None, size: tuple[int, ...], modes: tuple[int, ...], out_size: tuple[int, ...]
+    slab: Slab | None,
+    size: tuple[int, ...],
+    modes: tuple[int, ...],
+    out_size: tuple[int, ...],
+    *,
+    clusters: int = 0,
 ) -> CudaProduct:
     made = CudaProduct(
-        size, modes, out_size, device=CPU, precision="fp32", multiprocessors=100, slab=slab
+        size,
+        modes,
+        out_size,
+        device=CPU,
+        precision="fp32",
+        multiprocessors=100,
+        clusters=clusters,
+        settled=True,
+        slab=slab,
     )
     _tables.update({table.data_ptr(): table for table in made.tables})
     return made
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda_product, "launch", computed)
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the launches, which are computed here."""
+    names: list[str] = []
+
+    def launch(name: str, arguments: Any) -> None:
+        names.append(name)
+        computed(name, arguments)
+
+    monkeypatch.setattr(_cuda_product, "launch", launch)
+    return names
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -139,3 +190,53 @@ def test_mix_whole_and_in_slabs(draw: int) -> None:
         with ThreadPoolExecutor(count) as pool:
             found = torch.cat(list(pool.map(run, range(count))), dim=2)
         assert relative(found, expected) < 1e-5, (size, modes, out_size, sharded)
+
+
+@pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize("draw", range(12))
+def test_small_products_are_one_launch(draw: int, launched: list[str]) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    batch, c_in, c_out = rng.randint(1, 3), 2 * rng.randint(1, 5), 2 * rng.randint(1, 5)
+    size, out_size = ((rng.randint(6, 30), 16) for _ in range(2))
+    modes = rng.randint(1, 6), rng.choice([2, 3, 4, 5])
+    made = product(None, size, modes, out_size, clusters=8)
+    row = modes[1] + modes[1] % 2
+    spectra = torch.randn(batch, c_in, size[0], row, dtype=torch.complex64)
+    weight = torch.randn(*modes, c_in, c_out, dtype=torch.complex64)
+    z = mix(_gemm.analyze_others(spectra[..., : modes[1]], modes[:1]), weight)
+    found = made(spectra, weight)
+    assert launched == ["spectral_product"]
+    assert relative(found[..., : modes[1]], _gemm.synthesize_others(z, out_size[:1])) < 1e-6
+    assert (found[..., modes[1] :] == 0).all()
+
+
+SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]
+
+
+@pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ["spectral_product"]),
+        ({"batch": 4}, ["spectral_product"]),
+        ({"batch": 8}, SEPARATE),
+        ({"size": (421, 421), "out_size": (64, 64)}, ["spectral_product"]),
+        ({"modes": (16, 9), "size": (16, 16), "out_size": (16, 16)}, SEPARATE),
+        ({"modes": (128, 64), "size": (256, 256), "out_size": (256, 256)}, SEPARATE),
+        ({"c_in": 33}, SEPARATE),
+        ({"clusters": 0}, SEPARATE),
+        ({"size": (128,), "out_size": (128,), "modes": (16,)}, ["multiply_modes"]),
+        (
+            {"size": (16, 16, 16), "out_size": (16, 16, 16), "modes": (4, 4, 4)},
+            [*SEPARATE[:1], *SEPARATE, *SEPARATE[:1]],
+        ),
+    ],
+)
+def test_one_launch_where_it_is_served_and_faster(
+    changes: dict[str, Any], names: list[str]
+) -> None:
+    of: dict[str, Any] = {
+        "batch": 1, "c_in": 64, "c_out": 64, "size": (128, 128), "out_size": (128, 128),
+        "modes": (16, 9), "precision": "fp32", "multiprocessors": 132, "clusters": 8,
+    }  # fmt: skip
+    assert [one.name for one in launches(ProductShape(**of | changes))] == names

@@ -100,6 +100,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
     """Recorded tile programs, as on an A100."""
     tiles: list[_native.Tile] = []
     monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
 
     def launch(name: str, *arguments: Any) -> None:
         if name != "tile_program":
