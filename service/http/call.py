@@ -113,6 +113,8 @@ class Call:
     """Bytes held until the reply has been sent or the client has left."""
     reservation: Reservation | None = None
     """A queue slot, held until the request enters the queue."""
+    declared_bytes: int | None = None
+    """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
     shed = False
     """True if refused because the queue was full."""
     fields = body_bytes = 0

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
     from turbofno.service.http.call import Call, Target
 
+BODY_SECONDS = 0.02
+"""Seconds for which the body of an admitted request is awaited before a task reads it, with its time limit."""
 LINGER_SECONDS = 5.0
 """Seconds for which the rest of a refused body is read. Closing at once would reset the connection before a client that is
 still sending has read the reply."""
@@ -53,6 +55,7 @@ class Edge(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
@@ -62,7 +65,7 @@ class Edge(HttpToolsProtocol):
         self._unanswered: deque[Any] = deque()
         """Exchanges and uvicorn's cycles, in the order of their requests."""
         self._admitted: Exchange | None = None
-        """A request to start when the received bytes have been parsed."""
+        """A request to start when its body has been received, or takes long."""
         self._arriving = False
         """True while the newest request is incomplete."""
         self._half_closed = False
@@ -111,8 +114,10 @@ class Edge(HttpToolsProtocol):
         self._header_bytes += len(data)
         is_http = self._feed(data)
         if self._admitted is not None:
-            exchange, self._admitted = self._admitted, None
-            exchange.start()
+            if not self._admitted.awaits_body:
+                self._start_admitted()
+            elif self._body_timer is None:
+                self._body_timer = self.loop.call_later(BODY_SECONDS, self._start_admitted)
         if not is_http:
             return
         if self._in_header:
@@ -176,6 +181,8 @@ class Edge(HttpToolsProtocol):
             self._linger_timer = None
         if isinstance(self.cycle, Exchange):
             self.cycle.end_body()
+            if self.cycle.response_complete and not self.cycle.keep_alive:
+                self.transport.close()
             self._pace(self.cycle.call)
         else:
             super().on_message_complete()
@@ -268,6 +275,14 @@ class Edge(HttpToolsProtocol):
         else:
             self._admitted = exchange
 
+    def _start_admitted(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+        exchange, self._admitted = self._admitted, None
+        assert exchange is not None
+        exchange.start()
+
     def _pace(self, call: Call) -> None:
         """Pause reading on a connection whose last request was shed."""
         if call.shed and not self._unanswered:
@@ -336,6 +351,7 @@ class Edge(HttpToolsProtocol):
     def _stop_timers(self) -> None:
         for timer in (
             self._header_timer,
+            self._body_timer,
             self._linger_timer,
             self._reader_timer,
             self._pause_timer,
@@ -344,7 +360,7 @@ class Edge(HttpToolsProtocol):
         ):
             if timer is not None:
                 timer.cancel()
-        self._header_timer = self._linger_timer = self._reader_timer = None
+        self._header_timer = self._body_timer = self._linger_timer = self._reader_timer = None
         self._pause_timer = self._probe_timer = self._idle_timer = None
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UNREAD_BYTES = 256 * 1024
-"""Unread body bytes at which reading pauses: about two reads of the socket."""
+"""Unread body bytes at which reading pauses: about two reads of the socket. A declared body of at most so many is awaited
+before its operation starts, which then needs no task."""
 _NO_BODY = Body()
 
 
@@ -96,8 +97,18 @@ class Exchange(Body):
         """Cancel the work: the client has left."""
         if self._task is not None:
             self._task.cancel()
-        else:
-            self._release()
+            return
+        if self._begun:
+            self.call.context.access_log.close(self.call, CLIENT_CLOSED_REQUEST, 0)
+        self._release()
+
+    @property
+    def awaits_body(self) -> bool:
+        """True if the rest of the body is small and announced: it will follow at once."""
+        if self.complete or self._expects_continue:
+            return False
+        declared = self.call.declared_bytes
+        return declared is not None and declared <= _UNREAD_BYTES
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""
@@ -243,6 +254,6 @@ class Exchange(Body):
 
     def _end(self) -> None:
         self.response_complete = True
-        if not self.keep_alive:
+        if not self.keep_alive and (self.complete or self._edge.cycle is not self):
             self._edge.transport.close()
         self._edge.on_response_complete()

@@ -128,9 +128,10 @@ def _admit(call: Call, target: Target) -> Reply | None:
     if operation.of_model:
         call.model, call.version = served.name, served.version
     call.parameters = operation.parse(call)
+    call.declared_bytes = declared_size(call)
     try:
         call.budget = context.admission.admit(
-            declared_size(call),
+            call.declared_bytes,
             model=served.name,
             version=served.version,
             caller=call.caller,
