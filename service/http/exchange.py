@@ -254,6 +254,6 @@ class Exchange(Body):
 
     def _end(self) -> None:
         self.response_complete = True
-        if not self.keep_alive and (self.complete or self._edge.cycle is not self):
+        if not self.keep_alive and self.complete:
             self._edge.transport.close()
         self._edge.on_response_complete()

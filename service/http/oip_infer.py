@@ -12,7 +12,7 @@ from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation
-from turbofno.service.http.inference import count_warnings, infer_onto
+from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
 from turbofno.service.http.parameters import read_query
@@ -64,7 +64,7 @@ async def _run(call: Call) -> Reply:
     call.decode_seconds = time.perf_counter() - started
     given, timeout = request.output_grid, request.timeout_us
     grid = None if given is None else parse_output_grid(given, served.config)
-    result = await infer_onto(
+    result = await infer(
         call, fields,
         output_grid=grid,
         priority=request.priority,
