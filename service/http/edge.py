@@ -1,6 +1,6 @@
 """The socket transport: uvicorn's HTTP protocol with limits that it lacks; operations bypass ASGI.
 
-This file alone overrides or calls uvicorn's internals (test_edge.py fails if a version lacks one): `HttpToolsProtocol`
+This file alone overrides or calls uvicorn's internals (test_uvicorn.py fails if a version lacks one): `HttpToolsProtocol`
 with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`; its
 queue `pipeline` of (cycle, application), each started as `cycle.run_asgi(application)`; of `self.cycle`:
 `response_started`, `response_complete`, `disconnected`, `keep_alive`, and `message_event` of uvicorn's own cycles.
