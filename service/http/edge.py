@@ -16,13 +16,14 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from turbofno.service.http.exchange import CONTINUE, Exchange
+from turbofno.service.http.call import Call
+from turbofno.service.http.exchange import CONTINUE, NO_BODY, Exchange
 from turbofno.service.http.operations import target_of
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Call, Target
+    from turbofno.service.http.call import Target
 
 BODY_SECONDS = 0.02
 """Seconds for which the body of an admitted request is awaited before a task reads it, with its time limit."""
@@ -69,6 +70,10 @@ class Edge(HttpToolsProtocol):
         self._arriving = False
         """True while the newest request is incomplete."""
         self._half_closed = False
+        self._head = b""
+        """Head of the last request for an operation, if it can be repeated; requests that repeat it need no parser."""
+        self._headed: Call | None = None
+        """That request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -110,9 +115,21 @@ class Edge(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
-        self._header_bytes += len(data)
-        is_http = self._feed(data)
+        between = not (self._unanswered or self._header_bytes or self._arriving)
+        if between and self._repeats_head(data):
+            assert self._headed is not None
+            exchange = Exchange(self, self._headed.again(NO_BODY), chunked=True, keep_alive=True)
+            exchange.take(data[len(self._head) :])
+            exchange.complete = True
+            self._begin(exchange)
+            self._pace(exchange.call)
+            is_http = True
+        else:
+            # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
+            self._header_bytes += len(data)
+            is_http = self._feed(data)
+            if between and is_http:
+                self._remember_head(data)
         if self._admitted is not None:
             if not self._admitted.awaits_body:
                 self._start_admitted()
@@ -221,6 +238,23 @@ class Edge(HttpToolsProtocol):
             return
         self._refuse(400, "no_http", msg)
 
+    def _repeats_head(self, data: bytes) -> bool:
+        """True if received bytes are the last request's head again, and a whole body."""
+        if not self._head or not data.startswith(self._head):
+            return False
+        assert self._headed is not None
+        return len(data) - len(self._head) == self._headed.declared_bytes
+
+    def _remember_head(self, data: bytes) -> None:
+        """Keep the head of the received bytes if they are one request that can be repeated."""
+        exchange = self.cycle
+        if not isinstance(exchange, Exchange) or not exchange.repeatable:
+            return
+        size = len(data) - (exchange.call.declared_bytes or 0)
+        # The first blank line is where the body begins only if the bytes are one request.
+        if data.find(b"\r\n\r\n") + 4 == size:
+            self._head, self._headed = data[:size], exchange.call
+
     def _feed(self, data: bytes) -> bool:
         """Parse received bytes. Returns False if they were not HTTP and have been refused."""
         while True:
@@ -262,7 +296,16 @@ class Edge(HttpToolsProtocol):
 
     def _start_exchange(self, path: bytes, query: bytes, target: Target) -> None:
         """Begin a request for an operation, whose headers are complete."""
-        exchange = Exchange(self, path, query, target)
+        parser = self.parser
+        method = parser.get_method().decode("ascii")
+        call = Call(
+            self.app_context, method, target.path, path, query, self.headers, NO_BODY, target
+        )
+        chunked = parser.get_http_version() != "1.0"
+        keep_alive = chunked and parser.should_keep_alive()
+        self._begin(Exchange(self, call, chunked=chunked, keep_alive=keep_alive))
+
+    def _begin(self, exchange: Exchange) -> None:
         first = not self._unanswered
         self._unanswered.append(exchange)
         self.cycle = exchange  # type: ignore[assignment]

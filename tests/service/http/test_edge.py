@@ -299,3 +299,68 @@ async def test_keys_are_required(tmp_path: Path) -> None:
             assert (await reply(reader))[0] == expected
         (request,) = engine.requests
         assert (request.client, request.client_max_fields) == ("somebody", 1)
+
+
+@in_loop
+async def test_a_repeated_head_is_not_parsed_again_and_each_request_gets_its_own_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+    feed = edge.Edge._feed
+
+    def noted(self: edge.Edge, data: bytes) -> bool:
+        parsed.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(edge.Edge, "_feed", noted)
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        seen = set()
+        for step in range(4):
+            # A body may look like the end of a head.
+            field = np.frombuffer(b"\r\n\r\n" * 16, "<f4") if step == 2 else FIELD * step
+            writer.write(raw_request(body=field.tobytes()))
+            status, headers, body = await reply(reader)
+            assert status == 200
+            seen.add(headers["x-request-id"])
+            np.testing.assert_array_equal(values(body)[0, 0], field.reshape(-1))
+        assert (len(seen), len(parsed)) == (4, 1)
+        longer = np.concatenate([FIELD, FIELD], 2)
+        writer.write(raw_request(INFER + "?shape=1,1,32", longer.tobytes()))
+        assert (await reply(reader))[0] == 200
+        assert len(parsed) == 2
+        assert engine.requests[-1].fields.shape == (1, 1, 32)
+
+
+@in_loop
+async def test_pipelined_requests_are_never_taken_for_one_with_a_repeated_head() -> None:
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        for sent in (2, 2, 1, 3, 1, 2):
+            bodies = [FIELD * (index + 1) for index in range(sent)]
+            writer.write(b"".join(raw_request(body=body.tobytes()) for body in bodies))
+            for body in bodies:
+                status, _, answer = await reply(reader)
+                assert status == 200
+                np.testing.assert_array_equal(values(answer)[0, 0], body[0, 0])
+        assert len(engine.requests) == 11
+
+
+@in_loop
+async def test_a_repeated_head_is_refused_once_its_key_or_model_is_gone(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ours {KEY}\n")
+    request = raw_request(INFER_RAW, FIELD.tobytes(), f"Authorization: Bearer {KEY}")
+    async with (
+        listening(api_keys_file=keys) as (port, engine, context),
+        connected(port) as (reader, writer),
+    ):
+        for expected in (200, 200, 401, 200, 404):
+            if expected == 401:
+                keys.write_text("ours another-key-of-this-test\n")
+            elif expected == 404:
+                engine.configs.clear()
+            else:
+                keys.write_text(f"ours {KEY}\n")
+            assert context.keys is not None
+            context.keys.reload()
+            writer.write(request)
+            assert (await reply(reader))[0] == expected
