@@ -22,6 +22,8 @@ from turbofno.service.http.operations import target_of
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from turbofno.service.context import AppContext
     from turbofno.service.http.call import Target
 
@@ -55,13 +57,8 @@ class Edge(HttpToolsProtocol):
         self._limits = self.app_context.settings
         self._in_header = True
         self._header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._body_timer: asyncio.TimerHandle | None = None
-        self._linger_timer: asyncio.TimerHandle | None = None
-        self._reader_timer: asyncio.TimerHandle | None = None
-        self._pause_timer: asyncio.TimerHandle | None = None
-        self._probe_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[Callable[..., object], asyncio.TimerHandle] = {}
+        """By the function that they call."""
         self._idle_since = 0.0
         self._unanswered: deque[Any] = deque()
         """Exchanges and uvicorn's cycles, in the order of their requests."""
@@ -133,12 +130,12 @@ class Edge(HttpToolsProtocol):
         if self._admitted is not None:
             if not self._admitted.awaits_body:
                 self._start_admitted()
-            elif self._body_timer is None:
-                self._body_timer = self.loop.call_later(BODY_SECONDS, self._start_admitted)
+            elif self._start_admitted not in self._timers:
+                self._call_after(BODY_SECONDS, self._start_admitted)
         if not is_http:
             return
         if self._in_header:
-            if self._header_bytes and self._header_timer is None:
+            if self._header_bytes and self._header_too_slow not in self._timers:
                 # A header has begun and not ended.
                 self._start_header_timer()
             if not self._unanswered and not self._header_bytes:
@@ -167,9 +164,7 @@ class Edge(HttpToolsProtocol):
         self._in_header = False
         self._header_bytes = 0
         self._arriving = True
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+        self._stop(self._header_too_slow)
         path, _, query = self.url.partition(b"?")
         target = target_of(path)
         if target is not None:
@@ -193,9 +188,7 @@ class Edge(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         self._arriving = False
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
+        self._stop(self.transport.close)
         if isinstance(self.cycle, Exchange):
             self.cycle.end_body()
             if self.cycle.response_complete and not self.cycle.keep_alive:
@@ -218,7 +211,7 @@ class Edge(HttpToolsProtocol):
         elif self._half_closed:
             self.transport.close()
         elif self._arriving:
-            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            self._call_after(LINGER_SECONDS, self.transport.close)
         else:
             self._start_idle_time()
 
@@ -228,9 +221,7 @@ class Edge(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
-            self._reader_timer = None
+        self._stop(self._drop_unless_read)
 
     def send_400_response(self, msg: str) -> None:
         if any(cycle.response_started for cycle in self._unanswered):
@@ -319,9 +310,7 @@ class Edge(HttpToolsProtocol):
             self._admitted = exchange
 
     def _start_admitted(self) -> None:
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
+        self._stop(self._start_admitted)
         exchange, self._admitted = self._admitted, None
         assert exchange is not None
         exchange.start()
@@ -332,21 +321,21 @@ class Edge(HttpToolsProtocol):
             pause = self.app_context.shedding.pause()
             if pause and not self.flow.read_paused:
                 self.flow.pause_reading()
-                self._pause_timer = self.loop.call_later(pause, self.flow.resume_reading)
+                self._call_after(pause, self.flow.resume_reading)
 
     def _start_idle_time(self) -> None:
         """Start the keep-alive timeout. Its timer runs on through later requests: one for each would cost more."""
         self._idle_since = self.loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._end_if_idle)
+        if self._end_if_idle not in self._timers:
+            self._call_after(self.timeout_keep_alive, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
-        self._idle_timer = None
+        self._stop(self._end_if_idle)
         if self._unanswered or self._arriving or self._header_bytes:
             return
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if left > 0.0:
-            self._idle_timer = self.loop.call_later(left, self._end_if_idle)
+            self._call_after(left, self._end_if_idle)
         else:
             self.transport.close()
 
@@ -357,20 +346,14 @@ class Edge(HttpToolsProtocol):
             return
         if isinstance(waiting, Exchange) and waiting.chunked and not waiting.response_started:
             self.transport.write(CONTINUE)
-        self._probe_timer = self.loop.call_later(
-            seconds, self._probe, min(2 * seconds, LONGEST_PROBE_SECONDS)
-        )
+        self._call_after(seconds, self._probe, min(2 * seconds, LONGEST_PROBE_SECONDS))
 
     def _start_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(
-            self._limits.header_timeout_seconds, self._header_too_slow
-        )
+        self._call_after(self._limits.header_timeout_seconds, self._header_too_slow)
 
     def _start_reader_timer(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._reader_timer = self.loop.call_later(
-            self._limits.keep_alive_seconds, self._drop_unless_read, unread
-        )
+        self._call_after(self._limits.keep_alive_seconds, self._drop_unless_read, unread)
 
     def _drop_unless_read(self, unread: int) -> None:
         """Abort if the client has read nothing: its reply must not stay in memory. A close would wait for the client."""
@@ -391,20 +374,20 @@ class Edge(HttpToolsProtocol):
             f"({env_name('header_timeout_seconds')})",
         )
 
+    def _call_after(self, seconds: float, function: Callable[..., object], *args: object) -> None:
+        """Call a function then, and not when it was to be called before."""
+        self._stop(function)
+        self._timers[function] = self.loop.call_later(seconds, function, *args)
+
+    def _stop(self, function: Callable[..., object]) -> None:
+        """Do not call a function any more that `_call_after` was to call."""
+        if (timer := self._timers.pop(function, None)) is not None:
+            timer.cancel()
+
     def _stop_timers(self) -> None:
-        for timer in (
-            self._header_timer,
-            self._body_timer,
-            self._linger_timer,
-            self._reader_timer,
-            self._pause_timer,
-            self._probe_timer,
-            self._idle_timer,
-        ):
-            if timer is not None:
-                timer.cancel()
-        self._header_timer = self._body_timer = self._linger_timer = self._reader_timer = None
-        self._pause_timer = self._probe_timer = self._idle_timer = None
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
         """Send an error for a request that could not be read, and close."""
