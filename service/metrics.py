@@ -107,6 +107,10 @@ class Batch(NamedTuple):
     size: int
     fill_ratio: float
     queue_depth: int
+    predicted: int
+    """Fields of the requests that it completed."""
+    differentiated: int
+    """The same for gradients."""
 
 
 class _Pending(Collector):
@@ -290,7 +294,9 @@ class Metrics:
         for (model, version, backend, precision), several in alike.items():
             self.backend_batches.labels(model, backend, precision).inc(len(several))
             labels = model, version, backend
-            *_, sizes, ratios, depths = zip(*several, strict=True)
+            *_, sizes, ratios, depths, predicted, differentiated = zip(*several, strict=True)
+            self.fields.labels(model, version).inc(sum(predicted))
+            self.gradients.labels(model, version).inc(sum(differentiated))
             self.batch_size.labels(*labels).observe_all(sizes)
             self.batch_fill_ratio.labels(*labels).observe_all(ratios)
             self.batch_queue_depth.labels(*labels).observe_all(depths)

@@ -48,13 +48,14 @@ Python's default of 700."""
 def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     """Serve until a signal; return the exit status.
 
-    The status is 0 after a drain, 1 if the start failed or was aborted, or if the GPU failed (after a drain). If the
-    device is still busy, the function ends the process with that status instead of returning.
+    The status is 0 after a drain, 1 if the start failed or was aborted, or if the GPU failed (after a drain). While the
+    device is busy or a model is loaded, the function ends the process with that status instead of returning.
 
     `on_ready` is called once with the server's URL and context, when all models are warm.
     """
     # Imports PyTorch, which front ends do not need.
     from turbofno.service.pipeline.worker import THREAD_NAME
+    from turbofno.service.runtime.repository import LOADER_NAME
 
     logs.configure(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -79,8 +80,10 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         return 1
     failed = bool(context.engine.failure)
     status = 1 if server.force_exit or failed else 0
-    if failed or any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()):
-        # With a batch still running, or a failed GPU, torch would abort the process at interpreter exit.
+    busy = (THREAD_NAME, LOADER_NAME)
+    if failed or any(thread.name.startswith(busy) for thread in threading.enumerate()):
+        # At interpreter exit, torch would abort the process if a batch still runs or the GPU failed, and a load would be
+        # waited for.
         logging.shutdown()
         os._exit(status)
     return status

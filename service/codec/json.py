@@ -141,12 +141,7 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
     return {name: array_from_lists(value, name=name) for name, value in inputs.items()}
 
 
-def encode(answer: ResponseData) -> bytes:
-    """Encode a response as a JSON object with nested lists. Raises as `pieces`."""
-    return b"".join(pieces(answer))
-
-
-def pieces(answer: ResponseData) -> list[bytes]:
+def encode(answer: ResponseData) -> list[bytes]:
     """The pieces of a JSON object with nested lists, which are not copied together.
 
     Raises:

@@ -10,7 +10,7 @@ from turbofno.service.codec import json, npy, safetensors
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from turbofno.service.codec.fields import Array, ResponseData
 
@@ -27,7 +27,8 @@ class Codec:
 
     media_type: str
     decode: Decode
-    encode: Callable[[ResponseData], bytes]
+    encode: Callable[[ResponseData], Sequence[bytes | memoryview]]
+    """The pieces of a body."""
 
     @cached_property
     def content_type(self) -> bytes:

@@ -68,8 +68,8 @@ def decode_npz(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
         raise BadRequest(f"the body is not a readable .npz archive: {error}") from None
 
 
-def encode_npy(answer: ResponseData) -> bytes:
-    """Encode the only array of a response as .npy (float32, C order).
+def encode_npy(answer: ResponseData) -> tuple[bytes, memoryview]:
+    """The pieces of an .npy file (float32, C order) of the only array of a response; the values are a view if possible.
 
     Raises:
         NotAcceptable: there are several arrays, which .npy cannot hold.
@@ -80,11 +80,10 @@ def encode_npy(answer: ResponseData) -> bytes:
             f"as one array named '{INPUT}', or use 'Accept: application/x-npz'"
         )
     (array,) = answer.outputs.values()
-    return b"".join(pieces(array))
+    return _pieces(array)
 
 
-def pieces(array: NDArray[np.float32]) -> tuple[bytes, memoryview]:
-    """Header and values of an .npy file of the array (float32, C order); the values are a view if possible."""
+def _pieces(array: NDArray[np.float32]) -> tuple[bytes, memoryview]:
     contiguous = np.ascontiguousarray(array, dtype="<f4")
     return _header(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
 
@@ -99,13 +98,13 @@ def _header(shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def encode_npz(answer: ResponseData) -> bytes:
+def encode_npz(answer: ResponseData) -> tuple[bytes]:
     """Encode a response as an uncompressed .npz archive of float32 arrays."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, array in answer.outputs.items():
-            archive.writestr(f"{name}.npy", b"".join(pieces(array)))
-    return buffer.getvalue()
+            archive.writestr(f"{name}.npy", b"".join(_pieces(array)))
+    return (buffer.getvalue(),)
 
 
 _ZIP_ERRORS = (

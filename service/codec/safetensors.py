@@ -61,8 +61,8 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
     }
 
 
-def encode(answer: ResponseData) -> bytes:
-    """Encode a response as F32 tensors, with model and version as metadata."""
+def encode(answer: ResponseData) -> list[bytes | memoryview]:
+    """The pieces of a file of F32 tensors, with model and version as metadata; the values are views if possible."""
     metadata = {
         "model": answer.model,
         "version": answer.version,
@@ -79,7 +79,8 @@ def encode(answer: ResponseData) -> bytes:
         begin = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % _ALIGNMENT)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(array.data for array in arrays)])
+    values = [array.reshape(-1).view(np.uint8).data for array in arrays]
+    return [len(text).to_bytes(8, "little") + text, *values]
 
 
 def _span(name: str, entry: object) -> tuple[str, list[int], int, int]:

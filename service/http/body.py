@@ -57,7 +57,8 @@ async def read_body(
     Raises:
         PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest, ClientLeft.
     """
-    coding = _coding(call)
+    # With a declared size there is none.
+    coding = None if call.declared_bytes is not None else _coding(call)
     body = call.body
     if not body.complete:
         if call.reservation is not None:

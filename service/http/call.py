@@ -113,6 +113,8 @@ class Call:
     """Bytes held until the reply has been sent or the client has left."""
     reservation: Reservation | None = None
     """A queue slot, held until the request enters the queue."""
+    declared_bytes: int | None = None
+    """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
     shed = False
     """True if refused because the queue was full."""
     fields = body_bytes = 0
@@ -120,6 +122,8 @@ class Call:
     queue_seconds: float | None = None
     compute_seconds: float | None = None
     encode_seconds: float | None = None
+    first: Call | None = None
+    """An admitted request of the connection with the same head, whose checks and parameters hold for this one too."""
     span: Any = None
     trace = ""
     """W3C traceparent of the request's span; empty if not traced."""
@@ -148,6 +152,17 @@ class Call:
         self.body = body
         self.target = target
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
+
+    def again(self, body: Body) -> Call:
+        """The next request on the connection, with the same head."""
+        call = Call.__new__(Call)
+        call.started = time.perf_counter()
+        call.context, call.method, call.target = self.context, self.method, self.target
+        call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
+        call.headers, call.body = self.headers, body
+        call.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
+        call.first = self.first or self
+        return call
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value, repeated ones joined by commas; `name` in lower case."""

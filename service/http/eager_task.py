@@ -40,7 +40,9 @@ class EagerTask:
         if self._waits_for is not None and not self._waits_for.cancel(msg):
             self._cancelled = True
 
-    def _step(self, _: object = None) -> None:
+    def _step(self, awaited: object = None) -> None:
+        # An error of the future refers to the frames that it passed, and they to this one: do not close the cycle.
+        del awaited
         self._waits_for, coroutine = None, self._coroutine
         try:
             if self._cancelled:

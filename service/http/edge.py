@@ -1,6 +1,6 @@
 """The socket transport: uvicorn's HTTP protocol with limits that it lacks; operations bypass ASGI.
 
-This file alone overrides or calls uvicorn's internals (test_edge.py fails if a version lacks one): `HttpToolsProtocol`
+This file alone overrides or calls uvicorn's internals (test_uvicorn.py fails if a version lacks one): `HttpToolsProtocol`
 with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`; its
 queue `pipeline` of (cycle, application), each started as `cycle.run_asgi(application)`; of `self.cycle`:
 `response_started`, `response_complete`, `disconnected`, `keep_alive`, and `message_event` of uvicorn's own cycles.
@@ -16,14 +16,19 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from turbofno.service.http.exchange import CONTINUE, Exchange
+from turbofno.service.http.call import Call
+from turbofno.service.http.exchange import CONTINUE, NO_BODY, Exchange
 from turbofno.service.http.operations import target_of
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Call, Target
+    from collections.abc import Callable
 
+    from turbofno.service.context import AppContext
+    from turbofno.service.http.call import Target
+
+BODY_SECONDS = 0.02
+"""Seconds for which the body of an admitted request is awaited before a task reads it, with its time limit."""
 LINGER_SECONDS = 5.0
 """Seconds for which the rest of a refused body is read. Closing at once would reset the connection before a client that is
 still sending has read the reply."""
@@ -52,20 +57,20 @@ class Edge(HttpToolsProtocol):
         self._limits = self.app_context.settings
         self._in_header = True
         self._header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._linger_timer: asyncio.TimerHandle | None = None
-        self._reader_timer: asyncio.TimerHandle | None = None
-        self._pause_timer: asyncio.TimerHandle | None = None
-        self._probe_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[Callable[..., object], asyncio.TimerHandle] = {}
+        """By the function that they call."""
         self._idle_since = 0.0
         self._unanswered: deque[Any] = deque()
         """Exchanges and uvicorn's cycles, in the order of their requests."""
         self._admitted: Exchange | None = None
-        """A request to start when the received bytes have been parsed."""
+        """A request to start when its body has been received, or takes long."""
         self._arriving = False
         """True while the newest request is incomplete."""
         self._half_closed = False
+        self._head = b""
+        """Head of the last request for an operation, if it can be repeated; requests that repeat it need no parser."""
+        self._headed: Call | None = None
+        """That request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -107,16 +112,30 @@ class Edge(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
-        self._header_bytes += len(data)
-        is_http = self._feed(data)
+        between = not (self._unanswered or self._header_bytes or self._arriving)
+        if between and self._repeats_head(data):
+            assert self._headed is not None
+            exchange = Exchange(self, self._headed.again(NO_BODY), chunked=True, keep_alive=True)
+            exchange.take(data[len(self._head) :])
+            exchange.complete = True
+            self._begin(exchange)
+            self._pace(exchange.call)
+            is_http = True
+        else:
+            # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
+            self._header_bytes += len(data)
+            is_http = self._feed(data)
+            if between and is_http:
+                self._remember_head(data)
         if self._admitted is not None:
-            exchange, self._admitted = self._admitted, None
-            exchange.start()
+            if not self._admitted.awaits_body:
+                self._start_admitted()
+            elif self._start_admitted not in self._timers:
+                self._call_after(BODY_SECONDS, self._start_admitted)
         if not is_http:
             return
         if self._in_header:
-            if self._header_bytes and self._header_timer is None:
+            if self._header_bytes and self._header_too_slow not in self._timers:
                 # A header has begun and not ended.
                 self._start_header_timer()
             if not self._unanswered and not self._header_bytes:
@@ -145,9 +164,7 @@ class Edge(HttpToolsProtocol):
         self._in_header = False
         self._header_bytes = 0
         self._arriving = True
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+        self._stop(self._header_too_slow)
         path, _, query = self.url.partition(b"?")
         target = target_of(path)
         if target is not None:
@@ -171,11 +188,11 @@ class Edge(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         self._arriving = False
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
+        self._stop(self.transport.close)
         if isinstance(self.cycle, Exchange):
             self.cycle.end_body()
+            if self.cycle.response_complete and not self.cycle.keep_alive:
+                self.transport.close()
             self._pace(self.cycle.call)
         else:
             super().on_message_complete()
@@ -194,7 +211,7 @@ class Edge(HttpToolsProtocol):
         elif self._half_closed:
             self.transport.close()
         elif self._arriving:
-            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            self._call_after(LINGER_SECONDS, self.transport.close)
         else:
             self._start_idle_time()
 
@@ -204,15 +221,30 @@ class Edge(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
-            self._reader_timer = None
+        self._stop(self._drop_unless_read)
 
     def send_400_response(self, msg: str) -> None:
         if any(cycle.response_started for cycle in self._unanswered):
             self.transport.close()
             return
         self._refuse(400, "no_http", msg)
+
+    def _repeats_head(self, data: bytes) -> bool:
+        """True if received bytes are the last request's head again, and a whole body."""
+        if not self._head or not data.startswith(self._head):
+            return False
+        assert self._headed is not None
+        return len(data) - len(self._head) == self._headed.declared_bytes
+
+    def _remember_head(self, data: bytes) -> None:
+        """Keep the head of the received bytes if they are one request that can be repeated."""
+        exchange = self.cycle
+        if not isinstance(exchange, Exchange) or not exchange.repeatable:
+            return
+        size = len(data) - (exchange.call.declared_bytes or 0)
+        # The first blank line is where the body begins only if the bytes are one request.
+        if data.find(b"\r\n\r\n") + 4 == size:
+            self._head, self._headed = data[:size], exchange.call
 
     def _feed(self, data: bytes) -> bool:
         """Parse received bytes. Returns False if they were not HTTP and have been refused."""
@@ -255,7 +287,16 @@ class Edge(HttpToolsProtocol):
 
     def _start_exchange(self, path: bytes, query: bytes, target: Target) -> None:
         """Begin a request for an operation, whose headers are complete."""
-        exchange = Exchange(self, path, query, target)
+        parser = self.parser
+        method = parser.get_method().decode("ascii")
+        call = Call(
+            self.app_context, method, target.path, path, query, self.headers, NO_BODY, target
+        )
+        chunked = parser.get_http_version() != "1.0"
+        keep_alive = chunked and parser.should_keep_alive()
+        self._begin(Exchange(self, call, chunked=chunked, keep_alive=keep_alive))
+
+    def _begin(self, exchange: Exchange) -> None:
         first = not self._unanswered
         self._unanswered.append(exchange)
         self.cycle = exchange  # type: ignore[assignment]
@@ -268,27 +309,33 @@ class Edge(HttpToolsProtocol):
         else:
             self._admitted = exchange
 
+    def _start_admitted(self) -> None:
+        self._stop(self._start_admitted)
+        exchange, self._admitted = self._admitted, None
+        assert exchange is not None
+        exchange.start()
+
     def _pace(self, call: Call) -> None:
         """Pause reading on a connection whose last request was shed."""
         if call.shed and not self._unanswered:
             pause = self.app_context.shedding.pause()
             if pause and not self.flow.read_paused:
                 self.flow.pause_reading()
-                self._pause_timer = self.loop.call_later(pause, self.flow.resume_reading)
+                self._call_after(pause, self.flow.resume_reading)
 
     def _start_idle_time(self) -> None:
         """Start the keep-alive timeout. Its timer runs on through later requests: one for each would cost more."""
         self._idle_since = self.loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._end_if_idle)
+        if self._end_if_idle not in self._timers:
+            self._call_after(self.timeout_keep_alive, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
-        self._idle_timer = None
+        self._stop(self._end_if_idle)
         if self._unanswered or self._arriving or self._header_bytes:
             return
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if left > 0.0:
-            self._idle_timer = self.loop.call_later(left, self._end_if_idle)
+            self._call_after(left, self._end_if_idle)
         else:
             self.transport.close()
 
@@ -299,20 +346,14 @@ class Edge(HttpToolsProtocol):
             return
         if isinstance(waiting, Exchange) and waiting.chunked and not waiting.response_started:
             self.transport.write(CONTINUE)
-        self._probe_timer = self.loop.call_later(
-            seconds, self._probe, min(2 * seconds, LONGEST_PROBE_SECONDS)
-        )
+        self._call_after(seconds, self._probe, min(2 * seconds, LONGEST_PROBE_SECONDS))
 
     def _start_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(
-            self._limits.header_timeout_seconds, self._header_too_slow
-        )
+        self._call_after(self._limits.header_timeout_seconds, self._header_too_slow)
 
     def _start_reader_timer(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._reader_timer = self.loop.call_later(
-            self._limits.keep_alive_seconds, self._drop_unless_read, unread
-        )
+        self._call_after(self._limits.keep_alive_seconds, self._drop_unless_read, unread)
 
     def _drop_unless_read(self, unread: int) -> None:
         """Abort if the client has read nothing: its reply must not stay in memory. A close would wait for the client."""
@@ -333,19 +374,20 @@ class Edge(HttpToolsProtocol):
             f"({env_name('header_timeout_seconds')})",
         )
 
+    def _call_after(self, seconds: float, function: Callable[..., object], *args: object) -> None:
+        """Call a function then, and not when it was to be called before."""
+        self._stop(function)
+        self._timers[function] = self.loop.call_later(seconds, function, *args)
+
+    def _stop(self, function: Callable[..., object]) -> None:
+        """Do not call a function any more that `_call_after` was to call."""
+        if (timer := self._timers.pop(function, None)) is not None:
+            timer.cancel()
+
     def _stop_timers(self) -> None:
-        for timer in (
-            self._header_timer,
-            self._linger_timer,
-            self._reader_timer,
-            self._pause_timer,
-            self._probe_timer,
-            self._idle_timer,
-        ):
-            if timer is not None:
-                timer.cancel()
-        self._header_timer = self._linger_timer = self._reader_timer = None
-        self._pause_timer = self._probe_timer = self._idle_timer = None
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
         """Send an error for a request that could not be read, and close."""

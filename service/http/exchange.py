@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
     from uvicorn._types import ASGI3Application
 
-    from turbofno.service.http.call import Bytes, Target
+    from turbofno.service.http.call import Bytes
     from turbofno.service.http.edge import Edge
 
 logger = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UNREAD_BYTES = 256 * 1024
-"""Unread body bytes at which reading pauses: about two reads of the socket."""
-_NO_BODY = Body()
+"""Unread body bytes at which reading pauses: about two reads of the socket. A declared body of at most so many is awaited
+before its operation starts, which then needs no task."""
+NO_BODY = Body()
 
 
 class Exchange(Body):
@@ -40,16 +41,14 @@ class Exchange(Body):
         "keep_alive", "response_complete", "response_started",
     )  # fmt: skip
 
-    def __init__(self, edge: Edge, path: bytes, query: bytes, target: Target) -> None:
+    def __init__(self, edge: Edge, head: Call, *, chunked: bool, keep_alive: bool) -> None:
+        """`head` is a request without its body."""
         super().__init__()
-        parser = edge.parser
-        method = parser.get_method().decode("ascii")
-        self.call = Call(
-            edge.app_context, method, target.path, path, query, edge.headers, self, target
-        )
-        self.chunked = parser.get_http_version() != "1.0"
+        head.body = self
+        self.call = head
+        self.chunked = chunked
         """True if the client accepts chunked bodies and interim responses."""
-        self.keep_alive = self.chunked and parser.should_keep_alive()
+        self.keep_alive = keep_alive
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -59,7 +58,7 @@ class Exchange(Body):
         self._begun = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
-        self._expects_continue = self.call.headers.get(b"expect", b"").lower() == b"100-continue"
+        self._expects_continue = head.headers.get(b"expect", b"").lower() == b"100-continue"
 
     def take(self, piece: bytes) -> None:
         """Add a piece of the body, unless the request was already answered."""
@@ -96,8 +95,27 @@ class Exchange(Body):
         """Cancel the work: the client has left."""
         if self._task is not None:
             self._task.cancel()
-        else:
-            self._release()
+            return
+        if self._begun:
+            self.call.context.access_log.close(self.call, CLIENT_CLOSED_REQUEST, 0)
+        self._release()
+
+    @property
+    def repeatable(self) -> bool:
+        """True if another request on the connection can have the same head, with a body of the same size."""
+        call = self.call
+        return (
+            self.complete and self.keep_alive and self.chunked and not self._expects_continue
+            and call.budget is not None and call.declared_bytes is not None
+        )  # fmt: skip
+
+    @property
+    def awaits_body(self) -> bool:
+        """True if the rest of the body is small and announced: it will follow at once."""
+        if self.complete or self._expects_continue:
+            return False
+        declared = self.call.declared_bytes
+        return declared is not None and declared <= _UNREAD_BYTES
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""
@@ -238,11 +256,11 @@ class Exchange(Body):
     def _release(self) -> None:
         """Drop body, pieces and task, without a reference cycle: the connection keeps this object until its next request."""
         self._task = None
-        self.call.body = _NO_BODY
+        self.call.body = NO_BODY
         self.pieces.clear()
 
     def _end(self) -> None:
         self.response_complete = True
-        if not self.keep_alive:
+        if not self.keep_alive and self.complete:
             self._edge.transport.close()
         self._edge.on_response_complete()

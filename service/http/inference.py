@@ -31,14 +31,25 @@ async def infer(
     *,
     priority: int,
     seconds: float | None,
+    output_grid: Grid | None = None,
     vjp: VjpShapes | None = None,
 ) -> PredictResult:
     """Run the model on the fields, or on rows for gradients with `vjp`; the work is dropped unless started within `seconds`.
 
+    With an `output_grid` the fields are interpolated to the training grid, and the result from there.
+
     Raises:
         NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField, InferenceFailed: as `Engine.predict`.
+        PayloadTooLarge, QueueFull: the interpolated fields exceed the memory limit, or what is free of it now.
     """
     served = call.served
+    if output_grid is not None:
+        _hold_interpolated(call, len(fields), output_grid)
+        started = time.perf_counter()
+        inside = len(fields) * math.prod(served.config.grid.training)
+        heavy = fields.size + inside > _HEAVY_VALUES
+        fields = await offload(heavy, to_network, fields, served.config)
+        call.decode_seconds = (call.decode_seconds or 0.0) + time.perf_counter() - started
     work = call.context.engine.predict(
         PredictRequest(
             model=served.name,
@@ -61,39 +72,13 @@ async def infer(
     call.fields = len(fields)
     call.queue_seconds = result.queue_seconds
     call.compute_seconds = result.compute_seconds
-    return result
-
-
-async def infer_onto(
-    call: Call,
-    fields: Fields,
-    *,
-    output_grid: Grid | None,
-    priority: int,
-    seconds: float | None,
-) -> PredictResult:
-    """Call `infer`; for an `output_grid`, on fields interpolated to the training grid, and interpolate the result.
-
-    Raises:
-        PayloadTooLarge, QueueFull: the interpolated fields exceed the memory limit, or what is free of it now.
-    """
-    if output_grid is None:
-        return await infer(call, fields, priority=priority, seconds=seconds)
-    config = call.served.config
-    _hold_interpolated(call, len(fields), output_grid)
-    started = time.perf_counter()
-    inside = len(fields) * math.prod(config.grid.training)
-    fields = await offload(fields.size + inside > _HEAVY_VALUES, to_network, fields, config)
-    call.decode_seconds = (call.decode_seconds or 0.0) + time.perf_counter() - started
-    result = await infer(call, fields, priority=priority, seconds=seconds)
-    started = time.perf_counter()
-    outside = len(fields) * math.prod(output_grid)
-    answer = await offload(
-        result.fields.size + outside > _HEAVY_VALUES,
-        from_network, result.fields, output_grid, config,
-    )  # fmt: skip
-    call.encode_seconds = time.perf_counter() - started
-    result.fields = answer
+    if output_grid is not None:
+        started = time.perf_counter()
+        heavy = result.fields.size + len(fields) * math.prod(output_grid) > _HEAVY_VALUES
+        result.fields = await offload(
+            heavy, from_network, result.fields, output_grid, served.config
+        )
+        call.encode_seconds = time.perf_counter() - started
     return result
 
 

@@ -12,7 +12,7 @@ from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation
-from turbofno.service.http.inference import count_warnings, infer_onto
+from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
 from turbofno.service.http.parameters import read_query
@@ -52,19 +52,25 @@ def _parse(call: Call) -> Parameters:
 
 
 async def _run(call: Call) -> Reply:
-    settings, served = call.context.settings, call.served
+    settings, served, budget = call.context.settings, call.served, call.budget
     header, raw_shape = call.parameters
-    body = await _read(call, header, settings)
+    assert budget is not None
+    if header is None:
+        limit, setting, aligned_at = settings.max_json_bytes, "max_json_bytes", None
+    else:
+        # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
+        start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
+        limit, setting, aligned_at = settings.max_body_bytes, "max_body_bytes", start
+    body = await read_body(call, budget, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
-    request, fields = await offload(
-        json_length > JSON_BYTES or len(body) > BINARY_BYTES,
-        _decode, body, None if header is None else json_length, raw_shape, served,
-    )  # fmt: skip
+    given = body, None if header is None else json_length, raw_shape, served
+    heavy = json_length > JSON_BYTES or len(body) > BINARY_BYTES
+    request, fields = await offload(True, _decode, *given) if heavy else _decode(*given)
     call.decode_seconds = time.perf_counter() - started
-    given, timeout = request.output_grid, request.timeout_us
-    grid = None if given is None else parse_output_grid(given, served.config)
-    result = await infer_onto(
+    asked, timeout = request.output_grid, request.timeout_us
+    grid = None if asked is None else parse_output_grid(asked, served.config)
+    result = await infer(
         call, fields,
         output_grid=grid,
         priority=request.priority,
@@ -72,25 +78,24 @@ async def _run(call: Call) -> Reply:
     )  # fmt: skip
     warnings = count_warnings(call, served.warnings(fields.shape[2:], grid, result.trust))
     started = time.perf_counter()
-    as_json = not all(output.binary for output in request.outputs)
+    as_json = not request.outputs[0].binary
+    found = request, result, warnings, served.why_no_trust(result.trust)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    answer = await offload(
-        heavy, _encode, request, result, warnings, served.why_no_trust(result.trust)
-    )
-    headers, written = await _written(call, answer)
+    answer = await offload(True, _encode, *found) if heavy else _encode(*found)
+    headers: Headers = []
+    written: Sequence[Bytes] = answer.pieces
+    coding = answer_coding(call.header(b"accept-encoding"))
+    if coding is not None:
+        whole = answer.body
+        written = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
+        headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
+    if answer.json_length is None:
+        headers.append((b"content-type", b"application/json"))
+    else:
+        headers.append((_HEADER_NAME, b"%d" % answer.json_length))
+        headers.append((b"content-type", b"application/octet-stream"))
     return success_reply(call, headers, written)
-
-
-async def _read(call: Call, header: str | None, settings: Settings) -> memoryview:
-    budget = call.budget
-    assert budget is not None
-    if header is None:
-        limit = settings.max_json_bytes
-        return await read_body(call, budget, limit=limit, setting="max_json_bytes")
-    # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
-    start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
-    return await read_body(call, budget, limit=settings.max_body_bytes, aligned_at=start)
 
 
 def _json_length(header: str | None, available: int, settings: Settings) -> int:
@@ -129,21 +134,6 @@ def _encode(
         trust=largest(result.trust),
         trust_status=trust_status,
     )
-
-
-async def _written(call: Call, answer: InferResponse) -> tuple[Headers, Sequence[Bytes]]:
-    """Headers and body of the answer, compressed if the client requested it."""
-    headers: Headers = []
-    body: Sequence[Bytes] = answer.pieces
-    coding = answer_coding(call.header(b"accept-encoding"))
-    if coding is not None:
-        whole = answer.body
-        body = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
-        headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
-    if answer.json_length is None:
-        return [*headers, (b"content-type", b"application/json")], body
-    headers.append((_HEADER_NAME, str(answer.json_length).encode()))
-    return [*headers, (b"content-type", b"application/octet-stream")], body
 
 
 OPERATION = Operation(_run, INFER_PATHS, parse=_parse, protocol="oip")

@@ -76,9 +76,10 @@ def begin(call: Call) -> Reply | None:
     try:
         if call.context.tracer is not None:
             call.context.tracer.start(call)
-        call.context.guard.check(call)
-        if is_preflight(call):
-            return preflight()
+        if call.first is None:
+            call.context.guard.check(call)
+            if is_preflight(call):
+                return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)
         return None if call.target is None else _admit(call, call.target)
@@ -127,10 +128,14 @@ def _admit(call: Call, target: Target) -> Reply | None:
     served = call.served = context.served.find(target.model, target.version)
     if operation.of_model:
         call.model, call.version = served.name, served.version
-    call.parameters = operation.parse(call)
+    first = call.first
+    if first is not None and first.served is served:
+        call.parameters, call.declared_bytes = first.parameters, first.declared_bytes
+    else:
+        call.parameters, call.declared_bytes = operation.parse(call), declared_size(call)
     try:
         call.budget = context.admission.admit(
-            declared_size(call),
+            call.declared_bytes,
             model=served.name,
             version=served.version,
             caller=call.caller,

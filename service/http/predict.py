@@ -6,13 +6,12 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from turbofno.service.codec import json, npy
 from turbofno.service.codec.fields import ResponseData, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation, Reply
-from turbofno.service.http.inference import count_warnings, infer_onto
+from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from turbofno.service.codec.fields import Form
     from turbofno.service.codec.grids import Grid
     from turbofno.service.codec.negotiate import Codec
-    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.engine.interface import Fields
     from turbofno.service.http.call import Bytes, Call, Headers
     from turbofno.service.http.served import Served
 
@@ -95,9 +94,9 @@ _cached_codecs = lru_cache(maxsize=256)(_codecs)
 
 async def _run(call: Call) -> Reply:
     parameters: Parameters = call.parameters
-    served, writer = call.served, parameters.writer
+    served = call.served
     fields, form = await read_fields(call, parameters.reader)
-    result = await infer_onto(
+    result = await infer(
         call, fields,
         output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
@@ -105,21 +104,34 @@ async def _run(call: Call) -> Reply:
         call, served.warnings(fields.shape[2:], parameters.output_grid, result.trust)
     )
     trust_status = served.why_no_trust(result.trust)
-    started = time.perf_counter()
-    if heavy_to_encode(result.fields.size, as_json=writer is JSON):
-        body = await offload(True, _encode, result, writer, served, form, warnings, trust_status)
-    else:
-        body = _encode(result, writer, served, form, warnings, trust_status)
-    call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
     headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
     headers += trust_headers(result.trust)
     headers += status_headers(trust_status, warnings)
-    return fields_reply(call, body, headers)
+    answer = ResponseData(
+        model=result.model,
+        version=result.version,
+        outputs=arrays_from_fields(result.fields, served.config, form),
+        units=served.units,
+        backend=result.backend,
+        precision=result.precision,
+        trust=result.trust,
+        trust_status=trust_status,
+        warnings=warnings,
+    )
+    return await fields_reply(call, answer, headers)
 
 
-def fields_reply(call: Call, body: Sequence[Bytes], headers: Headers) -> Reply:
-    """A successful reply of fields that the `writer` of the call's parameters encoded."""
-    content_type = (b"content-type", call.parameters.writer.content_type)
+async def fields_reply(call: Call, answer: ResponseData, headers: Headers) -> Reply:
+    """A successful reply, encoded by the `writer` of the call's parameters. Raises as its `encode`."""
+    writer: Codec = call.parameters.writer
+    started = time.perf_counter()
+    values = sum([array.size for array in answer.outputs.values()])
+    if heavy_to_encode(values, as_json=writer is JSON):
+        body = await offload(True, writer.encode, answer)
+    else:
+        body = writer.encode(answer)
+    call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
+    content_type = (b"content-type", writer.content_type)
     return success_reply(call, [content_type, *call.served.headers, *headers], body)
 
 
@@ -182,31 +194,6 @@ def _decode(body: memoryview, codec: Codec, served: Served, most: int) -> tuple[
     if codec is NPY:
         return served.fields_from_npy(body)
     return served.fields_from_arrays(codec.decode(body, max_bytes=most))
-
-
-def _encode(
-    result: PredictResult,
-    codec: Codec,
-    served: Served,
-    form: Form,
-    warnings: tuple[str, ...],
-    trust_status: str,
-) -> Sequence[Bytes]:
-    outputs = arrays_from_fields(result.fields, served.config, form)
-    if codec is NPY and len(outputs) == 1:
-        return npy.pieces(*outputs.values())
-    answer = ResponseData(
-        model=result.model,
-        version=result.version,
-        outputs=outputs,
-        units=served.units,
-        backend=result.backend,
-        precision=result.precision,
-        trust=result.trust,
-        trust_status=trust_status,
-        warnings=warnings,
-    )
-    return json.pieces(answer) if codec is JSON else (codec.encode(answer),)
 
 
 OPERATION = Operation(

@@ -28,7 +28,6 @@ from turbofno.service.http.frame_stream import (
     stream,
 )
 from turbofno.service.http.inference import count_warnings, deadline
-from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
     REQUEST_BODY,
@@ -232,13 +231,21 @@ async def _run(call: Call) -> Reply:
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
-    body = await offload(
-        heavy_to_encode(stack.size, as_json=writer is JSON),
-        _encode, stack, writer, served, form, status_of(config, engine), trust, trust_status, warnings,
-    )  # fmt: skip
+    status = status_of(config, engine)
+    answer = ResponseData(
+        model=served.name,
+        version=served.version,
+        outputs=_outputs(stack, served, form),
+        units=served.units,
+        backend=status.backend,
+        precision=status.precision,
+        trust=trust,
+        trust_status=trust_status,
+        warnings=warnings,
+    )
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
     headers = [*trust_headers(largest), *status_headers(trust_status, warnings)]
-    return fields_reply(call, (body,), headers)
+    return await fields_reply(call, answer, headers)
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:
@@ -297,35 +304,14 @@ def _trust_of(frames: list[Frame]) -> FrameTrust:
     }
 
 
-def _encode(
-    stack: Fields,
-    codec: Codec,
-    served: Served,
-    form: Form,
-    status: ModelStatus,
-    trust: FrameTrust,
-    trust_status: str,
-    warnings: tuple[str, ...],
-) -> bytes:
+def _outputs(stack: Fields, served: Served, form: Form) -> dict[str, Fields]:
+    """The frames, [frames, n, channels, *grid], named and laid out as the input was."""
     frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
-    outputs = {OUTPUT: frames}
-    if form.by_channel:
-        # The channel axis follows time and, if present, batch.
-        by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
-        outputs = {channel.name: by_channel[i] for i, channel in enumerate(served.config.outputs)}
-    return codec.encode(
-        ResponseData(
-            model=served.name,
-            version=served.version,
-            outputs=outputs,
-            units=served.units,
-            backend=status.backend,
-            precision=status.precision,
-            trust=trust,
-            trust_status=trust_status,
-            warnings=warnings,
-        )
-    )
+    if not form.by_channel:
+        return {OUTPUT: frames}
+    # The channel axis follows time and, if present, batch.
+    by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
+    return {channel.name: by_channel[i] for i, channel in enumerate(served.config.outputs)}
 
 
 OPERATION = Operation(

@@ -12,12 +12,11 @@ from turbofno.service.codec.fields import (
     arrays_from_fields,
     check_shape,
 )
-from turbofno.service.codec.negotiate import JSON, NPY, codec_for_answer
+from turbofno.service.codec.negotiate import NPY, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.call import Operation
-from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
@@ -168,7 +167,7 @@ async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
 
 
 async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
-    served, writer = call.served, call.parameters.writer
+    served = call.served
     answer = ResponseData(
         model=served.name,
         version=served.version,
@@ -177,10 +176,7 @@ async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channe
         backend="solver",
         precision="fp32",
     )
-    values = sum(array.size for array in outputs.values())
-    heavy = heavy_to_encode(values, as_json=writer is JSON)
-    body = await offload(heavy, writer.encode, answer)
-    return fields_reply(call, (body,), [])
+    return await fields_reply(call, answer, [])
 
 
 SAMPLE = Operation(

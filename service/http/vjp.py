@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
@@ -13,7 +12,6 @@ from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http.call import Operation
 from turbofno.service.http.inference import count_warnings, infer
-from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
     REQUEST_BODY,
@@ -29,7 +27,7 @@ from turbofno.service.http.predict import codecs, fields_reply, read_arrays, sta
 
 if TYPE_CHECKING:
     from turbofno.service.codec.negotiate import Codec
-    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.engine.interface import Fields
     from turbofno.service.http.call import Call, Reply
     from turbofno.service.http.served import Served
 
@@ -117,19 +115,25 @@ def _parse(call: Call) -> Parameters:
 
 async def _run(call: Call) -> Reply:
     parameters: Parameters = call.parameters
-    served, writer = call.served, parameters.writer
+    served = call.served
     rows, (shapes, form) = await read_arrays(call, parameters.reader, _decode)
     result = await infer(
         call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
     )
     warnings = count_warnings(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
-    started = time.perf_counter()
-    heavy = heavy_to_encode(result.fields.size, as_json=writer is JSON)
-    body = await offload(
-        heavy, _encode, result, shapes, form, writer, served, warnings, output=parameters.output
+    gradients, outputs = part(result.fields, shapes)
+    answer = ResponseData(
+        model=result.model,
+        version=result.version,
+        outputs=arrays_from_vjp(
+            gradients, outputs if parameters.output else None, served.config, form
+        ),
+        units=units_of_vjp(served.config, output=parameters.output),
+        backend=result.backend,
+        precision=result.precision,
+        warnings=warnings,
     )
-    call.encode_seconds = time.perf_counter() - started
-    return fields_reply(call, (body,), status_headers("", warnings))
+    return await fields_reply(call, answer, status_headers("", warnings))
 
 
 def _decode(
@@ -139,31 +143,6 @@ def _decode(
     fields, cotangents, form = vjp_from_arrays(arrays, served.config, max_fields=served.max_fields)
     rows, shapes = join(fields, cotangents)
     return rows, (shapes, form)
-
-
-def _encode(
-    result: PredictResult,
-    shapes: VjpShapes,
-    form: VjpForm,
-    codec: Codec,
-    served: Served,
-    warnings: tuple[str, ...],
-    *,
-    output: bool,
-) -> bytes:
-    gradients, outputs = part(result.fields, shapes)
-    config = served.config
-    return codec.encode(
-        ResponseData(
-            model=result.model,
-            version=result.version,
-            outputs=arrays_from_vjp(gradients, outputs if output else None, config, form),
-            units=units_of_vjp(config, output=output),
-            backend=result.backend,
-            precision=result.precision,
-            warnings=warnings,
-        )
-    )
 
 
 OPERATION = Operation(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from turbofno.service.pipeline.shares import Shares
 from turbofno.service.pipeline.ticket import Slice
@@ -49,14 +50,20 @@ class Policy:
 
     def limit(self, field_bytes: int, gradient_bytes: int = 0) -> int:
         """Most fields of that size in a batch, each with that much gradient memory; at least 1."""
-        fitting = min(
-            self.max_bytes // max(1, field_bytes), self.max_gradient_bytes // max(1, gradient_bytes)
+        return _limit(
+            self.max_fields, self.max_bytes, self.max_gradient_bytes, field_bytes, gradient_bytes
         )
-        return max(1, min(self.max_fields, fitting))
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+@lru_cache(maxsize=1024)
+def _limit(
+    fields: int, max_bytes: int, max_gradient_bytes: int, field_bytes: int, gradient_bytes: int
+) -> int:
+    fitting = min(max_bytes // max(1, field_bytes), max_gradient_bytes // max(1, gradient_bytes))
+    return max(1, min(fields, fitting))
+
+
+class Decision(NamedTuple):
     """The next batch; if that is empty, when to ask again."""
 
     batch: tuple[Slice, ...] = ()
@@ -99,10 +106,11 @@ class Batcher:
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
         """Charge the device time of a batch to the flows whose fields ran in it."""
-        fields: Counter[Flow] = Counter()
+        fields: dict[Flow, int] = {}
         for ticket, start, stop in batch:
-            fields[ticket.kind.flow] += stop - start
-        total = fields.total()
+            flow = ticket.kind.flow
+            fields[flow] = fields.get(flow, 0) + stop - start
+        total = sum(fields.values())
         for flow, count in fields.items():
             self._shares.charge(flow, seconds * count / total)
 

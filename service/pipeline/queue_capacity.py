@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -38,7 +38,7 @@ class QueueCapacity:
         self._policy = Policy.of(settings)
         self._bytes: Counter[str] = Counter()
         """Model -> input bytes that wait; a field's device time is taken as proportional to its bytes."""
-        self._ahead: dict[str, Counter[int]] = {}
+        self._ahead: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """Model -> level -> bytes that run before a new request: at most one batch of each waiting request."""
         self._seconds_per_byte: dict[str, float] = {}
         """By model, in full batches."""
@@ -268,8 +268,7 @@ class QueueCapacity:
             self._metrics.queue_depth.labels(*key).set_function(partial(self.waiting, *key))
         self._waiting[key] += fields
         self._bytes[model] += fields * kind.field_bytes
-        levels = self._ahead.setdefault(model, Counter())
-        levels[kind.flow.level] += ahead * kind.field_bytes
+        self._ahead[model][kind.flow.level] += ahead * kind.field_bytes
 
 
 def _bounded(seconds: float) -> float:

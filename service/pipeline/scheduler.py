@@ -275,14 +275,15 @@ class Scheduler:
         self._resolve(ended)
         if isinstance(result, BaseException):
             return
-        self._record(result)
+        self._record(result, sum([ticket.size for ticket in ended if ticket.error is None]))
         if result.splits:
             self._memory_limits.lower(batch[0].ticket.kind.bucket, result)
         for error in result.errors.values():
             if isinstance(error, DeviceLost):
                 self._lose_device(error.message)
 
-    def _record(self, report: BatchReport) -> None:
+    def _record(self, report: BatchReport, answered: int) -> None:
+        """Count a batch and the fields of the tickets that it completed."""
         kind = report.slices[0].ticket.kind
         model, version = kind.bucket[:2]
         self._metrics.ran(
@@ -294,6 +295,8 @@ class Scheduler:
                 report.size,
                 report.size / self._max_batch,
                 self._capacity.waiting(model, version),
+                0 if kind.bucket.vjp else answered,
+                answered if kind.bucket.vjp else 0,
             )
         )
         self._metrics.note_trust(model, version, report.trust)
@@ -394,10 +397,7 @@ class Scheduler:
 
     def _resolve(self, ended: list[Ticket]) -> None:
         """Set the outcomes of queued tickets that ended."""
-        answered = 0
         for ticket in ended:
-            if ticket.error is None:
-                answered += ticket.size
             if ticket.outcome.done():
                 continue
             if ticket.error is None:
@@ -409,10 +409,6 @@ class Scheduler:
         self._live.difference_update(ended)
         if not self._live:
             self._idle.set()
-        if answered:
-            kind = ended[0].kind
-            counter = self._metrics.fields if kind.bucket.vjp is None else self._metrics.gradients
-            counter.labels(*kind.bucket[:2]).inc(answered)
         self._on_ended(ended)
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:

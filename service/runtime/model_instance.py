@@ -203,7 +203,7 @@ class ModelInstance:
 
     def _checked_forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
         y, ran = self._forward(x)
-        expected = (len(x), self.config.architecture.out_channels)
+        expected = (x.shape[0], self.config.architecture.out_channels)
         if y.shape[:2] != expected or y.dtype != torch.float32:
             raise RuntimeError(
                 f"the model gave {y.dtype} {tuple(y.shape)}, expected float32 {expected} first"

@@ -67,7 +67,7 @@ class Replays:
         most = self._chunk_size(field)
         if not known.replays:
             return _concatenate([self._network(part) for part in x.split(most)])
-        if (whole := known.replays.get(len(x))) is not None:
+        if (whole := known.replays.get(x.shape[0])) is not None:
             return whole(x)[0]
         parts = x.split(list(_powers_of_two(len(x), most)))
         return _concatenate([known.replays[len(part)](part)[0] for part in parts])

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOADER_NAME = "turbofno-loader"
+"""Name of the thread that reads models."""
+
 _UNLOADED = "unloaded"
 _VANISHED = "the model repository no longer holds it"
 _INTERRUPTED = (
@@ -74,7 +77,7 @@ class Repository:
         """Number of requests that use a model."""
         self._unused = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="turbofno-loader")
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix=LOADER_NAME)
         self._required: set[tuple[str, str]] = set()
 
     def find(self, recovery: Sequence[RecoveryRecord] = ()) -> list[ModelLocation]:
@@ -279,6 +282,9 @@ class Repository:
             ):
                 if not await self._run_on_device(step):
                     break
+        except asyncio.CancelledError:
+            logger.warning("stopping while model %s version %s is loaded; it is left behind", *key)
+            raise
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
             logger.error(

@@ -44,6 +44,12 @@ def lost(slot, parts):
 
 ModelInstance.start = lost
 """
+LOAD_SLOWLY = """
+import time
+from turbofno.service.runtime import repository
+
+repository.load_model = lambda *_, **__: time.sleep(600)
+"""
 BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
 
 
@@ -188,6 +194,13 @@ def test_lost_device_is_answered_with_503_and_ends_the_process_with_1(repository
         assert read_response(slow)[0] == 503, "an answer, not a dropped connection"
         assert server.process.wait(10) == 1
         assert any("exiting with status 1: the GPU failed" in line for line in server.log)
+
+
+def test_a_signal_while_a_model_is_loaded_ends_the_process_and_says_so(repository: Path) -> None:
+    with running(repository, before=LOAD_SLOWLY) as server:
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+        assert "while model tiny-1d version 1 is loaded" in "".join(server.log)
 
 
 def test_the_drain_ends_at_its_time_limit(repository: Path) -> None:

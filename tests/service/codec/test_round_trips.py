@@ -91,7 +91,7 @@ def test_json_lists_keep_every_float64(array: np.ndarray[Any, Any]) -> None:
 @settings(max_examples=40)
 def test_response_in_every_format_is_read_by_its_own_library(array: np.ndarray[Any, Any]) -> None:
     answer = answer_of(p=array[..., ::-1])
-    by_type = {codec.media_type: codec.encode(answer) for codec in CODECS}
+    by_type = {codec.media_type: b"".join(codec.encode(answer)) for codec in CODECS}
     document = orjson.loads(by_type["application/json"])
     found = [
         np.array(document["outputs"]["p"], dtype="f4").reshape(array.shape),
@@ -107,7 +107,7 @@ def test_response_in_every_format_is_read_by_its_own_library(array: np.ndarray[A
 
 def test_safetensors_answer_names_the_model(tmp_path: Any) -> None:
     path = tmp_path / "answer.safetensors"
-    path.write_bytes(codec_safetensors.encode(answer_of(p=np.ones(3, "f4"))))
+    path.write_bytes(b"".join(codec_safetensors.encode(answer_of(p=np.ones(3, "f4")))))
     with safetensors.safe_open(path, framework="numpy") as opened:
         metadata = opened.metadata()
     assert metadata == {

@@ -1,99 +1,43 @@
-"""The socket transport: replies equal those over ASGI; disconnects, pipelining, limits and uvicorn's internals."""
+"""The socket transport: replies equal those over ASGI; pipelining, bodies in pieces, limits and errors."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import gc
 import gzip
-import inspect
-import io
 import json
-import logging
-from functools import wraps
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
-from uvicorn.protocols.http import httptools_impl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from tests.clock import within
 from tests.draws import generator
 from tests.service.http.live import connected, listening
-from tests.service.waiting import until
 from turbofno.service.http import edge, operations
 from turbofno.service.http.access_log import AccessLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
+from tests.service.http.raw import (
+    FIELD,
+    INFER,
+    INFER_RAW,
+    NPY,
+    PREDICT,
+    in_loop,
+    npy,
+    raw_request,
+    reply,
+    values,
+)
 
 pytestmark = pytest.mark.timeout(30)
-
-FIELD = generator(__name__).standard_normal((1, 1, 16)).astype("<f4")
 RAW = {"Inference-Header-Content-Length": "0"}
-NPY = {"Content-Type": "application/x-npy"}
-PREDICT, INFER = "/v1/models/tiny-1d:predict", "/v2/models/tiny-1d/infer"
-INFER_RAW = INFER + "?shape=1,1,16"
 KEY = "a-key-of-this-test"
 INPUTS = {"inputs": {"input": FIELD.tolist()}}
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
-def npy(array: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
-def raw_request(path: str = INFER_RAW, body: bytes = FIELD.tobytes(), *lines: str) -> bytes:
-    head = [
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Inference-Header-Content-Length: 0",
-        *lines,
-    ]
-    if not any(line.lower().startswith(("content-length", "transfer")) for line in lines):
-        head.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*head, "", ""]).encode() + body
-
-
-async def reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines)
-    return (
-        int(status.split()[1]),
-        headers,
-        await reader.readexactly(int(headers["content-length"])),
-    )
-
-
-def values(body: bytes) -> Any:
-    """The binary part of the answer: u and v on 16 points."""
-    return np.frombuffer(body[-2 * 16 * 4 :], np.float32).reshape(1, 2, 16)
-
-
-@pytest.fixture
-def direct(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Switches the socket transport for operations on or off."""
-    original = edge.target_of
-
-    def turn(on: bool) -> None:
-        monkeypatch.setattr(edge, "target_of", original if on else lambda _: None)
-
-    return turn
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -273,22 +217,6 @@ async def test_an_idle_connection_holds_no_bytes_of_a_refused_body() -> None:
         assert not exchange.pieces
 
 
-@in_loop
-async def test_a_disconnect_drops_pipelined_requests_that_have_not_begun() -> None:
-    async with listening() as (port, engine, _), connected(port) as (_, writer):
-        engine.held = True
-        writer.write(raw_request() * 3)
-        await engine.started.wait()
-        gc.collect()
-        gc.disable()
-        try:
-            writer.transport.abort()
-            await asyncio.sleep(0.1)
-            assert not [one for one in gc.get_objects() if type(one) is edge.Exchange]
-        finally:
-            gc.enable()
-
-
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models"])
 def test_long_paths_are_not_cached(path: str) -> None:
     edge.target_of(path.encode())
@@ -296,42 +224,6 @@ def test_long_paths_are_not_cached(path: str) -> None:
     found = edge.target_of(path.replace("models", "m%6fdels").encode() + b"x" * 1000)
     assert (found is None) == (path != PREDICT)
     assert operations._cached.cache_info().currsize == before
-
-
-@in_loop
-async def test_a_disconnect_is_detected_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "service.access")
-    async with listening() as (port, engine, context), connected(port) as (_, writer):
-        engine.held = True
-        writer.write(raw_request())
-        await engine.started.wait()
-        began = asyncio.get_running_loop().time()
-        writer.transport.abort()
-        await until(lambda: engine.cancelled > 0)
-        within(asyncio.get_running_loop().time() - began, 0.15)
-        await asyncio.sleep(0.05)
-        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
-        (line,) = [record for record in caplog.records if record.name == "service.access"]
-        assert line.__dict__["data"]["status"] == 499
-        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-@in_loop
-async def test_a_disconnect_after_one_large_body_piece_is_detected() -> None:
-    many = np.zeros((400, 1, 64), "<f4")
-    async with (
-        listening(max_fields_per_request=400) as (port, engine, _),
-        connected(port) as (_, writer),
-    ):
-        engine.held = True
-        writer.write(raw_request(INFER + "?shape=400,1,64", many.tobytes()))
-        await engine.started.wait()
-        writer.transport.abort()
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if engine.cancelled:
-                break
-        assert engine.cancelled, "its connection was not read any more"
 
 
 @in_loop
@@ -353,17 +245,6 @@ async def test_tens_of_thousands_of_chunks_in_one_read_do_not_block_others() -> 
         onlooker.cancel()
     # Quadratic work per chunk took six seconds.
     within(worst, 1.0)
-
-
-@in_loop
-async def test_half_a_body_and_end_of_file_is_a_disconnect() -> None:
-    async with listening() as (port, engine, context), connected(port) as (_, writer):
-        writer.write(raw_request()[:-10])
-        await asyncio.sleep(0.05)
-        writer.transport.abort()
-        await asyncio.sleep(0.05)
-        assert not engine.requests
-        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
 
 
 @in_loop
@@ -403,63 +284,6 @@ async def test_a_reply_that_cannot_be_encoded_is_sent_and_counted_as_500(
 
 
 @in_loop
-async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they_tell(
-    direct: Callable[[bool], None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("turbofno.service.server.FLUSH_SECONDS", 0)
-    caplog.set_level(logging.INFO, "service.access")
-    asked = raw_request(INFER_RAW, FIELD.tobytes(), "X-Request-Id: one-and-the-same")
-    answers = []
-    for on in (True, False):
-        direct(on)
-        caplog.clear()
-        async with listening() as (port, engine, context):
-            engine.held = True
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(asked)
-            await engine.started.wait()
-        status, headers, body = await reply(reader)
-        assert await reader.read() == b""
-        writer.close()
-        assert (status, headers["retry-after"], engine.cancelled) == (503, "1", 1)
-        assert "another instance" in json.loads(body)["error"]
-        of = {"model": "tiny-1d", "version": "2", "protocol": "oip", "code": "503"}
-        counted = context.metrics.registry.get_sample_value("turbofno_requests_total", of)
-        assert counted == 1
-        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
-        (line,) = [record for record in caplog.records if record.name == "service.access"]
-        assert line.__dict__["data"]["status"] == 503
-        assert line.__dict__["data"]["out"] == len(body)
-        assert "Traceback" not in caplog.text
-        # uvicorn decides on "connection: close" over ASGI.
-        answers.append((set(headers) - {"connection"}, body))
-    assert answers[0] == answers[1]
-
-
-@in_loop
-async def test_an_unread_reply_holds_its_bytes_and_blocks_no_other_connection() -> None:
-    many = np.zeros((4000, 1, 64), "<f4")
-    settings = {"max_fields_per_request": 4000, "keep_alive_seconds": 60}
-    async with (
-        listening(**settings) as (port, _, context),
-        connected(port) as (_, writer),
-        connected(port) as (other, its_writer),
-    ):
-        for _ in range(8):
-            writer.write(raw_request(INFER + "?shape=4000,1,64", many.tobytes()))
-        await asyncio.sleep(1.0)
-        held = context.metrics.registry.get_sample_value("turbofno_inflight_bytes")
-        assert held, "an answer that nobody reads takes memory"
-        its_writer.write(raw_request())
-        assert (await reply(other))[0] == 200
-        writer.transport.abort()
-        await asyncio.sleep(0.2)
-        assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
-
-
-@in_loop
 async def test_keys_are_required(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"somebody {KEY} fields=1\n")
@@ -477,40 +301,66 @@ async def test_keys_are_required(tmp_path: Path) -> None:
         assert (request.client, request.client_max_fields) == ("somebody", 1)
 
 
-def test_uvicorn_has_every_name_that_edge_overrides_or_uses() -> None:
-    """Every attribute that Edge reads of itself is its own or one of uvicorn's protocol."""
+@in_loop
+async def test_a_repeated_head_is_not_parsed_again_and_each_request_gets_its_own_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+    feed = edge.Edge._feed
 
-    async def made() -> set[str]:
-        config = uvicorn.Config(Mock(), interface="asgi3", log_config=None)
-        protocol = HttpToolsProtocol(config, ServerState(), {})
-        protocol.on_message_begin()
-        return set(dir(protocol))
+    def noted(self: edge.Edge, data: bytes) -> bool:
+        parsed.append(len(data))
+        return feed(self, data)
 
-    theirs = asyncio.run(made())
-    (tree,) = [
-        node
-        for node in ast.parse(inspect.getsource(edge)).body
-        if isinstance(node, ast.ClassDef) and node.name == "Edge"
-    ]
-    used = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
-    ]
-    named = {node.attr for node in used}
-    stored = [node for node in used if isinstance(node.ctx, ast.Store)]
-    overridden = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    own = {"app_context"} | {
-        name
-        for name in overridden | {node.attr for node in stored}
-        if name.startswith("_") and name not in theirs
-    }
-    assert (named | overridden) - theirs - own == set()
-    assert {"on_headers_complete", "on_response_complete", "data_received"} <= overridden
+    monkeypatch.setattr(edge.Edge, "_feed", noted)
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        seen = set()
+        for step in range(4):
+            # A body may look like the end of a head.
+            field = np.frombuffer(b"\r\n\r\n" * 16, "<f4") if step == 2 else FIELD * step
+            writer.write(raw_request(body=field.tobytes()))
+            status, headers, body = await reply(reader)
+            assert status == 200
+            seen.add(headers["x-request-id"])
+            np.testing.assert_array_equal(values(body)[0, 0], field.reshape(-1))
+        assert (len(seen), len(parsed)) == (4, 1)
+        longer = np.concatenate([FIELD, FIELD], 2)
+        writer.write(raw_request(INFER + "?shape=1,1,32", longer.tobytes()))
+        assert (await reply(reader))[0] == 200
+        assert len(parsed) == 2
+        assert engine.requests[-1].fields.shape == (1, 1, 32)
 
 
-def test_uvicorn_starts_queued_cycles_by_run_asgi() -> None:
-    source = inspect.getsource(httptools_impl)
-    assert "cycle.run_asgi(app)" in source
-    assert "self.pipeline.appendleft((self.cycle, app))" in source
-    assert "cycle, app = self.pipeline.pop()" in source
+@in_loop
+async def test_pipelined_requests_are_never_taken_for_one_with_a_repeated_head() -> None:
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        for sent in (2, 2, 1, 3, 1, 2):
+            bodies = [FIELD * (index + 1) for index in range(sent)]
+            writer.write(b"".join(raw_request(body=body.tobytes()) for body in bodies))
+            for body in bodies:
+                status, _, answer = await reply(reader)
+                assert status == 200
+                np.testing.assert_array_equal(values(answer)[0, 0], body[0, 0])
+        assert len(engine.requests) == 11
+
+
+@in_loop
+async def test_a_repeated_head_is_refused_once_its_key_or_model_is_gone(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ours {KEY}\n")
+    request = raw_request(INFER_RAW, FIELD.tobytes(), f"Authorization: Bearer {KEY}")
+    async with (
+        listening(api_keys_file=keys) as (port, engine, context),
+        connected(port) as (reader, writer),
+    ):
+        for expected in (200, 200, 401, 200, 404):
+            if expected == 401:
+                keys.write_text("ours another-key-of-this-test\n")
+            elif expected == 404:
+                engine.configs.clear()
+            else:
+                keys.write_text(f"ours {KEY}\n")
+            assert context.keys is not None
+            context.keys.reload()
+            writer.write(request)
+            assert (await reply(reader))[0] == expected

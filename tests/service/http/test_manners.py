@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.service.http.live import connected, listening
+from tests.service.http.raw import FIELD, INFER, PREDICT, in_loop, raw_request, reply, values
 from tests.service.http.serving import serving
-from tests.service.http.test_edge import FIELD, INFER, PREDICT, in_loop, raw_request, reply, values
 from tests.service.waiting import until
 
 pytestmark = pytest.mark.timeout(30)

@@ -342,8 +342,10 @@ def test_predict_long_body_is_decoded_and_encoded_off_the_event_loop(
 
         return noted
 
-    for name in ("_decode", "_encode"):
-        monkeypatch.setattr(predict, name, noting(getattr(predict, name)))
+    monkeypatch.setattr(predict, "_decode", noting(predict._decode))
+    for codec in CODECS:
+        # Codecs are frozen.
+        monkeypatch.setitem(vars(codec), "encode", noting(codec.encode))
     response, _ = post(
         content=written(media_type, np.full((count, 1, 16), 1 / 3, "f4")),
         headers={"Content-Type": media_type},

@@ -1,0 +1,224 @@
+"""The command line: commands other than predict, options and usage; user errors are one line."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.service.tiny import tiny_config
+from turbofno.service import cli
+from turbofno.service.__main__ import main as entry_point
+from turbofno.service.settings import Settings, env_name
+from turbofno.service.version import VERSION
+
+if TYPE_CHECKING:
+    pass
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", "--url", url]) == 0
+    head, row, broken = capsys.readouterr().out.splitlines()
+    columns = [
+        "NAME",
+        "VERSION",
+        "STATE",
+        "BACKEND",
+        "PRECISION",
+        "EXECUTION",
+        "TRUST",
+        "DESCRIPTION",
+    ]
+    assert head.split() == columns
+    runs = ["tiny-1d", "1", "READY", "cuda", "fp32", "graph"]
+    untold = "no trust signals, not evaluated"
+    assert row.split(maxsplit=6) == [*runs, f"{untold}  {tiny_config().description} (a norm)"]
+    assert broken.split(maxsplit=7) == ["b", "12", "UNAVAILABLE", *"----", "no weights"]
+    assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
+
+
+@pytest.mark.parametrize("bad_url", ["http://127.0.0.1:1", "nonsense", "http://[", "ftp://x"])
+def test_models_without_a_server_fails_in_one_line(
+    capsys: pytest.CaptureFixture[str], bad_url: str
+) -> None:
+    assert cli.main(["models", "--url", bad_url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("turbofno: ")
+    assert error.count("\n") == 1
+
+
+def test_config_prints_every_setting_as_an_environment_file_that_reads_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["config", "--port", "9123", "--models", "a,b", "--log-level", "debug"]) == 0
+    text = capsys.readouterr().out
+    for name, field in Settings.model_fields.items():
+        assert env_name(name) in text
+        assert str(field.description) in text
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.partition("=")
+            monkeypatch.setenv(name, value)
+    assert Settings() == Settings(port=9123, models=("a", "b"), log_level="debug")
+    assert "# port (set): " in text
+    assert "# host (default): " in text
+
+
+def test_options_win_over_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(env_name("port"), "9000")
+    assert cli.main(["config", "--port", "9001"]) == 0
+    assert "TURBOFNO_PORT=9001\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--port", "x"], "--port (TURBOFNO_PORT): "),
+        (["--device", "abacus"], "--device (TURBOFNO_DEVICE): "),
+        (
+            ["--max-json-bytes", "99999999999"],
+            "TURBOFNO_MAX_JSON_BYTES=99999999999 must not exceed",
+        ),
+    ],
+)
+def test_serve_with_a_bad_setting_names_option_and_variable(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert cli.main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    assert "default factory" not in error
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "expected"),
+    [
+        ("missing", [], "missing is not a folder"),
+        ("", [], "no model in"),
+        ("repository", ["--models", "tiny-1d,x"], "TURBOFNO_MODELS names x"),
+    ],
+)
+def test_serve_of_missing_models_fails_in_one_line(
+    repository: Path, tmp_path: Path, folder: str, options: list[str], expected: str
+) -> None:
+    where = "empty" if folder == "" else folder
+    (tmp_path / "empty").mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "turbofno.service",
+        "serve",
+        "--model-repository",
+        tmp_path / where,
+    ]
+    done = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert str(tmp_path / where) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("::", "http://[::1]:"), ("fd00::7", "http://[fd00::7]:"), ("0.0.0.0", "http://127.0.0.1:")],
+)
+def test_models_finds_the_server_by_its_host_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str, expected: str
+) -> None:
+    seen: list[str] = []
+
+    def client(url: str, **_: object) -> object:
+        seen.append(url)
+        raise OSError("seen enough")
+
+    monkeypatch.setattr(cli, "Client", client)
+    monkeypatch.setenv(env_name("host"), host)
+    assert cli.main(["models"]) == 1
+    assert seen[0].startswith(expected)
+
+
+def test_config_reports_a_misspelt_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURBOFNO_MAX_BATCHSIZE", "7")
+    assert cli.main(["config"]) == 0
+    assert capsys.readouterr().err == (
+        "turbofno: TURBOFNO_MAX_BATCHSIZE is not a setting; did you mean TURBOFNO_MAX_BATCH_SIZE?\n"
+    )
+
+
+def test_serve_on_a_taken_port_fails_without_a_traceback(repository: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [
+            sys.executable,
+            "-m",
+            "turbofno.service",
+            "serve",
+            "--port",
+            str(taken.getsockname()[1]),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "address already in use" in done.stderr
+    assert "set another TURBOFNO_HOST or TURBOFNO_PORT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    command = f"set -o pipefail; {sys.executable} -m turbofno.service config | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_a_wrong_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--device", "tpu"]) == 2
+    error = capsys.readouterr().err
+    assert "--device (TURBOFNO_DEVICE)" in error
+    assert str(Settings.model_fields["device"].description) in error
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["predict"], ["serve", "--nonsense"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["serve", "predict", "models", "config"])
+def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert command in capsys.readouterr().out
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"turbofno {VERSION}\n"
+
+
+def test_the_command_without_the_service_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "turbofno.service.cli")
+    monkeypatch.delattr("turbofno.service.cli")
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert entry_point() == 2
+    error = capsys.readouterr().err
+    assert "pip install 'turbofno[serve]'" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,157 @@
+"""The scheduler: requests that fail, expire, are cancelled or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from tests.clock import within
+from tests.service.pipeline.bench import (
+    BAD,
+    HUGE,
+    HUGE_TENSOR,
+    NAN,
+    Bench,
+    fields,
+    on_bench,
+)
+from turbofno.service.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidField,
+    QueueFull,
+    Unavailable,
+)
+from turbofno.service.logs import JsonFormatter
+
+pytestmark = [pytest.mark.timeout(20), pytest.mark.usefixtures("two_cores")]
+
+
+@on_bench()
+async def test_poison_field_fails_alone(bench: Bench) -> None:
+    first = await bench.block()
+    tasks = [bench.submit(value) for value in (1.0, BAD, 3.0)]
+    await asyncio.sleep(0.02)
+    bench.model.gate.set()
+    good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
+    await first
+    np.testing.assert_array_equal(good.fields, fields(2.0))
+    np.testing.assert_array_equal(also_good.fields, fields(6.0))
+    assert isinstance(bad, InferenceFailed)
+    assert "poison" not in bad.message, "internals stay in the log"
+    with pytest.raises(InferenceFailed):
+        await bench.submit(BAD)
+    labels = {"model": "doubler", "backend": "none", "precision": "fp32"}
+    read = bench.metrics.registry.get_sample_value
+    assert read("turbofno_backend_batches_total", labels) == 1, "no backend ran in the last batch"
+
+
+@on_bench()
+async def test_nan_output_fails_only_its_request_and_names_the_field(bench: Bench) -> None:
+    good, bad = await asyncio.gather(
+        bench.submit(1.0), bench.submit(5.0, NAN), return_exceptions=True
+    )
+    np.testing.assert_array_equal(good.fields, fields(2.0))
+    assert isinstance(bad, InvalidField), "weights are finite: it is the input that overflows"
+    assert "field 1 of 2" in bad.message
+
+
+@on_bench()
+async def test_failure_is_logged_with_its_request_id(bench: Bench) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("turbofno.service.pipeline.batch")
+    logger.addHandler(handler)
+    try:
+        await asyncio.gather(bench.submit(1.0), bench.submit(BAD), return_exceptions=True)
+    finally:
+        logger.removeHandler(handler)
+    (line,) = (JsonFormatter().format(record) for record in records if record.exc_info)
+    assert json.loads(line)["request_id"] == f"id-{BAD:g}"
+
+
+@on_bench()
+async def test_out_of_memory_is_unavailable(bench: Bench) -> None:
+    for value in (HUGE, HUGE_TENSOR):
+        with pytest.raises(Unavailable, match="memory") as caught:
+            await bench.submit(value)
+        assert caught.value.retry_after
+    assert (await bench.submit(1.0)).fields[0, 0, 0] == 2.0
+
+
+@on_bench()
+async def test_finite_output_whose_sum_overflows_is_fine(bench: Bench) -> None:
+    result = await bench.submit(1e38, 1e38)
+    assert np.isfinite(result.fields).all()
+
+
+@on_bench()
+async def test_deadline_passes_while_the_device_is_busy(bench: Bench) -> None:
+    first = await bench.block()
+    late = bench.submit(1.0, deadline=time.monotonic() + 0.05)
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="TURBOFNO_REQUEST_DEADLINE_SECONDS"):
+        await late
+    # It expires at once, not when the device becomes free.
+    within(time.monotonic() - started, 1.0)
+    bench.model.gate.set()
+    await first
+    assert bench.model.sizes == [1], "it never ran"
+    assert bench.rejections("deadline") == 1
+
+
+@on_bench()
+async def test_request_past_its_deadline_never_runs(bench: Bench) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await bench.submit(1.0, deadline=time.monotonic() - 1)
+    assert bench.model.sizes == []
+
+
+@on_bench()
+async def test_cancelled_request_is_dropped_if_it_has_not_started(bench: Bench) -> None:
+    first = await bench.block()
+    gone, stays = bench.submit(1.0), bench.submit(2.0)
+    await asyncio.sleep(0.02)
+    gone.cancel()
+    await asyncio.sleep(0.02)
+    bench.model.gate.set()
+    await asyncio.gather(first, stays)
+    assert bench.model.sizes == [1, 1]
+    assert gone.cancelled()
+
+
+@on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)
+async def test_full_queue_refuses_and_recovers(bench: Bench) -> None:
+    first = await bench.block()
+    waiting = [bench.submit(1.0), bench.submit(2.0, 3.0)]
+    await asyncio.sleep(0.02)
+    with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS_PER_MODEL") as caught:
+        await bench.submit(4.0)
+    assert caught.value.retry_after is not None
+    assert 1.0 <= caught.value.retry_after <= 60.0
+    bench.model.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert (await bench.submit(4.0)).fields[0, 0, 0] == 8.0
+    assert bench.rejections("queue_full") == 1
+
+
+def test_close_fails_what_cannot_finish_in_time() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.scheduler.start()
+        tasks = [await bench.block(), bench.submit(3.0)]
+        await asyncio.sleep(0.02)
+        await bench.scheduler.close(within=0.05)
+        for task in tasks:
+            with pytest.raises(Unavailable):
+                await task
+        assert bench.capacity.total == 0
+        bench.model.gate.set()
+
+    asyncio.run(main())
