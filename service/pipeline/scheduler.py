@@ -262,6 +262,7 @@ class Scheduler:
                 error: ServiceError | None = _batch_failed(ticket)
             else:
                 answer.compute_seconds += result.compute_seconds
+                answer.backend, answer.precision = result.backend, result.precision
                 error = result.errors.get(index)
             if ticket.ended:
                 # Its outcome was delayed only because the batch might still write to its output buffer.

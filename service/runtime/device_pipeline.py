@@ -29,7 +29,8 @@ import torch
 
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import DeviceLost
-from turbofno.service.runtime.page_locked import zero_copy
+from turbofno.service.runtime.batch_copy import copy_in, copy_out
+from turbofno.service.runtime.page_locked import locked_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -189,6 +190,7 @@ class DevicePipeline:
             self._kernels.wait_event(staging.copied_in)
             staging.began.record(self._kernels)
             y, ran = forward(x)
+            y = y.contiguous()
             staging.ended.record(self._kernels)
             judged = judge(x, y)
             numbers = torch.cat([y.sum().view(1), *judged.values()])
@@ -214,12 +216,11 @@ class DevicePipeline:
 
     def _copy_to_device(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
         """Enqueue the copy of the parts to one batch on the device, on the current stream."""
-        sizes = [len(part) for part in parts]
-        shape = (sum(sizes), *parts[0].shape[1:])
-        if zero_copy(parts):
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        spans = locked_spans(parts)
+        if spans is not None:
             x = torch.empty(shape, device=self._device)
-            rows = list(x.split(sizes))
-            torch._foreach_copy_(rows, [*map(_tensor, parts)], non_blocking=True)
+            copy_in(x, spans, self._copy_in)
             return x
         host_in = staging.input(shape)
         torch.cat([_tensor(part) for part in parts], out=host_in)
@@ -229,13 +230,13 @@ class DevicePipeline:
         self, staging: _Staging, y: torch.Tensor, output_buffers: Sequence[Fields]
     ) -> torch.Tensor | None:
         """Enqueue the copy of the outputs: into `output_buffers` if page-locked (returns None), else into pinned memory."""
-        sizes = [len(buffer) for buffer in output_buffers]
-        fit = sum(sizes) == len(y) and {buffer.shape[1:] for buffer in output_buffers} == {
-            y.shape[1:]
-        }
-        if fit and zero_copy(output_buffers):
-            rows = list(y.split(sizes))
-            torch._foreach_copy_([*map(_tensor, output_buffers)], rows, non_blocking=True)
+        shapes = {buffer.shape for buffer in output_buffers}
+        fit = sum(map(len, output_buffers)) == len(y) and all(
+            shape[1:] == y.shape[1:] for shape in shapes
+        )
+        spans = locked_spans(output_buffers) if fit else None
+        if spans is not None:
+            copy_out(y, spans, self._copy_out)
             return None
         host_out = staging.output(tuple(y.shape))
         return host_out.copy_(y, non_blocking=True)
