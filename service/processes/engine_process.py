@@ -101,8 +101,9 @@ class _Answer:
 
     def _send(self, message: Message) -> None:
         self._sent = True
-        self._front_end.tickets.pop(self._number, None)
-        self._front_end.send(message)
+        front_end = self._front_end
+        front_end.tickets.pop(self._number, None)
+        front_end.channel.send(message, front_end.identity)
 
 
 class EngineServer:
@@ -182,7 +183,7 @@ class EngineServer:
         for message in messages:
             if isinstance(message, Attach):
                 front_end = self._attach(sender, message)
-            elif front_end is not None:
+            elif front_end is not None and not isinstance(message, Predict):
                 self._handle(front_end, message)
 
     def _handle(self, front_end: _FrontEnd, message: Message) -> None:
