@@ -88,5 +88,6 @@ def _check(status: int) -> None:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+def _driver() -> ctypes.PyDLL:
+    # It keeps the interpreter lock: to get it back takes longer than a call.
+    return ctypes.PyDLL("libcuda.so.1")
