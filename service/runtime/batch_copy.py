@@ -1,6 +1,6 @@
 """Copies between a device tensor and many arrays in page-locked memory, all enqueued by one call of the CUDA driver.
 
-A call for each array, as PyTorch makes, costs about 7 us; as a part of one it costs less than 1 us.
+A call for each array, as PyTorch makes, takes about 4 us of a CPU on an H200's host; as a part of one 0.6 us.
 """
 
 from __future__ import annotations

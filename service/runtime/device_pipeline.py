@@ -6,7 +6,7 @@ thread, gives the output of n-1 in pinned memory, until it is released. Arrays i
 staged: the GPU reads and writes them itself (zero-copy).
 
 Python overhead is costly while an event loop is busy: every call that releases the interpreter lock waits to get it
-back. So all fields are gathered by one call, and streams are switched without querying the current one.
+back. So all fields are copied or gathered by one call, and streams are switched without querying the current one.
 
     copy_in   | in n+1 |            each arrow is an event:
     kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n

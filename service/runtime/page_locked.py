@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 128 << 20
 """Most bytes to lock of each memory, from its start: locked pages are committed even while unused."""
 _MIN_BYTES = 16 << 10
-"""Least average size for zero-copy; smaller arrays are gathered: the GPU takes about a microsecond for each."""
+"""Least average size for zero-copy; smaller arrays are gathered: a copy for each takes the driver longer, and the GPU."""
 
 _regions: dict[int, int] = {}
 """Start address -> end address (exclusive) of locked memory."""
@@ -66,9 +66,10 @@ def locked_spans(arrays: Sequence[Fields]) -> Spans | None:
     sizes = np.array([array.nbytes for array in arrays], np.uint64)
     if not regions or sizes.mean() < _MIN_BYTES:
         return None
+    buffers: Sequence[Any] = arrays
     try:
         # Three times as fast as numpy's own ways to the address.
-        starts = [ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in arrays]
+        starts = [ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in buffers]
     except (TypeError, ValueError):
         # One is not writable, not contiguous or empty.
         return None

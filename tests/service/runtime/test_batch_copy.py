@@ -34,8 +34,9 @@ class BatchDriver(Driver):
     """Copies any number of arrays a call."""
 
     def cuMemcpyBatchAsync_v2(
-        self, to: Any, source: Any, sizes: Any, count: Any, attributes: Any, of: Any, n: Any, on: Any
+        self, to: Any, source: Any, sizes: Any, count: Any, *rest: Any
     ) -> int:
+        attributes, of, n, on = rest
         assert on.value == STREAM.cuda_stream
         assert (n.value, ctypes.c_uint32.from_address(attributes.value).value) == (1, 1)
         assert ctypes.c_size_t.from_address(of.value).value == 0
