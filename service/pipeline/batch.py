@@ -197,7 +197,8 @@ class _Batch:
                 if own is not None:
                     _place(part, own, copies, copy=copy)
             except ServiceError as error:
-                self._report.errors[index] = error
+                # Its traceback would keep this frame, and so shared memory, until the next garbage collection.
+                self._report.errors[index] = error.with_traceback(None)
         if copies[0]:
             # One call, since each releases the interpreter lock and waits to get it back.
             torch._foreach_copy_(*copies)
