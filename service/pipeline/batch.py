@@ -175,36 +175,50 @@ class _Batch:
             assert output.fields is not None
             with np.errstate(over="ignore", invalid="ignore"):
                 total = output.fields.sum()
-        all_finite = math.isfinite(total)
-        sizes = [part.stop - part.start for _, part in parts]
+        finite = math.isfinite(total)
+        if output.fields is not None or not finite:
+            # A view would keep the memory of the whole batch for as long as a slow client reads its response.
+            copy = output.release is not None or len(parts) > 1
+            self._place(parts, output.fields, finite=finite, copy=copy)
+        for name, values in output.trust.items():
+            self._note_trust(parts, name, values)
+
+    def _place(self, parts: Parts, fields: Fields | None, *, finite: bool, copy: bool) -> None:
+        """Check each slice's outputs if not all are `finite`; give them to its ticket if not there yet (`fields` is None)."""
         copies: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         """Destinations and sources of the copies to make."""
-        # A view would keep the memory of the whole batch for as long as a slow client reads its response.
-        copy = output.release is not None or len(parts) > 1
         end = 0
-        for number, (index, part) in enumerate(parts):
-            begin, end = end, end + sizes[number]
-            ticket = part.ticket
-            result = ticket.result
-            assert result is not None
+        for index, part in parts:
+            begin, end = end, end + part.stop - part.start
+            own = None if fields is None else fields[begin:end]
             try:
-                own = None if output.fields is None else output.fields[begin:end]
-                if not all_finite:
+                if not finite:
                     _check_finite(part, own)
                 if own is not None:
                     _place(part, own, copies, copy=copy)
             except ServiceError as error:
-                report.errors[index] = error
-                continue
-            result.backend, result.precision, *_ = output.ran
-            for name, values in output.trust.items():
-                of_all = list(result.trust.get(name, ())) or [0.0] * ticket.size
-                of_all[part.start : part.stop] = values[begin:end]
-                result.trust[name] = tuple(of_all)
-                report.trust.setdefault(name, []).extend(values[begin:end])
+                # Its traceback would keep this frame, and so shared memory, until the next garbage collection.
+                self._report.errors[index] = error.with_traceback(None)
         if copies[0]:
             # One call, since each releases the interpreter lock and waits to get it back.
             torch._foreach_copy_(*copies)
+
+    def _note_trust(self, parts: Parts, name: str, values: list[float]) -> None:
+        """Give a signal's values to the tickets of slices without an error, and to the report."""
+        errors, noted = self._report.errors, self._report.trust.setdefault(name, [])
+        end = 0
+        for index, (ticket, start, stop) in parts:
+            begin, end = end, end + stop - start
+            if index in errors:
+                continue
+            result, own = ticket.result, values[begin:end]
+            assert result is not None
+            noted += own
+            if stop - start < ticket.size:
+                of_all = list(result.trust.get(name, ())) or [0.0] * ticket.size
+                of_all[start:stop] = own
+                own = of_all
+            result.trust[name] = tuple(own)
 
 
 def _place(

@@ -251,17 +251,19 @@ class Scheduler:
         if isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
         size = sum(stop - start for _, start, stop in batch)
+        sizes = (size,)
         ended = []
         for index, (ticket, start, stop) in enumerate(batch):
             ticket.running_slices -= 1
             ticket.answered += stop - start
             answer = ticket.result
             assert answer is not None
-            answer.batch_sizes += (size,)
+            answer.batch_sizes += sizes
             if isinstance(result, BaseException):
                 error: ServiceError | None = _batch_failed(ticket)
             else:
                 answer.compute_seconds += result.compute_seconds
+                answer.backend, answer.precision = result.backend, result.precision
                 error = result.errors.get(index)
             if ticket.ended:
                 # Its outcome was delayed only because the batch might still write to its output buffer.

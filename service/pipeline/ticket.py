@@ -113,6 +113,8 @@ class Ticket(msgspec.Struct, eq=False):
 
 def by_kind(tickets: Sequence[Ticket]) -> Iterable[tuple[Kind, Sequence[Ticket]]]:
     """The tickets of each kind, in order."""
+    if len({ticket.kind for ticket in tickets}) == 1:
+        return ((tickets[0].kind, tickets),)
     groups: dict[Kind, list[Ticket]] = {}
     for ticket in tickets:
         groups.setdefault(ticket.kind, []).append(ticket)

@@ -101,8 +101,9 @@ class _Answer:
 
     def _send(self, message: Message) -> None:
         self._sent = True
-        self._front_end.tickets.pop(self._number, None)
-        self._front_end.send(message)
+        front_end = self._front_end
+        front_end.tickets.pop(self._number, None)
+        front_end.channel.send(message, front_end.identity)
 
 
 class EngineServer:
@@ -124,6 +125,8 @@ class EngineServer:
         self._on_memory = on_memory
         self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
+        self._arrived: list[tuple[_FrontEnd, Predict]] = []
+        """Predictions of this turn of the event loop, which are submitted together."""
         self._calls: set[asyncio.Task[Returned]] = set()
         """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
@@ -147,6 +150,7 @@ class EngineServer:
 
     def remove(self, identity: bytes) -> None:
         """Cancel the requests of a dead front end and release its memory."""
+        self._submit_arrived()
         front_end = self._front_ends.pop(identity, None)
         if front_end is not None:
             for ticket in list(front_end.tickets.values()):
@@ -176,13 +180,18 @@ class EngineServer:
 
     def _receive(self, sender: bytes, messages: list[Message]) -> None:
         front_end = self._front_ends.get(sender)
-        block = [message for message in messages if isinstance(message, Predict)]
-        if block and front_end is not None:
-            self._predict(front_end, block)
         for message in messages:
             if isinstance(message, Attach):
                 front_end = self._attach(sender, message)
-            elif front_end is not None:
+            elif front_end is None:
+                continue
+            elif isinstance(message, Predict):
+                if not self._arrived:
+                    asyncio.get_running_loop().call_soon(self._submit_arrived)
+                self._arrived.append((front_end, message))
+            else:
+                # It may concern them.
+                self._submit_arrived()
                 self._handle(front_end, message)
 
     def _handle(self, front_end: _FrontEnd, message: Message) -> None:
@@ -208,18 +217,20 @@ class EngineServer:
         front_end.send(self._queue)
         return front_end
 
-    def _predict(self, front_end: _FrontEnd, block: list[Predict]) -> None:
-        answers = [_Answer(front_end, message.id) for message in block]
+    def _submit_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            return
+        answers = [_Answer(front_end, message.id) for front_end, message in arrived]
+        requests = [message.request for _, message in arrived]
         try:
-            tickets = self._engine.submit(
-                [(message.request, answer) for message, answer in zip(block, answers, strict=True)]
-            )
+            tickets = self._engine.submit(list(zip(requests, answers, strict=True)))
         except Exception as error:
-            for message, answer in zip(block, answers, strict=True):
+            for (front_end, message), answer in zip(arrived, answers, strict=True):
                 if not answer.done():
                     answer.set_exception(_unexpected(message.id, front_end, error))
             return
-        for message, ticket in zip(block, tickets, strict=True):
+        for (front_end, message), ticket in zip(arrived, tickets, strict=True):
             if ticket is not None and not ticket.ended:
                 front_end.tickets[message.id] = ticket
 

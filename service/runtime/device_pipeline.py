@@ -6,7 +6,7 @@ thread, gives the output of n-1 in pinned memory, until it is released. Arrays i
 staged: the GPU reads and writes them itself (zero-copy).
 
 Python overhead is costly while an event loop is busy: every call that releases the interpreter lock waits to get it
-back. So all fields are gathered by one call, and streams are switched without querying the current one.
+back. So all fields are copied or gathered by one call, and streams are switched without querying the current one.
 
     copy_in   | in n+1 |            each arrow is an event:
     kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n
@@ -29,7 +29,8 @@ import torch
 
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import DeviceLost
-from turbofno.service.runtime.page_locked import zero_copy
+from turbofno.service.runtime.batch_copy import copy_in, copy_out
+from turbofno.service.runtime.page_locked import locked_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -189,9 +190,11 @@ class DevicePipeline:
             self._kernels.wait_event(staging.copied_in)
             staging.began.record(self._kernels)
             y, ran = forward(x)
+            y = y if y.is_contiguous() else y.contiguous()
             staging.ended.record(self._kernels)
             judged = judge(x, y)
-            numbers = torch.cat([y.sum().view(1), *judged.values()])
+            total = y.sum().view(1)
+            numbers = torch.cat([total, *judged.values()]) if judged else total
             staging.judged.record(self._kernels)
             host_numbers = staging.numbers(len(numbers))
             set_stream(self._copy_out)
@@ -214,12 +217,11 @@ class DevicePipeline:
 
     def _copy_to_device(self, staging: _Staging, parts: Sequence[Fields]) -> torch.Tensor:
         """Enqueue the copy of the parts to one batch on the device, on the current stream."""
-        sizes = [len(part) for part in parts]
-        shape = (sum(sizes), *parts[0].shape[1:])
-        if zero_copy(parts):
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        spans = locked_spans(parts)
+        if spans is not None:
             x = torch.empty(shape, device=self._device)
-            rows = list(x.split(sizes))
-            torch._foreach_copy_(rows, [*map(_tensor, parts)], non_blocking=True)
+            copy_in(x, spans, self._copy_in)
             return x
         host_in = staging.input(shape)
         torch.cat([_tensor(part) for part in parts], out=host_in)
@@ -229,13 +231,13 @@ class DevicePipeline:
         self, staging: _Staging, y: torch.Tensor, output_buffers: Sequence[Fields]
     ) -> torch.Tensor | None:
         """Enqueue the copy of the outputs: into `output_buffers` if page-locked (returns None), else into pinned memory."""
-        sizes = [len(buffer) for buffer in output_buffers]
-        fit = sum(sizes) == len(y) and {buffer.shape[1:] for buffer in output_buffers} == {
-            y.shape[1:]
-        }
-        if fit and zero_copy(output_buffers):
-            rows = list(y.split(sizes))
-            torch._foreach_copy_([*map(_tensor, output_buffers)], rows, non_blocking=True)
+        shapes = {buffer.shape for buffer in output_buffers}
+        fit = sum(map(len, output_buffers)) == len(y) and all(
+            shape[1:] == y.shape[1:] for shape in shapes
+        )
+        spans = locked_spans(output_buffers) if fit else None
+        if spans is not None:
+            copy_out(y, spans, self._copy_out)
             return None
         host_out = staging.output(tuple(y.shape))
         return host_out.copy_(y, non_blocking=True)

@@ -5,18 +5,21 @@ CUDA registers such memory by address for the whole process, as does this module
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+
+from turbofno.service.runtime.batch_copy import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from turbofno.service.engine.interface import Fields
@@ -25,9 +28,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 128 << 20
 """Most bytes to lock of each memory, from its start: locked pages are committed even while unused."""
-_MIN_BYTES = 256 << 10
-"""Least average size for zero-copy; smaller arrays are gathered: a copy for each costs about 5 us and releases the
-interpreter lock."""
+_MIN_BYTES = 16 << 10
+"""Least average size for zero-copy; smaller arrays are gathered: a copy for each takes the driver longer, and the GPU."""
 
 _regions: dict[int, int] = {}
 """Start address -> end address (exclusive) of locked memory."""
@@ -58,21 +60,24 @@ def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
     weakref.finalize(memory, _forget, start, ended).atexit = False
 
 
-def zero_copy(arrays: Sequence[Fields]) -> bool:
-    """True if the GPU should access each of these arrays directly: all are locked and large enough."""
-    return (
-        bool(_regions)
-        and sum(array.nbytes for array in arrays) >= _MIN_BYTES * len(arrays)
-        and all(map(_locked, arrays))
-    )
-
-
-def _locked(array: Fields) -> bool:
-    start = array.__array_interface__["data"][0]
-    stop = start + array.nbytes
-    return array.flags.carray and any(
-        first <= start and stop <= past for first, past in _regions.copy().items()
-    )
+def locked_spans(arrays: Sequence[Fields]) -> Spans | None:
+    """The spans of arrays that the GPU should access directly: all are locked, contiguous and large enough; else None."""
+    regions = sorted(_regions.copy().items())
+    sizes = np.array([array.nbytes for array in arrays], np.uint64)
+    if not regions or sizes.mean() < _MIN_BYTES:
+        return None
+    buffers: Sequence[Any] = arrays
+    try:
+        # Three times as fast as numpy's own ways to the address.
+        starts = [ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in buffers]
+    except (TypeError, ValueError):
+        # One is not writable, not contiguous or empty.
+        return None
+    addresses = np.array(starts, np.uint64)
+    firsts, ends = np.array(regions, np.uint64).T
+    at = np.searchsorted(firsts, addresses, side="right") - 1
+    inside = (at >= 0) & (addresses + sizes <= ends[at])
+    return Spans(addresses, sizes) if inside.all() else None
 
 
 def _forget(start: int, ended: queue.SimpleQueue[None]) -> None:

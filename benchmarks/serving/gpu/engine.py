@@ -65,6 +65,10 @@ async def _fed(
             )
             for i in range(setup.clients)
         ]  # fmt: skip
+        for one in feeders:
+            # It prints a line once the model is loaded.
+            assert one.stdout is not None
+            await one.stdout.readline()
         before = _cpu_seconds(engine.pid)
         told = [json.loads((await one.communicate())[0]) for one in feeders]
         after = _cpu_seconds(engine.pid)

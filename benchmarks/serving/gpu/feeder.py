@@ -1,6 +1,6 @@
 """A front end without HTTP: requests predictions from an engine process as fast as it answers.
 
-`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE CONCURRENCY SECONDS`; prints JSON.
+`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE CONCURRENCY SECONDS`; prints a line when the engine is ready, then JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ async def main() -> None:
     engine.set_engines([Peer(b"engine", endpoint)])
     while not engine.ready:  # noqa: ASYNC110 - it has no event for that
         await asyncio.sleep(0.02)
+    print("ready", flush=True)
     config = engine.config(model)
     field = np.random.default_rng().standard_normal((1, 1, n, n), np.float32)
     began = time.perf_counter() + _WARM_UP_SECONDS

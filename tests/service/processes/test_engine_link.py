@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.messages import Peer
+from turbofno.service.processes.messages import Cancel, Message, Peer, Predict
 from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
 from turbofno.service.settings import Settings
 
@@ -180,6 +181,52 @@ def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
             # The same configuration object, not an equal one.
             assert request.config is server._configs["digest"]
         link.close("over")
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_predictions_of_a_turn_are_submitted_together_and_before_what_concerns_them() -> None:
+    class Recorder(Engine):
+        """Records the request ids of blocks, whose tickets are these ids, and of cancelled tickets."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks: list[list[str]] = []
+            self.cancelled: list[str] = []
+
+        def submit(self, block: Any) -> list[Any]:
+            ids = [request.request_id for request, _ in block]
+            self.blocks.append(ids)
+            return [SimpleNamespace(ended=False, id=one) for one in ids]
+
+        def cancel(self, ticket: Any) -> None:
+            self.cancelled.append(ticket.id)
+
+    async def main() -> None:
+        engine, memory = Recorder(), SlotMemory(2**20)
+        server = server_of(engine)
+
+        def receive(front_end: bytes, *messages: Message) -> None:
+            server._receive(front_end, list(messages))
+
+        def prediction(number: int) -> Predict:
+            return Predict(number, PredictRequest("m", None, memory.array((1, 1, 8)), f"{number}"))
+
+        for front_end in (b"a", b"b"):
+            receive(front_end, memory.attachment())
+            receive(front_end, prediction(1))
+        receive(b"gone", prediction(2))
+        assert not engine.blocks
+        await asyncio.sleep(0)
+        assert engine.blocks == [["1", "1"]]
+        receive(b"a", prediction(3), Cancel(3))
+        receive(b"b", prediction(4))
+        server.remove(b"b")
+        assert engine.blocks[1:] == [["3"], ["4"]]
+        assert engine.cancelled == ["3", "1", "4"]
+        await asyncio.sleep(0)
+        assert len(engine.blocks) == 3
         server.close()
 
     asyncio.run(main())

@@ -24,7 +24,7 @@ from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.runtime import page_locked
 from turbofno.service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
-from turbofno.service.runtime.page_locked import lock, zero_copy
+from turbofno.service.runtime.page_locked import lock, locked_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,12 +49,15 @@ def fields(memory: np.ndarray, start: int, stop: int) -> Fields:
 
 def test_zero_copy_needs_large_and_completely_locked_arrays(memory: np.ndarray) -> None:
     large = fields(memory, 0, MIB)
-    assert zero_copy([large])
-    assert zero_copy([large, fields(memory, 2 * MIB, 3 * MIB)])
-    assert not zero_copy([large, fields(memory, 2 * MIB, 3 * MIB + 64)])
-    assert not zero_copy([large, np.zeros_like(large)])
-    assert not zero_copy([large.reshape(-1, 2, 16)[:, :1]]), "not in one piece"
-    assert not zero_copy([fields(memory, i * 65536, (i + 1) * 65536) for i in range(16)])
+    last = fields(memory, 2 * MIB, 3 * MIB)
+    spans = locked_spans([last, large])
+    assert spans is not None
+    assert spans.addresses.tolist() == [last.ctypes.data, large.ctypes.data]
+    assert spans.sizes.tolist() == [MIB, MIB]
+    assert locked_spans([large, fields(memory, 2 * MIB, 3 * MIB + 64)]) is None
+    assert locked_spans([large, np.zeros_like(large)]) is None
+    assert locked_spans([large.reshape(-1, 2, 16)[:, :1]]) is None, "not in one piece"
+    assert locked_spans([fields(memory, i * 8192, (i + 1) * 8192) for i in range(16)]) is None
 
 
 class Placing:
@@ -157,7 +160,7 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
     garbage: list[Any] = [fields(attached.bytes, 0, MIB)]
     garbage.append(garbage)
     del attached
-    assert zero_copy(garbage[:1])
+    assert locked_spans(garbage[:1]) is not None
 
     del garbage
     gc.collect()
@@ -194,14 +197,14 @@ def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMe
     running: list[tuple[list[Fields], list[Fields], Any]] = []
     kept = []
     for number in range(60):
-        sizes = rng.integers(5, 9, int(rng.integers(1, 5)))
+        sizes = rng.integers(1, 9, int(rng.integers(1, 9)))
         placed = [memory.array((int(n), 2, 97, 101)) for n in sizes for _ in "io"]
         kept.append(placed)
         for array in placed:
             array[:] = rng.standard_normal(array.shape, np.float32)
         seen = [attached.array(memory.span(array)) for array in placed]
         parts, answers = seen[::2], seen[1::2]
-        assert zero_copy(parts)
+        assert locked_spans(parts) is not None
         gathered = [part.copy() for part in parts] if number % 3 == 0 else parts
         own = number % 4 == 1
 
@@ -266,9 +269,9 @@ def test_memory_is_locked_while_referenced_and_then_unlocked() -> None:
         view, beyond = (attached.array(memory.span(array)) for array in (low, high))
         del attached
         gc.collect()
-        assert zero_copy([view])
+        assert locked_spans([view]) is not None
         assert torch.from_numpy(view).is_pinned()
-        assert not zero_copy([beyond]), "only so much of each memory"
+        assert locked_spans([beyond]) is None, "only so much of each memory"
         assert len(page_locked._regions) == 1
         del view, beyond, low, high, memory
         gc.collect()
