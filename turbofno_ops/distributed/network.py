@@ -60,6 +60,10 @@ class SlabFNO(CompiledChain):
         check_slab("the network", self._slab, x.shape[2:], grid, self._slab.local(grid))
         return self._apply(x, grid)
 
+    def out_size(self, size: Sequence[int]) -> tuple[int, ...]:
+        """Return the grid of the whole result for fields on a grid that is supported."""
+        return self._grid_check(tuple(size)).out_size
+
 
 def compile_fno(
     description: FNODescription,
