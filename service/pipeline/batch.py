@@ -194,7 +194,8 @@ class _Batch:
                 if own is not None:
                     _place(part, own, copies, copy=copy)
             except ServiceError as error:
-                report.errors[index] = error
+                # Its traceback would keep this frame, and so shared memory, until the next garbage collection.
+                report.errors[index] = error.with_traceback(None)
                 continue
             result.backend, result.precision, *_ = output.ran
             for name, values in output.trust.items():
