@@ -73,6 +73,8 @@ START_SECONDS = 60.0
 """Most time to join, and in addition for the first command on a grid, which makes tables, connections and CUDA graphs."""
 _OWN_MEMORY = 0
 """Number of the memory that the group made itself."""
+_MAX_KNOWN = 4096
+"""Most models and grids that are known to have run."""
 LARGE = 1 / 16
 """Share of a GPU's memory. A field is cut if one of its hidden fields takes more, unless config.json decides."""
 
@@ -236,6 +238,8 @@ class SlabGroup:
             raise self._lose(f"{type(mine).__name__} on rank 0 only") from mine
         if failed:
             raise self._lose(failed[0])
+        if len(self._known) == _MAX_KNOWN:
+            self._known.clear()
         self._known.add(key)
         self._count(0, time.perf_counter() - began, self.slabs.memory_bytes())
         values = [mine]

@@ -280,7 +280,11 @@ def test_a_front_end_that_dies_is_unmapped_by_all_ranks(service: Service, models
     until(lambda: service.pids().get("frontend-0", victim) != victim, 20)
     service.until_ready()
     assert rank_of(service) == rank
-    until(lambda: memories(rank) == 3, 10, what=lambda: f"{memories(rank)} are mapped, {memories(service.pids()['engine-0'])}")
+    until(
+        lambda: memories(rank) == 3,
+        10,
+        what=lambda: f"{memories(rank)} are mapped, {memories(service.pids()['engine-0'])}",
+    )
     outcomes = Counter(models.asked(service, "cut-2d", noise(2, 1, 20, 20)) for _ in range(8))
     assert outcomes == {"right": 8}
 
