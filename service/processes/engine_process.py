@@ -358,7 +358,8 @@ async def run(launch: Launch) -> int:
     if group is not None:
         ends.add(asyncio.create_task(group.watch()))
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    running.cancel()
+    for task in ends:
+        task.cancel()
     if group is not None:
         # First, so that the device thread waits for no rank any more.
         await group.close()

@@ -99,8 +99,9 @@ class Slabs:
         self._networks.pop(model, None)
 
     def clear(self, model: int) -> None:
-        """Free the model's CUDA graphs."""
-        self._networks[model].compiled.clear()
+        """Free the CUDA graphs of a model, if there is one with that number."""
+        if model in self._networks:
+            self.network(model).clear()
 
     def forget(self, state: int) -> None:
         """Free the state of a rollout, if there is one with that number."""

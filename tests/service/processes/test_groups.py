@@ -333,6 +333,7 @@ def test_another_engine_goes_on_and_nothing_is_left_at_the_end(models: Models) -
         service.process.terminate()
         assert service.process.wait(20) == 0
         until(lambda: all(map(gone, left)), 5)
+    assert sum("the group of engine-0 is lost: rank 1 on cpu" in line for line in service.log) == 1
 
 
 def test_a_device_that_there_is_not_fails_the_start_with_its_reason(models: Models) -> None:
