@@ -70,7 +70,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_SECONDS = 60.0
-"""Most time to join, and in addition for the first command on a grid, which makes tables, connections and CUDA graphs."""
+"""Most time to join, and for a step of a field on a new grid, which makes tables, connections and CUDA graphs."""
+_PATIENCE = 10.0
+"""A command may take so many times as long as the last one like it."""
 _OWN_MEMORY = 0
 """Number of the memory that the group made itself."""
 _MAX_KNOWN = 4096
@@ -139,8 +141,8 @@ class SlabGroup:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._refer)
         self._decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
         self._running: _Running | None = None
-        self._known: set[object] = set()
-        """Models and grids that ran."""
+        self._known: dict[object, float] = {}
+        """Model and grid -> seconds of a step of a field when it last ran."""
 
     @classmethod
     async def start(cls, launch: Launch, metrics: Metrics) -> SlabGroup:
@@ -212,7 +214,7 @@ class SlabGroup:
 
     def load(self, command: Load) -> None:
         """Have the other ranks load a model. Raises ValueError if one cannot."""
-        _, answers = self._exchange(command, lambda: None, START_SECONDS)
+        _, answers = self._exchange(command, lambda: None, _PATIENCE * START_SECONDS)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if isinstance(answer, Failed):
                 raise ValueError(f"rank {rank.number} cannot load it: {answer.error}")
@@ -222,15 +224,18 @@ class SlabGroup:
     ) -> list[T]:
         """Run a command on all ranks; returns their values.
 
-        It may take `hang_seconds` for each field and step, and longer where `key` is new. An error that all ranks have
-        in common is raised as it is.
+        It may take ten times as long as the last command with this `key`, and `hang_seconds` more. An error that all
+        ranks have in common is raised as it is.
 
         Raises:
             DeviceLost: a rank is gone, or only some failed, so that they do not agree any more.
         """
-        seconds = self._hang_seconds * field_steps + (key not in self._known) * START_SECONDS
+        usual = self._known.get(key, START_SECONDS / _PATIENCE)
         began = time.perf_counter()
-        mine, answers = self._exchange(command, own, seconds)
+        mine, answers = self._exchange(
+            command, own, self._hang_seconds + _PATIENCE * usual * field_steps
+        )
+        seconds = time.perf_counter() - began
         failed = [answer.error for answer in answers if isinstance(answer, Failed)]
         if isinstance(mine, Exception):
             if len(failed) == len(answers):
@@ -240,8 +245,8 @@ class SlabGroup:
             raise self._lose(failed[0])
         if len(self._known) == _MAX_KNOWN:
             self._known.clear()
-        self._known.add(key)
-        self._count(0, time.perf_counter() - began, self.slabs.memory_bytes())
+        self._known[key] = seconds / field_steps
+        self._count(0, seconds, self.slabs.memory_bytes())
         values = [mine]
         for rank, answer in zip(self._ranks, answers, strict=True):
             assert isinstance(answer, Done)

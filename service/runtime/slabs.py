@@ -93,6 +93,9 @@ class Slabs:
             precision=precision,
         )
         self._networks[model] = _Network(compiled, Excess(loaded.config.statistics, self._device))
+        if self._device.type == "cuda":
+            # Other streams read what this one wrote.
+            torch.cuda.current_stream(self._device).synchronize()
 
     def remove(self, model: int) -> None:
         """Remove a model, if there is one with that number."""
