@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 
 from turbofno.service.engine.interface import Fields
 from turbofno.service.runtime.rollout_turn import Excess
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
     Energies = list[list[list[list[float]]]]
     """Of each rollout [steps, n, channels]: what the rows of a rank add to `Excess.energy`."""
+
+
+_SURE = 0.75
+"""Share of the estimated memory of a field that it takes at least."""
 
 
 class SlabModel(Protocol):
@@ -67,9 +73,12 @@ class Start(NamedTuple):
     stop: int = 0
 
 
-class _Network(NamedTuple):
+@dataclass(slots=True)
+class _Network:
     compiled: SlabFNO
     excess: Excess
+    grid: tuple[int, ...] = ()
+    """The last grid, for which it has memory; empty: none."""
 
 
 class _State(NamedTuple):
@@ -105,6 +114,7 @@ class Slabs:
         """Free the CUDA graphs of a model, if there is one with that number."""
         if model in self._networks:
             self.network(model).clear()
+            self._networks[model].grid = ()
 
     def forget(self, state: int) -> None:
         """Free the state of a rollout, if there is one with that number."""
@@ -117,6 +127,7 @@ class Slabs:
     def predict(self, model: int, inputs: Sequence[Fields], outputs: Sequence[Fields]) -> float:
         """Predict float32 [n, in_channels, *grid] into [n, out_channels, *out_grid]. Returns the sum of this rank's rows."""
         network = self.network(model)
+        self._find_memory(model, inputs[0].shape[2:])
         total = torch.zeros((), device=self._device)
         for fields, out in zip(inputs, outputs, strict=True):
             for number in range(len(fields)):
@@ -144,7 +155,7 @@ class Slabs:
             frames: For each one, step (counted from 1) -> memory for its fields [n, channels, *grid].
             steps: Number of steps.
         """
-        network, excess = self._networks[model]
+        network, excess = self.network(model), self._networks[model].excess
         energies = []
         for start, target, wanted in zip(starts, targets, frames, strict=True):
             if start.fields is not None:
@@ -153,6 +164,7 @@ class Slabs:
             else:
                 state = self._states[start.state]
                 grid, x = state.grid, state.slab[start.begin : start.stop]
+            self._find_memory(model, grid)
             found = []
             for step in range(1, steps + 1):
                 x = network(x, grid)
@@ -169,6 +181,28 @@ class Slabs:
             return torch.cuda.memory_reserved(self._device)
         return _resident_bytes()
 
+    def _find_memory(self, model: int, grid: tuple[int, ...]) -> None:
+        """Free the graphs of all models if a rank lacks memory for a field on this grid.
+
+        Raises:
+            OutOfMemoryError: one still lacks it. All ranks raise it: one that failed alone would leave them waiting.
+        """
+        network = self._networks[model]
+        if network.grid == grid:
+            return
+        needed = _SURE * network.compiled.field_bytes(grid)
+        for _ in range(2):
+            lacking = torch.tensor(float(needed > free_bytes(self._device)), device=self._device)
+            dist.all_reduce(lacking, op=dist.ReduceOp.MAX)
+            if not lacking.item():
+                network.grid = grid
+                return
+            for number in tuple(self._networks):
+                self.clear(number)
+        raise torch.OutOfMemoryError(
+            f"a field on the grid {list(grid)} takes at least {needed:.0f} bytes on each device"
+        )
+
     def _own_rows(self, fields: Fields) -> torch.Tensor:
         rows = slab_rows(fields.shape[2])
         slab = torch.empty((*fields.shape[:2], len(rows), *fields.shape[3:]), device=self._device)
@@ -179,6 +213,16 @@ class Slabs:
     def _write_rows(self, slab: torch.Tensor, fields: Fields) -> None:
         rows = slab_rows(fields.shape[2])
         _copy_channels(torch.from_numpy(fields)[:, :, rows.start : rows.stop], slab)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that this process may still take on a GPU; a CPU is not asked."""
+    if device.type == "cpu":
+        return math.inf
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total
+    return min(free + torch.cuda.memory_reserved(device), allowed) - allocated
 
 
 def _copy_channels(to: torch.Tensor, source: torch.Tensor) -> None:

@@ -64,6 +64,10 @@ class SlabFNO(CompiledChain):
         """Return the grid of the whole result for fields on a grid that is supported."""
         return self._grid_check(tuple(size)).out_size
 
+    def field_bytes(self, size: Sequence[int]) -> int:
+        """Return an estimate of the most bytes that a field on a supported grid takes on any of the devices."""
+        return self._grid_check(tuple(size)).field_bytes
+
 
 def compile_fno(
     description: FNODescription,
