@@ -36,17 +36,17 @@ class SlabState:
     """Some fields of a rollout that lie cut on several devices, until no object refers to them."""
 
     def __init__(
-        self, number: int, grid: tuple[int, ...], rows: range, of: SlabState | None = None
+        self, number: int, grid: tuple[int, ...], part: range, whole: SlabState | None = None
     ) -> None:
-        """`rows` are the fields of the state with this number, whose other fields `of` may have."""
-        self.number, self.grid, self.rows = number, grid, rows
-        self._of = of
+        """`part` are these among the fields of the state with that number, which `whole` keeps alive."""
+        self.number, self.grid, self.part = number, grid, part
+        self._whole = whole
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.part)
 
-    def __getitem__(self, rows: slice) -> SlabState:
-        return SlabState(self.number, self.grid, self.rows[rows], self._of or self)
+    def __getitem__(self, part: slice) -> SlabState:
+        return SlabState(self.number, self.grid, self.part[part], self._whole or self)
 
 
 class ModelOutput(NamedTuple):

@@ -424,7 +424,7 @@ class GroupModel:
             assert not isinstance(state, torch.Tensor)
             if isinstance(state, SlabState):
                 grid = state.grid
-                starts.append(Start(None, state.number, state.rows.start, state.rows.stop))
+                starts.append(Start(None, state.number, state.part.start, state.part.stop))
             else:
                 grid = state.shape[2:]
                 starts.append(Start(group.shared(state)))

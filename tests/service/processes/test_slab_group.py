@@ -24,6 +24,7 @@ from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
     from pathlib import Path
 
 SETTINGS = Settings(frontends=1, devices="cpu+cpu")
@@ -120,15 +121,51 @@ def test_a_field_is_cut_by_its_size_unless_the_configuration_decides(
     assert whole in reason
 
 
-def test_a_field_of_one_axis_runs_whole_and_says_so(tmp_path: Path) -> None:
-    config = tiny_config().model_copy(update={"slabs": True})
-    group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[SlabGroup]:
+    """A group of one, which computes."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
-    try:
-        model = GroupModel(group, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
-        model.load()
-    finally:
-        torch.distributed.destroy_process_group()
+    yield SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+    torch.distributed.destroy_process_group()
+
+
+def test_a_field_of_one_axis_runs_whole_and_says_so(alone: SlabGroup, tmp_path: Path) -> None:
+    config = tiny_config().model_copy(update={"slabs": True})
+    model = GroupModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model.load()
     assert "fields of one grid axis are not cut" in model.why_whole((16,))
+
+
+def test_the_states_of_rollouts_are_freed_when_nobody_has_a_part_of_them(
+    alone: SlabGroup, tmp_path: Path
+) -> None:
+    config = tiny_config(n_dim=2).model_copy(update={"slabs": True})
+    arch = config.architecture.model_copy(update={"out_channels": 1})
+    config = config.model_copy(update={"architecture": arch, "outputs": config.inputs})
+    module = FNO(arch).eval()
+    model = GroupModel(alone, tmp_path, LoadedModel(config, module), "fp32")
+    model.load()
+    fields = np.random.default_rng(1).standard_normal((3, 1, 12, 10), np.float32)
+    turn = model.advance([fields[:2], fields[2:]], [[], [1]], steps=1)
+    part = turn.states[0][1:]
+    assert len(part) == 1
+    del turn
+    assert list(alone.slabs._states) == [part.number]
+    last = model.advance([part], [[2]], steps=2)
+    with torch.inference_mode():
+        truth = module(module(module(torch.from_numpy(fields[1:2])))).numpy()
+    np.testing.assert_allclose(last.frames[0][2], truth, rtol=1e-4, atol=1e-6)
+    assert last.excess[0].shape == (2, 1)
+    del part, last
+    assert not alone.slabs._states
+
+
+def test_a_model_that_nobody_has_is_removed(alone: SlabGroup, tmp_path: Path) -> None:
+    config = tiny_config(n_dim=2).model_copy(update={"slabs": True})
+    model = GroupModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model.load()
+    assert alone.slabs._networks
+    del model
+    assert not alone.slabs._networks
