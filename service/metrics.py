@@ -230,6 +230,16 @@ class Metrics:
             "Shared memory in use for request bodies and responses, with front ends.",
             (),
         )
+        self.rank_seconds = self._counter(
+            "turbofno_rank_seconds",
+            "Time that a rank of an engine of several devices ran on its slabs; `group` is the engine.",
+            ("group", "rank"),
+        )
+        self.rank_memory = self._gauge(
+            "turbofno_rank_memory_bytes",
+            "Memory of a rank of an engine of several devices: reserved on its GPU, on a CPU resident.",
+            ("group", "rank"),
+        )
         self.out_of_memory_splits = self._counter(
             "turbofno_out_of_memory_splits",
             "Batches split in two because memory ran out.",

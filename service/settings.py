@@ -180,8 +180,8 @@ class Settings(BaseSettings):
     )
     devices: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         default=None,
-        description="With frontends: devices that each run every model, comma-separated: numbers of CUDA devices "
-        "(0,1), or cpu. Unset uses the setting device.",
+        description="With frontends: engines that each run every model, comma-separated: the number of a CUDA device "
+        "(0,1), or cpu. 0+1 is one engine over both, which cuts large fields into slabs. Unset uses the setting device.",
     )
     shared_memory_bytes: PositiveInt = Field(
         default=512 * MIB,
@@ -190,7 +190,8 @@ class Settings(BaseSettings):
     )
     hang_seconds: PositiveFloat = Field(
         default=10.0,
-        description="With frontends: a process without a heartbeat for this many seconds is restarted. Above 0.",
+        description="With frontends: a process without a heartbeat for this many seconds is restarted, and so is an "
+        "engine of several devices that is this late, after ten times the usual time, with fields that it cuts. Above 0.",
     )
     torch_threads: PositiveInt | None = Field(
         default=None,
@@ -370,12 +371,22 @@ class Settings(BaseSettings):
     def _name_devices(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value is None:
             return None
-        named = tuple(f"cuda:{one}" if one.isdecimal() else one for one in value)
-        for one in named:
-            if not re.fullmatch(r"cpu|cuda:\d+", one):
+        named = tuple(
+            "+".join(f"cuda:{one}" if one.isdecimal() else one for one in engine.split("+"))
+            for engine in value
+        )
+        for given, engine in zip(value, named, strict=True):
+            if not re.fullmatch(r"cpu(\+cpu)*|cuda:\d+(\+cuda:\d+)*", engine):
                 raise ValueError(
-                    f"{one!r} is not a device: expected cpu, or the number of a CUDA device"
+                    f"{given!r} is not a device: expected cpu, the number of a CUDA device, or several of either joined "
+                    "by +, such as 0+1"
                 )
+        cards = [one for engine in named for one in engine.split("+") if one != "cpu"]
+        repeated = sorted({one for one in cards if cards.count(one) > 1})
+        if repeated and any("+" in engine for engine in named):
+            raise ValueError(
+                f"{repeated[0]} is named twice: an engine of several CUDA devices has each of them to itself"
+            )
         return named
 
     @model_validator(mode="after")

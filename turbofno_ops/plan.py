@@ -33,11 +33,12 @@ _MAX_CHECKED_SHAPES = 4096
 
 
 class _GridCheck(NamedTuple):
-    """Support of a grid: refusal or None, output grid, largest bucket that fits the cache's byte bound."""
+    """Support of a grid: refusal or None, output grid, largest bucket that fits the cache's byte bound, bytes of a field."""
 
     refusal: str | None
     out_size: Size = ()
     largest_bucket: int = 0
+    field_bytes: int = 0
 
 
 class CompiledChain:
@@ -158,7 +159,7 @@ class CompiledChain:
         if on_gpu:
             refusals = (self._kernels_refusal(own, largest) for own in all_slabs)
             refused = next((reason for reason in refusals if reason is not None), None)
-        return _GridCheck(refused, size_after(padded_grid, on_grid), largest)
+        return _GridCheck(refused, size_after(padded_grid, on_grid), largest, one)
 
     def _all_slabs(self, on_grid: list[MixOnGrid]) -> list[list[MixOnGrid]]:
         """Return the products on every process's slab, because all processes must come to the same decisions."""

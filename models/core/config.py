@@ -360,6 +360,11 @@ class ModelConfig(Strict):
         default="fp32",
         description="precision of products and stored fields on a GPU that the author recommends",
     )
+    slabs: bool | None = Field(
+        default=None,
+        description="on an engine of several devices: true cuts fields into slabs over them, false never does; absent "
+        "cuts fields so large that one hidden field takes over 1/16 of a GPU's memory",
+    )
     time_step: PositiveFloat | None = Field(
         default=None,
         description="set for autoregressive models: one call advances by this much time",

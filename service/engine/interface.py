@@ -115,9 +115,9 @@ class ModelStatus:
     """Precision in its configuration or the server's setting; a CPU always computes in fp32."""
     execution: str = ""
     """Execution of a READY model on its training grid: `chain` of kernels, CUDA `graph` of the module, `module` layer by layer;
-    on a CPU `replay` or `module`."""
+    on a CPU `replay` or `module`; `slabs` if its fields are cut over several devices."""
     execution_reason: str = ""
-    """Why a GPU cannot run it faster."""
+    """Why a GPU cannot run it faster, or why one of several devices runs it alone."""
 
 
 class RecoveryRecord(NamedTuple):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from turbofno.service.pipeline.batch import BatchReport
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
     from turbofno.service.pipeline.ticket import Outcome
+    from turbofno.service.runtime.slabs import SlabGroup
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,11 @@ class LocalEngine:
         metrics: Metrics,
         capacity: QueueCapacity,
         recovery: Sequence[RecoveryRecord] = (),
+        group: SlabGroup | None = None,
     ) -> None:
         """Find the device and the models: those in `recovery` if the engine replaces another.
+
+        `group` has all devices, if there are several; the device of the settings is the first.
 
         Raises ValueError for a wrong repository, model name or device.
         """
@@ -92,6 +96,7 @@ class LocalEngine:
             pipeline=pipeline,
             run_on_device=self._scheduler.run_on_device,
             max_fields=lambda model, size: policy.for_model(model).limit(size),
+            group=group,
         )
         self._locations = self._repository.find(recovery)
         if isinstance(pipeline, DevicePipeline):

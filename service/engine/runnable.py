@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields
     from turbofno.service.engine.vjp import VjpShapes
 
-    State: TypeAlias = torch.Tensor | Fields
-    """Fields of one rollout, [n, channels, *grid]: on the host before the first turn, then on the device."""
+    State: TypeAlias = "torch.Tensor | Fields | SlabState"
+    """Fields of one rollout, [n, channels, *grid]: on the host before the first turn, then on the device or devices."""
 
 
-Execution = Literal["none", "chain", "graph", "replay", "module"]
+Execution = Literal["none", "chain", "graph", "replay", "module", "slabs"]
 
 
 class Ran(NamedTuple):
@@ -30,6 +30,23 @@ class Ran(NamedTuple):
     precision: str = "fp32"
     execution: Execution = "none"
     reason: str = ""
+
+
+class SlabState:
+    """Some fields of a rollout that lie cut on several devices, until no object refers to them."""
+
+    def __init__(
+        self, number: int, grid: tuple[int, ...], part: range, whole: SlabState | None = None
+    ) -> None:
+        """`part` are these among the fields of the state with that number, which `whole` keeps alive."""
+        self.number, self.grid, self.part = number, grid, part
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, part: slice) -> SlabState:
+        return SlabState(self.number, self.grid, self.part[part], self._whole or self)
 
 
 class ModelOutput(NamedTuple):
@@ -53,8 +70,8 @@ class ModelOutput(NamedTuple):
 class Turn:
     """Result of a few steps of a batch of rollouts; every list is in the order of the rollouts."""
 
-    states: list[torch.Tensor]
-    """After the last step; on the device."""
+    states: list[torch.Tensor] | list[SlabState]
+    """After the last step; on the device or devices."""
     frames: list[dict[int, Fields]]
     """Wanted step of the turn (counted from 1) -> float32 [n, channels, *grid]."""
     excess: list[NDArray[np.float32]]

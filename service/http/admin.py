@@ -80,9 +80,9 @@ class ModelSummary(BaseModel):
     """Precision requested by the model's configuration or the server's setting; a CPU always computes in fp32."""
     execution: str = ""
     """Execution: chain (of CUDA kernels), graph (a CUDA graph of the module) or module (layer by layer); on a CPU replay or
-    module."""
+    module; slabs if its fields are cut over the devices of its engine."""
     execution_reason: str = ""
-    """Why a GPU does not use a faster execution."""
+    """Why a GPU does not use a faster execution, or an engine of several devices only one of them."""
     trust: str = ""
     """The trust signals of a READY model's answers, if any, and whether it was evaluated."""
 

@@ -79,6 +79,7 @@ class Rollouts:
             raise
         finally:
             group.leave(member)
+            member.forget_error()
             self._metrics.rollouts_ended.labels(model.name, model.version, outcome).inc()
 
     def _join(self, model: Steppable, member: _Member) -> _Group:
@@ -189,6 +190,10 @@ class _Member:
         """End the rollout with an error."""
         self._error = error
         self._changed.set()
+
+    def forget_error(self) -> None:
+        """Drop the error once raised: its traceback refers to this, and would keep the fields until the garbage collection."""
+        self._error = None
 
     def _push(self, frame: Frame) -> None:
         self._frames.append(frame)

@@ -39,6 +39,7 @@ from turbofno.service.processes.messages import (
     StartRollout,
 )
 from turbofno.service.processes.rollout_ring import Writer
+from turbofno.service.processes.slab_group import SlabGroup, devices_of
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.server import keep_objects
@@ -114,7 +115,7 @@ class EngineServer:
         engine: LocalEngine,
         capacity: QueueCapacity,
         on_call: Callable[[], None],
-        on_memory: Callable[[NDArray[np.uint8]], object] = lambda _: None,
+        on_memory: Callable[[Attach, NDArray[np.uint8]], object] = lambda *_: None,
     ) -> None:
         """`on_call` is called after a model was loaded or unloaded, before the answer is sent.
 
@@ -211,7 +212,7 @@ class EngineServer:
         except OSError as error:
             logger.warning("the memory of %s cannot be opened: %s", identity.decode(), error)
             return None
-        self._on_memory(memory.bytes)
+        self._on_memory(attachment, memory.bytes)
         front_end = self._front_ends[identity] = _FrontEnd(identity, memory, self._channel)
         front_end.send(self._state)
         front_end.send(self._queue)
@@ -323,7 +324,7 @@ def _unexpected(number: int, front_end: _FrontEnd, error: BaseException) -> Infe
 
 
 async def run(launch: Launch) -> int:
-    """Serve front ends until SIGTERM. Returns the exit status: 1 if the device failed.
+    """Serve front ends until SIGTERM. Returns the exit status: 1 if a device failed, or a rank of several.
 
     Raises:
         ValueError: a wrong repository, model name or device.
@@ -332,14 +333,22 @@ async def run(launch: Launch) -> int:
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     capacity = QueueCapacity(launch.settings, metrics)
-    engine = LocalEngine(launch.settings, metrics, capacity, launch.recovery)
+    group = await SlabGroup.start(launch, metrics) if len(devices_of(launch)) > 1 else None
+    engine = LocalEngine(launch.settings, metrics, capacity, launch.recovery, group)
     engine.start()
     device = resolve_device(launch.settings.device)
+
+    def on_memory(attachment: Attach, memory: NDArray[np.uint8]) -> None:
+        if device.type == "cuda":
+            lock(memory, device)
+        if group is not None:
+            group.map(attachment, memory)
+
     server = EngineServer(
         engine,
         capacity,
         on_call=lambda: pipe.send_heartbeat(),
-        on_memory=partial(lock, device=device) if device.type == "cuda" else lambda _: None,
+        on_memory=on_memory,
     )
 
     def receive(message: Message) -> None:
@@ -356,8 +365,15 @@ async def run(launch: Launch) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     running = asyncio.create_task(server.run())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    running.cancel()
+    ends = {running, stopped}
+    if group is not None:
+        ends.add(asyncio.create_task(group.watch()))
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in ends:
+        task.cancel()
+    if group is not None:
+        # First, so that the device thread waits for no rank any more.
+        await group.close()
     # Errors that this sets are still sent.
     await engine.close(within=0.0)
     await asyncio.sleep(0)
@@ -367,4 +383,4 @@ async def run(launch: Launch) -> int:
         from turbofno.service.tracing import setup
 
         await asyncio.to_thread(setup.stop)
-    return 1 if engine.failure else 0
+    return 1 if engine.failure or (group is not None and group.lost) else 0

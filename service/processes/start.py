@@ -48,7 +48,7 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         logger.info(
             "%d front ends on %s, engines on %s", settings.frontends,
             http_url(settings.host, settings.port, tls=settings.tls_certificate is not None),
-            ", ".join(one.device for one in engines),
+            ", ".join(settings.devices or (settings.device,)),
         )  # fmt: skip
         supervisor = Supervisor(
             settings,
@@ -60,17 +60,20 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
 
 
 def engine_settings(settings: Settings) -> list[Settings]:
-    """Settings of each device's engine. CPU engines share the cores, except one for HTTP."""
-    devices = settings.devices or (settings.device,)
-    cores = max(1, (len(os.sched_getaffinity(0)) - 1) // len(devices))
+    """Settings of each engine, with its own devices. Ranks on CPUs share the cores, except one for HTTP."""
+    engines = settings.devices or (settings.device,)
+    ranks = sum(len(engine.split("+")) for engine in engines)
+    cores = max(1, (len(os.sched_getaffinity(0)) - 1) // ranks)
     return [
         settings.model_copy(
             update={
-                "device": device,
-                "torch_threads": settings.torch_threads or (cores if device == "cpu" else None),
+                "device": engine.split("+")[0],
+                "devices": settings.devices and (engine,),
+                "torch_threads": settings.torch_threads
+                or (cores if engine.startswith("cpu") else None),
             }
         )
-        for device in devices
+        for engine in engines
     ]
 
 

@@ -42,6 +42,7 @@ EXECUTIONS: dict[Execution, str] = {
     "graph": "as a CUDA graph of the module",
     "replay": "replayed",
     "module": "layer by layer",
+    "slabs": "on slabs of its fields, one a device",
 }
 
 

@@ -13,7 +13,7 @@ import torch
 
 from turbofno.models.core.memory import activation_bytes
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
-from turbofno.service.engine.runnable import Ran
+from turbofno.service.engine.runnable import Ran, SlabState
 from turbofno.service.engine.totals import ModelTotals
 from turbofno.service.errors import DeviceLost, NotDifferentiable
 from turbofno.service.runtime.device_pipeline import unjudged
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from turbofno.service.engine.vjp import VjpShapes
     from turbofno.service.runtime.device_pipeline import Pipeline
     from turbofno.service.runtime.forward import Forward
+    from turbofno.service.runtime.slabs import SlabModel
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,12 @@ class ModelInstance:
         asked: Precision,
         trust: bool = False,
         others: Callable[[], list[ModelInstance]] = list,
+        slabs: SlabModel | None = None,
     ) -> None:
-        """`asked` is the preferred precision; `others` returns all models on the device; `trust` enables trust signals."""
+        """`asked` is the preferred precision; `others` returns all models on the device; `trust` enables trust signals.
+
+        `slabs` runs fields that are cut over several devices; they have no trust signals. `device` is the first of these.
+        """
         self.config = config
         self.totals = ModelTotals()
         self.ran = Ran("none")
@@ -61,6 +66,7 @@ class ModelInstance:
         self._forward = forward
         self._pipeline = pipeline
         self._others = others
+        self._slabs = slabs
         self._device = device
         self._excess = Excess(config.statistics, device)
         self._judge = Judge(config, device) if trust else None
@@ -89,6 +95,10 @@ class ModelInstance:
         self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
     ) -> Callable[[], ModelOutput]:
         """Predict float32 [n, in_channels, *grid] -> [n, out_channels, *grid] in physical units; see Runnable."""
+        if cut := self._cut(parts[0].shape[2:]):
+            with self._pipeline.in_turn():
+                output = cut.predict(parts, output_buffers)
+            return lambda: output
         return self._pipeline.start(
             parts, self._checked_forward, self._judge or unjudged, output_buffers
         )
@@ -109,6 +119,10 @@ class ModelInstance:
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
         """Advance rollouts by that many steps in one batch; see `run_turn`. On the device thread."""
+        state = states[0]
+        if cut := self._cut(state.grid if isinstance(state, SlabState) else state.shape[2:]):
+            with self._pipeline.in_turn():
+                return cut.advance(states, wanted, steps=steps)
         with self._pipeline.in_turn(), torch.inference_mode():
             return run_turn(
                 lambda x: self._checked_forward(x)[0],
@@ -124,6 +138,8 @@ class ModelInstance:
         """Free the graphs of all models on the device, and PyTorch's cached device memory."""
         for instance in {self, *self._others()}:
             instance._forward.clear()
+            if instance._slabs is not None:
+                instance._slabs.clear()
             if instance._judge is not None:
                 instance._judge.clear()
         torch.cuda.empty_cache()
@@ -148,12 +164,17 @@ class ModelInstance:
         yield partial(timed, partial(self._prepare, shape))
         yield partial(timed, partial(self._try_batch, (1, *shape)))
         yield partial(timed, partial(self._try_gradient, shape, max_gradient_bytes))
+        if self._cut(shape[1:]):
+            # Its fields run one after another.
+            return
         size = 1
         while size < largest and spent < WARM_UP_SECONDS:
             size = min(2 * size, largest)
             yield partial(timed, partial(self._try_batch, (size, *shape)))
 
     def _prepare(self, shape: tuple[int, ...]) -> bool:
+        if self._slabs is not None:
+            self._slabs.load()
         self._forward.prepare(torch.Size(shape))
         return True
 
@@ -171,6 +192,9 @@ class ModelInstance:
             )
             return False
         self.ran = output.ran
+        if self._slabs is not None and (whole := self._slabs.why_whole(shape[2:])):
+            reasons = (self.ran.reason, f"on {self._device} alone: {whole}")
+            self.ran = self.ran._replace(reason="; ".join(filter(None, reasons)))
         if output.release is not None:
             output.release()
         return True
@@ -200,6 +224,11 @@ class ModelInstance:
             self._no_gradient = f"it failed when the model was loaded ({type(error).__name__})"
             logger.warning("model %s has no gradient", self.name, exc_info=error)
         return True
+
+    def _cut(self, grid: Sequence[int]) -> SlabModel | None:
+        """What runs fields on this grid cut over several devices; None if they run whole."""
+        slabs = self._slabs
+        return None if slabs is None or slabs.why_whole(grid) else slabs
 
     def _checked_forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
         y, ran = self._forward(x)

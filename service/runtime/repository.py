@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from turbofno.models.core.registry import ModelLocation
     from turbofno.service.metrics import Metrics
     from turbofno.service.runtime.device_pipeline import Pipeline
+    from turbofno.service.runtime.slabs import SlabGroup
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -64,13 +65,15 @@ class Repository:
         pipeline: Pipeline,
         run_on_device: Callable[[Callable[[], bool]], Awaitable[bool]],
         max_fields: Callable[[str, int], int],
+        group: SlabGroup | None = None,
     ) -> None:
-        """`max_fields` gives the largest batch for a model's name and the bytes of a field."""
+        """`max_fields` gives the largest batch for a model's name and the bytes of a field; `group` has all devices."""
         self._settings = settings
         self._metrics = metrics
         self._run_on_device = run_on_device
         self._most_fields = max_fields
         self._device = device
+        self._group = group
         self._pipeline = pipeline
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._users: Counter[ModelInstance] = Counter()
@@ -345,6 +348,9 @@ class Repository:
             asked=precision,
             trust=self._settings.trust,
             others=self._serving,
+            slabs=None
+            if self._group is None
+            else self._group.model(location.path, loaded, precision),
         )
 
     def _check_size(self, config: ModelConfig) -> None:

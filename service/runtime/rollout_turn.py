@@ -29,19 +29,27 @@ class Excess:
 
     def __init__(self, statistics: Statistics | None, device: torch.device) -> None:
         channels = () if statistics is None else statistics.inputs
+        self._known = bool(channels)
         self._mean = torch.tensor([one.mean for one in channels], device=device)
         reach = [max(one.maximum - one.mean, one.mean - one.minimum) for one in channels]
         self._most = torch.tensor([one**2 or float("inf") for one in reach], device=device)
 
     def __call__(self, fields: torch.Tensor) -> torch.Tensor:
         """float32 [n, channels, *grid] -> [n]."""
+        return self.of(self.energy(fields, fields[0, 0].numel()))
+
+    def energy(self, fields: torch.Tensor, points: int) -> torch.Tensor:
+        """What fields, or their slabs, add to the energy of fields of so many points: [n, channels, ..] -> [n, channels]."""
         values = fields.flatten(2)
-        if not len(self._most):
+        if not self._known:
             # 0 for finite values, else NaN
-            return (values * 0.0).sum((1, 2))
-        energy = (values - self._mean[:, None]).square().mean(2)
+            return (values * 0.0).sum(2)
+        return (values - self._mean[:, None]).square().sum(2) / points
+
+    def of(self, energy: torch.Tensor) -> torch.Tensor:
+        """[.., n, channels] -> [.., n]."""
         # amax propagates NaN, a comparison would not.
-        return (energy / self._most).amax(1)
+        return (energy / self._most if self._known else energy).amax(-1)
 
 
 def run_turn(

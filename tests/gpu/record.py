@@ -26,6 +26,7 @@ COVERED = (
     "tests/turbofno_ops",
     "tests/service/runtime",
     "tests/service/processes/test_devices.py",
+    "tests/service/processes/test_groups.py",
 )
 """Covered files, and folders with all sources in them."""
 _SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".c", ".txt"}

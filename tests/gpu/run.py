@@ -118,6 +118,7 @@ def parts() -> list[Part]:
         Part("zoo", [python, str(here / "zoo_errors.py")]),
         _pytest("distributed", f"{ops}/test_distributed.py", "-k", "on_gpus", alone=True),
         _pytest("devices", "tests/service/processes/test_devices.py", OVERLAP, alone=True),
+        _pytest("groups", "tests/service/processes/test_groups.py", "-k", "not cpu", alone=True),
     ]
 
 

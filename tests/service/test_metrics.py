@@ -36,6 +36,8 @@ NAMES = {
     "turbofno_prediction_warnings": ("model", "version", "reason"),
     "turbofno_rejections": ("reason", "model"),
     "turbofno_backend_batches": ("model", "backend", "precision"),
+    "turbofno_rank_seconds": ("group", "rank"),
+    "turbofno_rank_memory_bytes": ("group", "rank"),
     "turbofno_out_of_memory_splits": ("model", "version"),
     "turbofno_lowered_batch_limit": ("model", "version"),
     "turbofno_model_loaded": ("model", "version", "backend", "precision"),

@@ -129,6 +129,9 @@ def test_the_clients_key_is_not_reported_as_misspelt() -> None:
 def test_devices_are_numbers_or_names() -> None:
     settings = Settings(frontends=2, devices="0,cuda:3,cpu")
     assert settings.devices == ("cuda:0", "cuda:3", "cpu")
+    groups = Settings(frontends=2, devices="0+1, 2+cuda:3+4,cpu+cpu")
+    assert groups.devices == ("cuda:0+cuda:1", "cuda:2+cuda:3+cuda:4", "cpu+cpu")
+    assert Settings(frontends=1, devices=groups.devices).devices == groups.devices
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,11 @@ def test_devices_are_numbers_or_names() -> None:
     [
         ({"devices": "0"}, "TURBOFNO_FRONTENDS"),
         ({"frontends": 1, "devices": "gpu"}, "'gpu' is not a device"),
+        ({"frontends": 1, "devices": "0+"}, r"'0\+' is not a device"),
+        ({"frontends": 1, "devices": "0+cpu"}, r"several of either joined by \+"),
+        ({"frontends": 1, "devices": "0+0"}, "cuda:0 is named twice"),
+        ({"frontends": 1, "devices": "0+1,1+2"}, "cuda:1 is named twice"),
+        ({"frontends": 1, "devices": "0+1,1"}, "cuda:1 is named twice"),
         ({"frontends": 1, "shared_memory_bytes": 1000}, "TURBOFNO_MAX_BODY_BYTES"),
     ],
 )

@@ -60,6 +60,14 @@ class SlabFNO(CompiledChain):
         check_slab("the network", self._slab, x.shape[2:], grid, self._slab.local(grid))
         return self._apply(x, grid)
 
+    def out_size(self, size: Sequence[int]) -> tuple[int, ...]:
+        """Return the grid of the whole result for fields on a grid that is supported."""
+        return self._grid_check(tuple(size)).out_size
+
+    def field_bytes(self, size: Sequence[int]) -> int:
+        """Return an estimate of the most bytes that a field on a supported grid takes on any of the devices."""
+        return self._grid_check(tuple(size)).field_bytes
+
 
 def compile_fno(
     description: FNODescription,

@@ -1,0 +1,171 @@
+"""The first rank's side of an engine of several devices: which fields it cuts, and what it takes for a lost group."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import LoadedModel
+from turbofno.models.core.fno import FNO
+from turbofno.service.errors import DeviceLost
+from turbofno.service.metrics import Metrics
+from turbofno.service.processes.liveness import Launch
+from turbofno.service.processes.slab_commands import Answer, Done, Failed, Load, Predict
+from turbofno.service.processes.slab_group import LARGE, GroupModel, SlabGroup, _Rank
+from turbofno.service.settings import Settings
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SETTINGS = Settings(frontends=1, devices="cpu+cpu")
+LAUNCH = Launch("engine", 0, 1, 1, "", SETTINGS)
+COMMAND = Predict(1, [], [])
+
+
+def group_whose_other_rank_answers(answer: Answer | None) -> SlabGroup:
+    """A group of two whose other rank answers once, or ends."""
+    group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+    ours, theirs = Pipe()
+    group._ranks = [_Rank(1, cast("asyncio.subprocess.Process", None), ours)]
+
+    def run() -> None:
+        theirs.recv_bytes()
+        if answer is not None:
+            theirs.send_bytes(msgspec.msgpack.encode(answer))
+        theirs.close()
+
+    threading.Thread(target=run, daemon=True).start()
+    return group
+
+
+def failing() -> float:
+    raise MemoryError("no memory")
+
+
+def test_the_values_of_all_ranks_are_given_in_their_order() -> None:
+    group = group_whose_other_rank_answers(Done(2.5, 0.25, 7))
+    assert group.run(COMMAND, lambda: 1.5, key=0, field_steps=1) == [1.5, 2.5]
+    assert not group.lost
+    assert group._metrics.rank_seconds.labels("engine-0", "1")._value.get() == 0.25
+
+
+def test_an_error_that_all_ranks_have_is_the_error_of_the_command() -> None:
+    group = group_whose_other_rank_answers(Failed("MemoryError: no memory"))
+    with pytest.raises(MemoryError):
+        group.run(COMMAND, failing, key=0, field_steps=1)
+    assert not group.lost
+
+
+@pytest.mark.parametrize(
+    ("answer", "own_fails"),
+    [(Failed("RuntimeError: why"), False), (Done(0.0, 0.0, 0), True), (None, False)],
+)
+def test_a_group_whose_ranks_differ_is_lost(answer: Answer | None, own_fails: bool) -> None:
+    group = group_whose_other_rank_answers(answer)
+    with pytest.raises(DeviceLost) as raised:
+        group.run(COMMAND, failing if own_fails else lambda: 0.0, key=0, field_steps=1)
+    assert raised.value.headers["Retry-After"] == "1"
+    assert group.lost
+
+
+def test_a_model_that_another_rank_cannot_load_is_refused_with_its_reason() -> None:
+    group = group_whose_other_rank_answers(Failed("ValueError: it was changed"))
+    with pytest.raises(ValueError, match="rank 1 cannot load it: ValueError: it was changed"):
+        group.load(Load(1, "folder", "0", "fp32"))
+    assert not group.lost
+
+
+def test_arrays_from_elsewhere_are_copied_once_into_shared_memory() -> None:
+    group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+    fields = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    copy = group.shared(fields)
+    assert not group.shares(fields)
+    assert group.shares(copy)
+    assert group.shared(copy) is copy
+    np.testing.assert_array_equal(copy, fields)
+
+
+@pytest.mark.parametrize(
+    ("slabs", "points", "whole"),
+    [
+        (None, 64, "of the card's memory"),
+        (None, 65, ""),
+        (True, 8, ""),
+        (False, 65, "slabs: false"),
+    ],
+)
+def test_a_field_is_cut_by_its_size_unless_the_configuration_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slabs: bool | None, points: int, whole: str
+) -> None:
+    config = tiny_config(n_dim=2).model_copy(update={"slabs": slabs})
+    hidden = 4 * config.architecture.hidden_channels * 64 * 64
+    card = SimpleNamespace(total_memory=int(hidden / LARGE))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+    group.device = torch.device("cuda", 0)
+    supported = SimpleNamespace(refusal=lambda _: None)
+    monkeypatch.setattr(group.slabs, "network", lambda _: supported)
+    model = GroupModel(group, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    reason = model.why_whole((points, points))
+    assert bool(reason) == bool(whole)
+    assert whole in reason
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[SlabGroup]:
+    """A group of one, which computes."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+    torch.distributed.destroy_process_group()
+
+
+def test_a_field_of_one_axis_runs_whole_and_says_so(alone: SlabGroup, tmp_path: Path) -> None:
+    config = tiny_config().model_copy(update={"slabs": True})
+    model = GroupModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model.load()
+    assert "fields of one grid axis are not cut" in model.why_whole((16,))
+
+
+def test_the_states_of_rollouts_are_freed_when_nobody_has_a_part_of_them(
+    alone: SlabGroup, tmp_path: Path
+) -> None:
+    config = tiny_config(n_dim=2).model_copy(update={"slabs": True})
+    arch = config.architecture.model_copy(update={"out_channels": 1})
+    config = config.model_copy(update={"architecture": arch, "outputs": config.inputs})
+    module = FNO(arch).eval()
+    model = GroupModel(alone, tmp_path, LoadedModel(config, module), "fp32")
+    model.load()
+    fields = np.random.default_rng(1).standard_normal((3, 1, 12, 10), np.float32)
+    turn = model.advance([fields[:2], fields[2:]], [[], [1]], steps=1)
+    part = turn.states[0][1:]
+    assert len(part) == 1
+    del turn
+    assert list(alone.slabs._states) == [part.number]
+    last = model.advance([part], [[2]], steps=2)
+    with torch.inference_mode():
+        truth = module(module(module(torch.from_numpy(fields[1:2])))).numpy()
+    np.testing.assert_allclose(last.frames[0][2], truth, rtol=1e-4, atol=1e-6)
+    assert last.excess[0].shape == (2, 1)
+    del part, last
+    assert not alone.slabs._states
+
+
+def test_a_model_that_nobody_has_is_removed(alone: SlabGroup, tmp_path: Path) -> None:
+    config = tiny_config(n_dim=2).model_copy(update={"slabs": True})
+    model = GroupModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model.load()
+    assert alone.slabs._networks
+    del model
+    assert not alone.slabs._networks
