@@ -96,7 +96,8 @@ class Exchange(Body):
         if self._task is not None:
             self._task.cancel()
             return
-        if self._begun:
+        if self._begun and self.call.body is self:
+            # Admitted, and not started.
             self.call.context.access_log.close(self.call, CLIENT_CLOSED_REQUEST, 0)
         self._release()
 

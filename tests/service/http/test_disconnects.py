@@ -141,3 +141,24 @@ async def test_an_unread_reply_holds_its_bytes_and_blocks_no_other_connection() 
         writer.transport.abort()
         await asyncio.sleep(0.2)
         assert context.metrics.registry.get_sample_value("turbofno_inflight_bytes") == 0
+
+
+@in_loop
+async def test_a_client_that_leaves_before_its_body_is_counted_once_and_holds_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+    async with listening() as (port, engine, context):
+        for sent in (0, 10):
+            caplog.clear()
+            async with connected(port) as (_, writer):
+                writer.write(raw_request()[: -len(FIELD.tobytes()) + sent])
+                await writer.drain()
+                writer.transport.abort()
+            await until(lambda: bool(caplog.records))
+            await asyncio.sleep(0.1)
+            (line,) = [one for one in caplog.records if one.name == "service.access"]
+            assert line.__dict__["data"]["status"] == 499
+        assert not engine.requests
+        assert context.shedding.reserved("tiny-1d", "1") == 0
+        await asyncio.wait_for(context.admission.wait_idle(), 1)
