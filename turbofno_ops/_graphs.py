@@ -216,10 +216,10 @@ class GraphCache:
         found = cast("G | None", self._kept.get(at))
         if found is None:
             self._shrink(self._max_graphs - 1, keep=0)
-            found = self._capture_with_retry(capture)
-            self._kept[at] = found
-        self._kept.move_to_end(at)
-        self._shrink(self._max_graphs, keep=1)
+            found = self._kept[at] = self._capture_with_retry(capture)
+            self._shrink(self._max_graphs, keep=1)
+        else:
+            self._kept.move_to_end(at)
         return found
 
     def _capture_with_retry(self, capture: Callable[[], G]) -> G:
