@@ -198,6 +198,8 @@ def test_lost_device_is_answered_with_503_and_ends_the_process_with_1(repository
 
 def test_a_signal_while_a_model_is_loaded_ends_the_process_and_says_so(repository: Path) -> None:
     with running(repository, before=LOAD_SLOWLY) as server:
+        # A signal before the server has started aborts the start.
+        assert server.get("/healthz").status_code == 200
         server.process.terminate()
         assert server.process.wait(20) == 0
         assert "while model tiny-1d version 1 is loaded" in "".join(server.log)
