@@ -19,14 +19,11 @@ struct PrefetchBuffer {
         __syncwarp();
     }
 
-    // Call when this lane has read the contents, before load_async. Bulk copies are not ordered with reads: without the fence
-    // one may overtake reads that wait behind stores.
-    __device__ __forceinline__ void release() const {
+    // Call when this lane has read the previous contents. Bulk copies are not ordered with reads: without the fence one may
+    // overtake reads that wait behind stores.
+    __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
-    }
-
-    __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         if (lane == 0) {
             arrive_and_expect(barrier, bytes);
             bulk_copy(buffer, from, bytes, barrier);
@@ -46,9 +43,8 @@ struct PrefetchBuffer {
 
     __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(shared_address(buffer)) {}
 
-    __device__ __forceinline__ void release() const { __syncwarp(); }
-
     __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
+        __syncwarp();
         for (int at = 16 * lane; at < bytes; at += 16 * 32) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(buffer + at), "l"(from + at) : "memory");
         }

@@ -443,7 +443,6 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         break;
                     }
                     if (i == prefetch_last) {
-                        prefetch.release();
                         if (!last_of_row) {
                             if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
                         } else if (goes_on) {

@@ -29,8 +29,10 @@ from turbofno_ops import native_status
 from turbofno_ops.__main__ import report
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERLAP = "tests/service/runtime/test_device_pipeline.py::test_copies_and_kernels_overlap"
+_PIPELINE = "tests/service/runtime/test_device_pipeline.py"
+OVERLAP = f"{_PIPELINE}::test_copies_and_kernels_overlap"
 """Compares times, so it runs alone."""
+_SECOND_CARD = f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_default"
 _CORES_PER_PART = 2
 _MAX_SECONDS = 420  # of a part
 
@@ -117,16 +119,20 @@ def parts() -> list[Part]:
         ),
         Part("zoo", [python, str(here / "zoo_errors.py")]),
         _pytest("distributed", f"{ops}/test_distributed.py", "-k", "on_gpus", alone=True),
-        _pytest("devices", "tests/service/processes/test_devices.py", OVERLAP, alone=True),
+        _pytest(
+            "devices", "tests/service/processes/test_devices.py", OVERLAP, _SECOND_CARD, alone=True
+        ),
         _pytest("groups", "tests/service/processes/test_groups.py", "-k", "not cpu", alone=True),
     ]
 
 
-def outcome(part: Part) -> Outcome:
-    """Run a part, print its output and return the outcome."""
+def outcome(part: Part, card: int | None = None) -> Outcome:
+    """Run a part, on one card if asked, print its output and return the outcome."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # a new seed for each run; a failure prints it
     environment = {VARIABLE: "new", **os.environ, "PYTHONPATH": path, **part.environment}
+    if card is not None:
+        environment.setdefault("CUDA_VISIBLE_DEVICES", str(card))
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         counted = Path(folder) / "counts.xml"
@@ -174,10 +180,14 @@ def _counts(file: Path) -> tuple[int, int, int]:
     return total - failures - errors - skipped, failures + errors, skipped
 
 
-def run_all(all_parts: list[Part], *, at_once: int) -> Iterator[tuple[str, Outcome]]:
-    """Yield name and outcome of every part as it ends, `at_once` in parallel, then those that run alone."""
+def run_all(all_parts: list[Part], *, at_once: int, cards: int) -> Iterator[tuple[str, Outcome]]:
+    """Yield name and outcome of every part as it ends, `at_once` in parallel, then those that run alone.
+
+    Parallel parts take the cards in turns; those that run alone see all of them.
+    """
+    together = [part for part in all_parts if not part.alone]
     with ThreadPoolExecutor(at_once) as pool:
-        begun = {pool.submit(outcome, part): part for part in all_parts if not part.alone}
+        begun = {pool.submit(outcome, part, i % cards): part for i, part in enumerate(together)}
         yield from ((begun[done].name, done.result()) for done in as_completed(begun))
     yield from ((part.name, outcome(part)) for part in all_parts if part.alone)
 
@@ -204,7 +214,7 @@ def main() -> None:
         "cuda": torch.version.cuda,
     }
     outcomes = {part.name: Outcome(failed=1, how="NOT RUN to its end") for part in parts()}
-    for name, how in run_all(parts(), at_once=at_once):
+    for name, how in run_all(parts(), at_once=at_once, cards=len(cards)):
         outcomes[name] = how
         # after each part, so that an interrupted run leaves its results
         recorded = {part: _recorded(found) for part, found in outcomes.items()}

@@ -51,6 +51,10 @@ IN_BLOCKS: tuple[Shape, ...] = (
     (1, 9, (13,), (5,)),
     (2, 20, (21, 37), (9, 19)),
     (1, 9, (7, 5, 11), (4, 3, 4)),
+    # common programs: few rows, rows in segments, many rows
+    (2, 32, (5, 64), (4, 5)),
+    (1, 64, (1000,), (17,)),
+    (8, 64, (64, 80), (8, 9)),
 )
 PROJECTED = 4
 # for a network that does not amplify rounding
