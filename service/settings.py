@@ -191,7 +191,8 @@ class Settings(BaseSettings):
     hang_seconds: PositiveFloat = Field(
         default=10.0,
         description="With frontends: a process without a heartbeat for this many seconds is restarted, and so is an "
-        "engine of several devices that is this late, after ten times the usual time, with fields that it cuts. Above 0.",
+        "engine of several devices that is this late with fields that it cuts: after ten times the usual time, on a new "
+        "grid after a minute and 10 s for each field and step. Above 0.",
     )
     torch_threads: PositiveInt | None = Field(
         default=None,

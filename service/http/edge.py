@@ -127,7 +127,7 @@ class Edge(HttpToolsProtocol):
             is_http = self._feed(data)
             if between and is_http:
                 self._remember_head(data)
-        if self._admitted is not None:
+        if self._admitted is not None and not self.transport.is_closing():
             if not self._admitted.awaits_body:
                 self._start_admitted()
             elif self._start_admitted not in self._timers:

@@ -24,7 +24,7 @@ TRUST_LARGEST: dict[str, Any] = {
     for name, meaning in _MEANINGS.items()
 }
 TRUST_HEADER = "X-Trust"
-NOT_COMPUTED = "trust signals could not be computed"
+NOT_COMPUTED = "trust signals could not be computed, or the field was cut over several devices"
 _WHY_NO_SIGNALS = "the reason why the answer has no trust signals; absent if it has"
 TRUST_STATUS: dict[str, Any] = {"type": "string", "description": _WHY_NO_SIGNALS}
 TRUST_HEADERS: dict[str, Any] = {

@@ -138,7 +138,10 @@ class Scheduler:
             async with asyncio.timeout(within):
                 await self._idle.wait()
         except TimeoutError:
-            logger.warning("%d requests were unfinished when the drain time ended", len(self._live))
+            if within:
+                logger.warning(
+                    "%d requests were unfinished when the drain time ended", len(self._live)
+                )
         if self._expiry is not None:
             self._expiry.cancel()
         self._fail_all(_closed)

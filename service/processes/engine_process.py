@@ -1,4 +1,4 @@
-"""An engine process: serves the local engine of one device to front ends, by messages and shared memory."""
+"""An engine process: serves a local engine, of one device or of a group, to front ends by messages and shared memory."""
 
 from __future__ import annotations
 

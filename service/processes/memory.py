@@ -85,8 +85,8 @@ class SlotMemory:
         index = next((i for i, (a, b) in enumerate(self._free) if b - a >= needed), None)
         if index is None:
             raise Unavailable(
-                f"the shared memory of this front end has no room for {size} more bytes: "
-                f"it has {self._size} ({env_name('shared_memory_bytes')}). Retry after the time in Retry-After.",
+                f"the shared memory of this process has no room for {size} more bytes: it has {self._size} "
+                f"({env_name('shared_memory_bytes')} sets it). Retry after the time in Retry-After.",
                 retry_after=1.0,
             )
         start, stop = self._free[index]

@@ -121,9 +121,10 @@ class _Follower:
 def _mapped(attachment: Attach) -> AttachedMemory:
     try:
         return AttachedMemory(attachment)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         # The front end died. What the first rank still runs for it runs on all ranks, and nobody reads the answer.
-        return AttachedMemory(SlotMemory(attachment.size).attachment())
+        spare = SlotMemory(attachment.size)
+        return AttachedMemory(spare.attachment())
 
 
 def main() -> int:

@@ -70,9 +70,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_SECONDS = 60.0
-"""Most time to join, and for a step of a field on a new grid, which makes tables, connections and CUDA graphs."""
+"""Most time to join, and to make tables, connections and CUDA graphs for a new grid."""
 _PATIENCE = 10.0
 """A command may take so many times as long as the last one like it."""
+_GUESSED_SECONDS = 1.0
+"""Of a step of a field on a grid that has not run yet."""
 _OWN_MEMORY = 0
 """Number of the memory that the group made itself."""
 _MAX_KNOWN = 4096
@@ -224,21 +226,23 @@ class SlabGroup:
     ) -> list[T]:
         """Run a command on all ranks; returns their values.
 
-        It may take ten times as long as the last command with this `key`, and `hang_seconds` more. An error that all
-        ranks have in common is raised as it is.
+        It may take ten times as long as the last command with this `key`, and `hang_seconds` more; the first with a
+        `key` a minute and 10 s for each field and step. An error of the same type on all ranks is raised as it is.
 
         Raises:
             DeviceLost: a rank is gone, or only some failed, so that they do not agree any more.
         """
-        usual = self._known.get(key, START_SECONDS / _PATIENCE)
+        begin, usual = 0.0, self._known.get(key)
+        if usual is None:
+            begin, usual = START_SECONDS, _GUESSED_SECONDS
+        limit = self._hang_seconds + begin + _PATIENCE * usual * field_steps
         began = time.perf_counter()
-        mine, answers = self._exchange(
-            command, own, self._hang_seconds + _PATIENCE * usual * field_steps
-        )
+        mine, answers = self._exchange(command, own, limit)
         seconds = time.perf_counter() - began
         failed = [answer.error for answer in answers if isinstance(answer, Failed)]
         if isinstance(mine, Exception):
-            if len(failed) == len(answers):
+            same = f"{type(mine).__name__}:"
+            if all(isinstance(a, Failed) and a.error.startswith(same) for a in answers):
                 raise mine
             raise self._lose(f"{type(mine).__name__} on rank 0 only") from mine
         if failed:
@@ -291,6 +295,8 @@ class SlabGroup:
                 mine = own()
             except Exception as error:
                 mine = error
+                # The others fail too, or wait for this rank in vain.
+                self._running.left = min(self._running.left, self._hang_seconds)
             return mine, [
                 self._decoder.decode(rank.connection.recv_bytes()) for rank in self._ranks
             ]
@@ -312,7 +318,7 @@ class SlabGroup:
         self._flush()
 
     def _flush(self) -> None:
-        """Send the notes, unless a thread is sending, which does it then. Never waits: this may run in garbage collection."""
+        """Send the notes, unless a thread is sending, which does it then: this may run in garbage collection."""
         while self._notes and self._sending.acquire(blocking=False):
             try:
                 self._send_notes()
@@ -340,7 +346,7 @@ class SlabGroup:
         if self.memory.contains(array):
             return _OWN_MEMORY, self.memory.span(array)[0]
         address: int = array.__array_interface__["data"][0]
-        for number, (start, stop) in tuple(self._ranges.items()):
+        for number, (start, stop) in self._ranges.copy().items():
             if start <= address < stop:
                 return number, address - start
         return None
@@ -371,6 +377,10 @@ class GroupModel:
 
     def load(self) -> None:
         group = self._group
+        if self._config.slabs is False or (
+            self._config.slabs is None and group.device.type == "cpu"
+        ):
+            return
         try:
             group.slabs.add(self._number, self._loaded, self._precision)
         except ChainRefused as refusal:

@@ -11,7 +11,7 @@ export function judgedBy(headers) {
 }
 
 export function showVerdict(place, headers, warnings = warningsOf(headers), judged = judgedBy(headers)) {
-  const untold = headers.get("X-Trust") ?? (judged ? "" : "trust signals could not be computed");
+  const untold = headers.get("X-Trust") ?? (judged ? "" : "trust signals could not be computed, or the field was cut over several devices");
   place.hidden = false;
   place.replaceChildren(
     ...warnings.map((text) => make("p", {}, make("strong", { class: "badge bad" }, "Warning"), ` ${text}`)),

@@ -18,7 +18,9 @@ from turbofno.models.core.fno import FNO
 from turbofno.service.errors import DeviceLost
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.liveness import Launch
+from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.slab_commands import Answer, Done, Failed, Load, Predict
+from turbofno.service.processes.slab_follower import _mapped
 from turbofno.service.processes.slab_group import LARGE, GroupModel, SlabGroup, _Rank
 from turbofno.service.settings import Settings
 
@@ -68,7 +70,12 @@ def test_an_error_that_all_ranks_have_is_the_error_of_the_command() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "own_fails"),
-    [(Failed("RuntimeError: why"), False), (Done(0.0, 0.0, 0), True), (None, False)],
+    [
+        (Failed("RuntimeError: why"), False),
+        (Failed("RuntimeError: why"), True),
+        (Done(0.0, 0.0, 0), True),
+        (None, False),
+    ],
 )
 def test_a_group_whose_ranks_differ_is_lost(answer: Answer | None, own_fails: bool) -> None:
     group = group_whose_other_rank_answers(answer)
@@ -93,6 +100,27 @@ def test_arrays_from_elsewhere_are_copied_once_into_shared_memory() -> None:
     assert group.shares(copy)
     assert group.shared(copy) is copy
     np.testing.assert_array_equal(copy, fields)
+
+
+def test_a_command_on_a_new_grid_may_take_longer_and_less_once_this_rank_failed() -> None:
+    group = group_whose_other_rank_answers(Failed("MemoryError: no memory"))
+    limits = []
+
+    def failing_later() -> float:
+        assert group._running is not None
+        limits.append(group._running.left)
+        return failing()
+
+    with pytest.raises(MemoryError):
+        group.run(COMMAND, failing_later, key=0, field_steps=3)
+    assert limits == [SETTINGS.hang_seconds + 60 + 3 * 10]
+
+
+def test_the_memory_of_a_front_end_that_died_is_replaced() -> None:
+    memory = SlotMemory(1 << 20)
+    attachment = msgspec.structs.replace(memory.attachment(), pid=2**22 + 1)
+    fields = _mapped(attachment).array((0, (4,)))
+    assert not fields.any()
 
 
 @pytest.mark.parametrize(
