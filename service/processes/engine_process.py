@@ -102,9 +102,8 @@ class _Answer:
 
     def _send(self, message: Message) -> None:
         self._sent = True
-        front_end = self._front_end
-        front_end.tickets.pop(self._number, None)
-        front_end.channel.send(message, front_end.identity)
+        self._front_end.tickets.pop(self._number, None)
+        self._front_end.send(message)
 
 
 class EngineServer:

@@ -1,4 +1,4 @@
-"""What the first rank of an engine of several devices tells the others, and their answers.
+"""Messages from the first rank of an engine of several devices to the others, and their answers.
 
 Arrays are sent as (number of the shared memory, byte offset, shape). A command is answered once; a note is not.
 """
@@ -98,9 +98,9 @@ class Done(_Message, frozen=True):
     """The answer to a command."""
 
     value: Any
-    """What the rank returned."""
+    """The rank's result."""
     seconds: float
-    """How long it took."""
+    """Duration of the command."""
     memory_bytes: int
 
 

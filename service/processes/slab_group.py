@@ -374,13 +374,17 @@ class GroupModel:
         self._number = next(group.numbers)
         self._excess = Excess(loaded.config.statistics, torch.device("cpu"))
         self._refusal = ""
+        self._never = ""
+        """Why no field is cut, whatever its grid, or empty."""
+        if self._config.slabs is False:
+            self._never = "its config.json says slabs: false"
+        elif self._config.slabs is None and group.device.type == "cpu":
+            self._never = "on CPUs only models are cut whose config.json says slabs: true"
 
     def load(self) -> None:
-        group = self._group
-        if self._config.slabs is False or (
-            self._config.slabs is None and group.device.type == "cpu"
-        ):
+        if self._never:
             return
+        group = self._group
         try:
             group.slabs.add(self._number, self._loaded, self._precision)
         except ChainRefused as refusal:
@@ -390,11 +394,9 @@ class GroupModel:
         group.load(Load(self._number, str(self._path), self._config.sha256, self._precision))
 
     def why_whole(self, grid: Sequence[int]) -> str:
-        if self._config.slabs is False:
-            return "its config.json says slabs: false"
+        if self._never:
+            return self._never
         if self._config.slabs is None:
-            if self._group.device.type == "cpu":
-                return "on CPUs only models are cut whose config.json says slabs: true"
             hidden = 4 * self._config.architecture.hidden_channels * math.prod(grid)
             memory = torch.cuda.get_device_properties(self._group.device).total_memory
             if hidden <= LARGE * memory:

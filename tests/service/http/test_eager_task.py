@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_an_error_and_the_frames_that_it_passed_are_no_reference_cycle() -> None:
-    """Where a frame that outlives its call keeps its caller's, from Python 3.12 on, this would be a cycle."""
+    """From Python 3.12 on a frame that outlives its call keeps its caller's frame, which would make this a cycle."""
 
     async def main() -> None:
         callers: list[dict[str, Any]] = []
