@@ -6,6 +6,7 @@ Between processes, arrays are sent as their offsets in shared memory and configu
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -27,6 +28,15 @@ NO_FIELDS: Fields = np.empty(0, np.float32)
 """Placeholder for outputs that are not there yet."""
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
+
+
+class Joined(NamedTuple):
+    """A request that was joined with others into one."""
+
+    request_id: str
+    size: int
+    """Number of its fields."""
+    deadline: float | None
 
 
 class PredictRequest(msgspec.Struct, eq=False, array_like=True):
@@ -55,6 +65,22 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     """Array that receives the outputs, if the caller provides one; not written after the outcome is set."""
     vjp: VjpShapes | None = None
     """For gradients: fields and outputs are rows [n, length] of these shapes (see vjp.py)."""
+    joined: tuple[Joined, ...] = ()
+    """The requests that this one was made of, whose fields follow each other; empty: it is one. Its deadline is theirs that
+    comes first."""
+
+    def alone(self) -> list[PredictRequest]:
+        """The joined requests, with views of the arrays."""
+        requests, stop = [], 0
+        for request_id, size, deadline in self.joined:
+            start, stop = stop, stop + size
+            request = copy(self)
+            request.request_id, request.deadline, request.joined = request_id, deadline, ()
+            request.fields = self.fields[start:stop]
+            if self.output_buffer is not None:
+                request.output_buffer = self.output_buffer[start:stop]
+            requests.append(request)
+        return requests
 
 
 class PredictResult(msgspec.Struct, eq=False, array_like=True):

@@ -187,7 +187,7 @@ class LocalEngine:
         queued = [ticket for ticket in tickets if ticket is not None]
         for kind, group in by_kind(queued):
             assert isinstance(kind.runnable, ModelInstance)
-            self._repository.acquire(kind.runnable, len(group))
+            self._repository.acquire(kind.runnable, _requests(group))
         self._scheduler.submit(queued, at_once=at_once)
         return tickets
 
@@ -252,17 +252,17 @@ class LocalEngine:
             for one in ended:
                 if one.error is None:
                     assert one.result is not None
-                    requests += 1
+                    requests += one.requests
                     fields += one.size
-                    seconds += now - one.arrival
-                    queue_seconds += one.result.queue_seconds
+                    seconds += (now - one.arrival) * one.requests
+                    queue_seconds += one.result.queue_seconds * one.requests
                 elif one.error is not CANCELLED:
-                    instance.totals.note_failure(seconds=now - one.arrival)
+                    instance.totals.note_failures(one.requests, seconds=now - one.arrival)
             if requests:
                 instance.totals.note_success(
                     requests, fields=fields, seconds=seconds, queue_seconds=queue_seconds
                 )
-            self._repository.release(instance, len(ended))
+            self._repository.release(instance, _requests(ended))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
@@ -293,6 +293,10 @@ class LocalEngine:
         return self._scheduler.failure
 
 
+def _requests(tickets: Sequence[Ticket]) -> int:
+    return sum([ticket.requests for ticket in tickets])
+
+
 def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:
     on_cpu = device.type == "cpu"
     if not on_cpu:
@@ -304,7 +308,7 @@ def _note_batch(report: BatchReport) -> None:
     runnable = report.runnable
     assert isinstance(runnable, ModelInstance)
     runnable.totals.note_batch(
-        requests=len(report.slices),
+        requests=sum([part.ticket.requests for part in report.slices]),
         fields=report.size,
         gather_seconds=report.gather_seconds,
         compute_seconds=report.compute_seconds,

@@ -47,11 +47,11 @@ class ModelTotals:
         counters.inference_count += fields
         counters.last_inference_ms = round(time.time() * 1e3)
 
-    def note_failure(self, *, seconds: float) -> None:
-        """Add a request that failed after `seconds`."""
+    def note_failures(self, requests: int, *, seconds: float) -> None:
+        """Add requests that failed together after `seconds`."""
         counters = self._counters
-        counters.fail_count += 1
-        counters.fail_ns += _ns(seconds)
+        counters.fail_count += requests
+        counters.fail_ns += _ns(seconds) * requests
         counters.last_inference_ms = round(time.time() * 1e3)
 
     def snapshot(self) -> ModelCounters:

@@ -309,14 +309,16 @@ def _explain(ticket: Ticket, error: Exception) -> ServiceError:
     runnable, about = ticket.kind.runnable, {"data": {"request_id": ticket.request.request_id}}
     if isinstance(error, ServiceError):
         return error
+    # Joined requests run again, alone.
+    level = logging.DEBUG if ticket.request.joined else logging.ERROR
     if out_of_memory(error):
-        logger.error("model %s ran out of memory", runnable.name, extra=about)
+        logger.log(level, "model %s ran out of memory", runnable.name, extra=about)
         return Unavailable(
             f"there is not enough free memory to run model {runnable.name!r} on this request; "
             "send fewer fields or a coarser grid, or retry later",
             retry_after=5.0,
         )
-    logger.error("model %s failed", runnable.name, exc_info=error, extra=about)
+    logger.log(level, "model %s failed", runnable.name, exc_info=error, extra=about)
     return InferenceFailed(
         f"model {runnable.name!r} failed on this request alone; the server's log has the cause"
     )

@@ -86,6 +86,8 @@ class Scheduler:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
+        self._over = False
+        """True once nothing can run any more."""
         self._pump_scheduled = False
         self._wake: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -316,6 +318,7 @@ class Scheduler:
         self._fail_all(self._unavailable)
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> None:
+        self._over = True
         for ticket in list(self._live):
             self._fail(ticket, error())
         while self._jobs:
@@ -329,7 +332,8 @@ class Scheduler:
     def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""
         if not self._capacity.reserve_all(tickets):
-            tickets = [one for one in tickets if self._reserve(one)]
+            apart = [one for ticket in tickets for one in ticket.alone()]
+            tickets = [one for one in apart if self._reserve(one)]
             if not tickets:
                 return
         if not self._live:
@@ -378,7 +382,8 @@ class Scheduler:
             self._expire_at(min(later))
 
     def _expire(self, ticket: Ticket, now: float) -> None:
-        self._metrics.reject("deadline", ticket.kind.flow.model)
+        if not ticket.request.joined:
+            self._metrics.reject("deadline", ticket.kind.flow.model)
         self._fail(
             ticket,
             DeadlineExceeded(
@@ -401,17 +406,27 @@ class Scheduler:
             self._resolve([ticket])
 
     def _resolve(self, ended: list[Ticket]) -> None:
-        """Set the outcomes of queued tickets that ended."""
+        """Set the outcomes of queued tickets that ended. Joined requests that failed together are queued alone."""
+        failed_together = []
         for ticket in ended:
             if ticket.outcome.done():
                 continue
             if ticket.error is None:
                 assert ticket.result is not None
                 ticket.outcome.set_result(ticket.result)
+            elif ticket.request.joined and ticket.error is not CANCELLED and not self._over:
+                failed_together.append(ticket)
             else:
                 ticket.outcome.set_exception(ticket.error)
         self._capacity.release_quota(*[ticket.request for ticket in ended])
         self._live.difference_update(ended)
+        if failed_together:
+            ended = [one for one in ended if one not in failed_together]
+            for _, tickets in by_kind(
+                [one for ticket in failed_together for one in ticket.alone()]
+            ):
+                self._queue(tickets)
+            self._schedule_pump()
         if not self._live:
             self._idle.set()
         self._on_ended(ended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
 from msgspec import field
@@ -31,6 +31,13 @@ class Outcome(Protocol):
     def set_result(self, result: PredictResult, /) -> None: ...
 
     def set_exception(self, error: ServiceError, /) -> None: ...
+
+
+class JoinedOutcome(Outcome, Protocol):
+    """The outcome of a request that was made of several: each of them gets the error, or its part of the result."""
+
+    def alone(self) -> Sequence[Outcome]:
+        """The outcomes of the joined requests; this one is not set any more."""
 
 
 class Bucket(NamedTuple):
@@ -81,6 +88,7 @@ class Ticket(msgspec.Struct, eq=False):
     arrival: float
     """On the `time.monotonic` clock."""
     outcome: Outcome
+    """A JoinedOutcome if the request is made of several."""
     size: int
     order: int = field(default_factory=_serial.__next__)
     """Its position in its lane: by arrival; at the end again after each batch that took a part of it."""
@@ -99,6 +107,21 @@ class Ticket(msgspec.Struct, eq=False):
     def requeue(self) -> None:
         """Move behind all tickets that wait now."""
         self.order = next(_serial)
+
+    @property
+    def requests(self) -> int:
+        """Number of requests: several if they were joined."""
+        return len(self.request.joined) or 1
+
+    def alone(self) -> list[Ticket]:
+        """A ticket for each of its requests; only itself if they are not joined."""
+        if not self.request.joined:
+            return [self]
+        outcomes = cast("JoinedOutcome", self.outcome).alone()
+        return [
+            Ticket(self.kind, request, self.arrival, outcome, len(request.fields))
+            for request, outcome in zip(self.request.alone(), outcomes, strict=True)
+        ]
 
     @property
     def waiting(self) -> int:

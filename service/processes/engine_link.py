@@ -13,6 +13,7 @@ from turbofno.service import errors
 from turbofno.service.engine.interface import NO_FIELDS
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes.channel import Channel
+from turbofno.service.processes.joining import Asked, Sent, alike, join, part_of
 from turbofno.service.processes.messages import (
     Ack,
     Call,
@@ -30,7 +31,7 @@ from turbofno.service.processes.messages import (
 from turbofno.service.processes.rollout_ring import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import (
@@ -47,7 +48,7 @@ class _Pending(NamedTuple):
     """A request that waits for the engine's answer."""
 
     outcome: asyncio.Future[Any]
-    arrays: tuple[Fields, Fields] | None
+    arrays: tuple[Fields, Fields] | None = None
     """Input and output in shared memory, kept until the engine answers, even if the request was cancelled."""
 
 
@@ -60,15 +61,22 @@ class EngineLink:
         identity: bytes,
         memory: SlotMemory,
         *,
+        most_joined: int,
         digest_of: Callable[[ModelConfig], str],
         on_state: Callable[[], None],
         on_queue: Callable[[], None],
     ) -> None:
-        """`memory` holds all arrays that are sent; `digest_of` gives the digest of a configuration."""
+        """`memory` holds all arrays that are sent; at most `most_joined` fields of several requests become one request.
+
+        `digest_of` gives the digest of a configuration.
+        """
         self._memory, self._digest_of = memory, digest_of
+        self._most_joined = most_joined
         self._on_state, self._on_queue = on_state, on_queue
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
+        self._turn: list[Asked] = []
+        """Predictions asked in this turn of the event loop."""
         self._readers: dict[int, Reader] = {}
         self.state = EngineState(ready=False, failure="", models=())
         self.queue = QueueState((), 0.0)
@@ -83,21 +91,64 @@ class EngineLink:
         self._channel.flush()
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        """Have the engine fill `request.output_buffer`. Cancelling drops work not yet started. Raises as Engine.predict."""
-        number = next(self._numbers)
-        assert request.output_buffer is not None
-        outcome = self._expect(number, (request.fields, request.output_buffer))
-        self._channel.send(Predict(number, request))
+        """Send a request at the end of this turn of the event loop, joined with those like it (see `joining.join`).
+
+        Cancelling drops work not yet started, once all that were joined are cancelled. Raises as Engine.predict.
+        """
+        self._refuse_if_dead()
+        loop = asyncio.get_running_loop()
+        asked = Asked(request, loop.create_future())
+        if not self._turn:
+            loop.call_soon(self._send_turn)
+        self._turn.append(asked)
+        self.fields_in_flight += len(request.fields)
         try:
-            result: PredictResult = await outcome
+            return await asked.outcome
         except asyncio.CancelledError:
-            self._channel.send(Cancel(number))
+            if (sent := asked.sent) is not None:
+                sent.wanted -= 1
+                if not sent.wanted:
+                    self._channel.send(Cancel(sent.number))
             raise
         finally:
             # Breaks a reference cycle between an error and this frame, which would keep the slots allocated.
-            del outcome
-        result.fields = request.output_buffer
-        return result
+            del asked
+
+    def _send_turn(self) -> None:
+        turn, self._turn = self._turn, []
+        for asked in turn:
+            if asked.outcome.done():
+                self.fields_in_flight -= len(asked.request.fields)
+        waiting = [asked for asked in turn if not asked.outcome.done()]
+        for several in alike(waiting, self._most_joined):
+            self._send(several)
+        self._channel.flush()
+
+    def _send(self, several: Sequence[Asked]) -> None:
+        try:
+            request = join(several, self._memory)
+        except ServiceError as error:
+            if len(several) > 1:
+                # There may be room for some of them.
+                for asked in several:
+                    self._send((asked,))
+                return
+            several[0].outcome.set_exception(error.with_traceback(None))
+            self.fields_in_flight -= len(several[0].request.fields)
+            return
+        numbers = [next(self._numbers) for _ in several]
+        sent = Sent(numbers[0], len(several))
+        inputs, outputs = request.fields, request.output_buffer
+        assert outputs is not None
+        stop = 0
+        for number, asked in zip(numbers, several, strict=True):
+            start, stop = stop, stop + len(asked.request.fields)
+            asked.sent = sent
+            arrays = inputs, outputs
+            if len(several) > 1:
+                arrays = inputs[start:stop], outputs[start:stop]
+            self._pending[number] = _Pending(asked.outcome, arrays)
+        self._channel.send(Predict(sent.number, request))
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
         """Yield frames that the engine sends through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
@@ -134,6 +185,9 @@ class EngineLink:
         self._channel.close()
         for number in list(self._pending):
             self._settle(number, Unavailable(why, retry_after=1.0))
+        for asked in self._turn:
+            if not asked.outcome.done():
+                asked.outcome.set_exception(Unavailable(why, retry_after=1.0))
 
     def refer(self, value: Any) -> Any:
         """See References."""
@@ -148,20 +202,23 @@ class EngineLink:
     def _expect(
         self, number: int, arrays: tuple[Fields, Fields] | None = None
     ) -> asyncio.Future[Any]:
-        if self._dead:
-            # It died after this engine was chosen.
-            raise Unavailable(self._dead, retry_after=1.0)
+        self._refuse_if_dead()
         outcome = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(outcome, arrays)
         if arrays is not None:
             self.fields_in_flight += len(arrays[0])
         return outcome
 
+    def _refuse_if_dead(self) -> None:
+        if self._dead:
+            # It died after this engine was chosen.
+            raise Unavailable(self._dead, retry_after=1.0)
+
     def _receive(self, _: bytes, messages: list[Message]) -> None:
         for message in messages:
             match message:
                 case Predicted():
-                    self._settle(message.id, message.result)
+                    self._settle_all(message)
                 case Returned():
                     self._settle(message.id, message.value)
                 case FrameReady() if reader := self._readers.get(message.id):
@@ -179,6 +236,17 @@ class EngineLink:
                 case QueueState():
                     self.queue = message
                     self._on_queue()
+
+    def _settle_all(self, message: Predicted) -> None:
+        """Give each of the predictions that were joined its part of the result."""
+        result, stop = message.result, 0
+        for number in range(message.id, message.id + message.count):
+            arrays = self._pending[number].arrays
+            assert arrays is not None
+            start, stop = stop, stop + len(arrays[1])
+            own = result if message.count == 1 else part_of(result, slice(start, stop))
+            own.fields = arrays[1]
+            self._settle(number, own)
 
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)

@@ -82,12 +82,13 @@ class _FrontEnd:
 
 
 class _Answer:
-    """The outcome of a prediction (pipeline/ticket.py), sent as a message."""
+    """The outcome of a prediction, or of joined ones (pipeline/ticket.py), sent as a message."""
 
-    __slots__ = ("_front_end", "_number", "_sent")
+    __slots__ = ("_count", "_front_end", "_number", "_sent")
 
-    def __init__(self, front_end: _FrontEnd, number: int) -> None:
-        self._front_end, self._number = front_end, number
+    def __init__(self, front_end: _FrontEnd, number: int, count: int = 1) -> None:
+        """`count` joined requests have ids from `number` on."""
+        self._front_end, self._number, self._count = front_end, number, count
         self._sent = False
 
     def done(self) -> bool:
@@ -95,15 +96,21 @@ class _Answer:
 
     def set_result(self, result: PredictResult) -> None:
         result.fields = NO_FIELDS
-        self._send(Predicted(self._number, result))
+        self._end()
+        self._front_end.send(Predicted(self._number, result, self._count))
 
     def set_exception(self, error: ServiceError) -> None:
-        self._send(_refused(self._number, error))
+        self._end()
+        for number in range(self._number, self._number + self._count):
+            self._front_end.send(_refused(number, error))
 
-    def _send(self, message: Message) -> None:
+    def alone(self) -> list[_Answer]:
+        self._end()
+        return [_Answer(self._front_end, self._number + i) for i in range(self._count)]
+
+    def _end(self) -> None:
         self._sent = True
         self._front_end.tickets.pop(self._number, None)
-        self._front_end.send(message)
 
 
 class EngineServer:
@@ -221,7 +228,10 @@ class EngineServer:
         arrived, self._arrived = self._arrived, []
         if not arrived:
             return
-        answers = [_Answer(front_end, message.id) for front_end, message in arrived]
+        answers = [
+            _Answer(front_end, message.id, len(message.request.joined) or 1)
+            for front_end, message in arrived
+        ]
         requests = [message.request for _, message in arrived]
         try:
             tickets = self._engine.submit(list(zip(requests, answers, strict=True)))

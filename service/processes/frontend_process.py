@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from turbofno.service.app import create_app
 from turbofno.service.banner import greet
 from turbofno.service.metrics import Metrics
+from turbofno.service.processes.joining import most_joined
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Engines, Heartbeat, Message
@@ -27,7 +28,11 @@ async def run(launch: Launch) -> int:
     memory = SlotMemory(settings.shared_memory_bytes)
     metrics.shared_memory.set_function(lambda: memory.used_bytes)
     engine = RemoteEngine(
-        launch.identity, memory, queue, engines=len(settings.devices or (settings.device,))
+        launch.identity,
+        memory,
+        queue,
+        engines=len(settings.devices or (settings.device,)),
+        most_joined=most_joined(settings),
     )
 
     def receive(message: Message) -> None:

@@ -34,7 +34,10 @@ class Attach(_Message, frozen=True):
 
 
 class Predict(_Message, frozen=True):
-    """Front end to engine. The engine owns the request's arrays until it answers."""
+    """Front end to engine. The engine owns the request's arrays until it answers.
+
+    Joined requests have this id and those that follow it; each is answered.
+    """
 
     id: int
     request: PredictRequest
@@ -66,7 +69,7 @@ class Ack(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """Front end to engine: drop this prediction or rollout. It is still answered."""
+    """Front end to engine: drop this prediction, with all that were joined to it, or this rollout. It is still answered."""
 
     id: int
 
@@ -80,10 +83,12 @@ class Call(_Message, frozen=True):
 
 
 class Predicted(_Message, frozen=True):
-    """Engine to front end. The result's fields are not sent: they are in the request's `answer`."""
+    """Engine to front end. The result's fields are not sent: they are in the request's `output_buffer`."""
 
     id: int
     result: PredictResult
+    count: int = 1
+    """Number of requests whose result it is, from `id` on."""
 
 
 class Returned(_Message, frozen=True):

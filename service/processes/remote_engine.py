@@ -15,6 +15,7 @@ from turbofno.models.core.config import ModelConfig
 from turbofno.service.engine.interface import ModelCounters, ModelStatus
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.processes import joining
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.messages import QueueState
 from turbofno.service.processes.rollout_ring import copy_completely, ring_size
@@ -64,11 +65,18 @@ class RemoteEngine:
     """
 
     def __init__(
-        self, identity: bytes, memory: SlotMemory, queue: EngineQueue, *, engines: int
+        self,
+        identity: bytes,
+        memory: SlotMemory,
+        queue: EngineQueue,
+        *,
+        engines: int,
+        most_joined: int,
     ) -> None:
-        """`engines` is their number when all are up."""
+        """`engines` is their number when all are up; see EngineLink for `most_joined`."""
         self._identity = identity
         self._engines = engines
+        self._most_joined = most_joined
         self._memory = memory
         self._queue = queue
         self._links: dict[Peer, EngineLink] = {}
@@ -95,6 +103,7 @@ class RemoteEngine:
                     peer.endpoint,
                     self._identity,
                     self._memory,
+                    most_joined=self._most_joined,
                     digest_of=self._digest_of,
                     on_state=self._on_state,
                     on_queue=self._on_queue,
@@ -118,8 +127,9 @@ class RemoteEngine:
         self._links = {}
         self._on_state()
 
-    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
-        return self._memory.buffer(size, aligned_at)
+    def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
+        # Small fields are copied there when requests are joined.
+        return None if size <= joining.MOST_BYTES else self._memory.buffer(size, aligned_at)
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         config = self._serving.get((model, version))
@@ -138,12 +148,9 @@ class RemoteEngine:
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config = request.config or self.config(request.model, request.version)
-        size, _, *grid = shape = request.fields.shape
-        if request.vjp is None:
-            shape = (size, config.architecture.out_channels, *grid)
-        request.output_buffer = self._memory.array(shape)
-        if not self._memory.contains(request.fields):
-            request.fields = await self._to_shared_memory(request.fields)
+        fields = request.fields
+        if fields.nbytes > joining.MOST_BYTES and not self._memory.contains(fields):
+            request.fields = await self._to_shared_memory(fields)
         return await self._least_busy(config).predict(request)
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:

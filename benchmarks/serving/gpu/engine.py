@@ -61,6 +61,7 @@ async def _fed(
         feeders = [
             await asyncio.create_subprocess_exec(
                 *command, f"feeder-{i}", setup.checkpoint.name, str(side), share, str(seconds),
+                str(setup.max_batch),
                 stdout=subprocess.PIPE, cwd=ROOT,
             )
             for i in range(setup.clients)

@@ -1,6 +1,6 @@
 """A front end without HTTP: requests predictions from an engine process as fast as it answers.
 
-`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE CONCURRENCY SECONDS`; prints a line when the engine is ready, then JSON.
+`python -m benchmarks.serving.gpu.feeder ENGINE_ENDPOINT NAME MODEL SIDE CONCURRENCY SECONDS MAX_BATCH`; prints a line when the engine is ready, then JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import uvloop
 
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.metrics import Metrics
+from turbofno.service.processes.joining import most_joined
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Peer
 from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
@@ -25,10 +26,13 @@ _WARM_UP_SECONDS = 0.5
 
 async def main() -> None:
     """Send requests; print the number of answers in the measured seconds and in total, and the CPU time."""
-    endpoint, name, model, side, concurrency, seconds = sys.argv[1:]
-    settings, n = Settings(), int(side)
+    endpoint, name, model, side, concurrency, seconds, max_batch = sys.argv[1:]
+    settings, n = Settings(max_batch_size=int(max_batch)), int(side)
     memory = SlotMemory(settings.shared_memory_bytes)
-    engine = RemoteEngine(name.encode(), memory, EngineQueue(settings, Metrics()), engines=1)
+    queue = EngineQueue(settings, Metrics())
+    engine = RemoteEngine(
+        name.encode(), memory, queue, engines=1, most_joined=most_joined(settings)
+    )
     engine.set_engines([Peer(b"engine", endpoint)])
     while not engine.ready:  # noqa: ASYNC110 - it has no event for that
         await asyncio.sleep(0.02)
@@ -42,16 +46,14 @@ async def main() -> None:
     async def one() -> None:
         nonlocal done, in_time
         while time.perf_counter() < end:
-            fields = memory.array(field.shape)
-            fields[:] = field
             request = PredictRequest(
-                model=model, version=None, fields=fields, request_id=name, config=config,
+                model=model, version=None, fields=field, request_id=name, config=config,
                 deadline=time.monotonic() + settings.request_deadline_seconds,
             )  # fmt: skip
             result = await engine.predict(request)
             done += 1
             in_time += began <= time.perf_counter() < end
-            del fields, request, result
+            del request, result
 
     before = time.process_time()
     await asyncio.gather(*(one() for _ in range(int(concurrency))))

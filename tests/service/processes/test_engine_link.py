@@ -56,7 +56,7 @@ def server_of(engine: Any) -> EngineServer:
 def link_to(server: EngineServer, memory: SlotMemory) -> EngineLink:
     return EngineLink(
         server.endpoint, b"front", memory,
-        digest_of=lambda _: "digest", on_state=lambda: None, on_queue=lambda: None,
+        most_joined=4, digest_of=lambda _: "digest", on_state=lambda: None, on_queue=lambda: None,
     )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_models_change_on_all_engines_or_on_none() -> None:
         server = server_of(Engine())
         settings, metrics = Settings(), Metrics()
         remote = RemoteEngine(
-            b"front", SlotMemory(2**20), EngineQueue(settings, metrics), engines=2
+            b"front", SlotMemory(2**20), EngineQueue(settings, metrics), engines=2, most_joined=4
         )
         remote.set_engines([Peer(b"engine-0.1", server.endpoint)])
         for change in (remote.load, remote.unload):

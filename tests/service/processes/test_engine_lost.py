@@ -76,7 +76,7 @@ class FrontEnd:
         self.server = EngineServer(self.engine, QueueCapacity(settings, metrics), lambda: None)  # type: ignore[arg-type]
         self.memory = SlotMemory(2**20)
         queue = EngineQueue(settings, metrics)
-        self.remote = RemoteEngine(b"front", self.memory, queue, engines=1)
+        self.remote = RemoteEngine(b"front", self.memory, queue, engines=1, most_joined=4)
         self.app = create_app(settings, engine=self.remote, metrics=metrics, slots=queue)
 
     def lose(self) -> None:

@@ -125,7 +125,7 @@ def test_over_real_messages_a_rollout_ends_once_and_frees_its_memory() -> None:
         memory = SlotMemory(2**20)
         link = EngineLink(
             server.endpoint, b"front", memory,
-            digest_of=lambda _: "digest", on_state=lambda: None, on_queue=lambda: None,
+            most_joined=4, digest_of=lambda _: "digest", on_state=lambda: None, on_queue=lambda: None,
         )  # fmt: skip
 
         def rollout() -> AsyncGenerator[Frame]:
