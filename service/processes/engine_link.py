@@ -128,14 +128,20 @@ class EngineLink:
         try:
             request = join(several, self._memory)
         except ServiceError as error:
-            if len(several) > 1:
-                # There may be room for some of them.
-                for asked in several:
-                    self._send((asked,))
-                return
-            several[0].outcome.set_exception(error.with_traceback(None))
-            self.fields_in_flight -= len(several[0].request.fields)
+            # The frames of its traceback keep what was allocated.
+            failure = error.with_traceback(None)
+        else:
+            self._send_joined(several, request)
             return
+        if len(several) > 1:
+            # There may be room for some of them.
+            for asked in several:
+                self._send((asked,))
+            return
+        several[0].outcome.set_exception(failure)
+        self.fields_in_flight -= len(several[0].request.fields)
+
+    def _send_joined(self, several: Sequence[Asked], request: PredictRequest) -> None:
         numbers = [next(self._numbers) for _ in several]
         sent = Sent(numbers[0], len(several))
         inputs, outputs = request.fields, request.output_buffer

@@ -64,7 +64,8 @@ def alike(turn: Sequence[Asked], most: int) -> Iterator[Sequence[Asked]]:
             yield (asked,)
             continue
         key = (
-            id(request.config), request.version, *shape, request.priority, request.vjp, request.client
+            request.model, request.version, id(request.config), *shape,
+            request.priority, request.vjp, request.client,
         )  # fmt: skip
         if sizes.get(key, most) + size > most:
             if key in groups:

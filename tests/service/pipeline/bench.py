@@ -42,7 +42,10 @@ class Doubler:
         self.seconds = 0.0
         self.threads: list[int] = []
 
-    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+    def start(
+        self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
+    ) -> Callable[[], ModelOutput]:
+        del output_buffers
         output = self.run(np.concatenate(parts))
         return lambda: output
 

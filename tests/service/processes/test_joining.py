@@ -1,0 +1,216 @@
+"""Predictions of one turn are joined: each caller gets its own part, its own error, and its memory back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.service.processes.test_engine_link import Engine, link_to, server_of
+from tests.service.tiny import rollable_config
+from tests.service.waiting import until
+from turbofno.service.engine.interface import PredictRequest, PredictResult
+from turbofno.service.errors import InvalidField, ServiceError, Unavailable
+from turbofno.service.processes.engine_link import EngineLink
+from turbofno.service.processes.joining import MOST_BYTES, Asked, alike
+from turbofno.service.processes.memory import SlotMemory
+
+pytestmark = pytest.mark.timeout(20)
+
+CONFIG = rollable_config()
+
+
+class Doubler(Engine):
+    """Doubles fields; with `hold` it keeps what it was asked for."""
+
+    def __init__(self, *, hold: bool = False) -> None:
+        super().__init__()
+        self.hold = hold
+        self.asked: list[tuple[PredictRequest, Any]] = []
+        self.cancelled: list[str] = []
+
+    def submit(self, block: Any) -> list[Any]:
+        self.asked += block
+        if not self.hold:
+            for request, outcome in block:
+                outcome.set_result(self.result(request))
+        return [SimpleNamespace(ended=not self.hold, id=one.request_id) for one, _ in block]
+
+    def cancel(self, ticket: Any) -> None:
+        self.cancelled.append(ticket.id)
+
+    @staticmethod
+    def result(request: PredictRequest) -> PredictResult:
+        fields = request.output_buffer
+        assert fields is not None
+        fields[:] = 2 * request.fields
+        distances = tuple(request.fields[:, 0, 0].tolist())
+        return PredictResult(
+            "m", "1", fields, 0.5, 0.25, (len(fields),), "fake", trust={"distance": distances}
+        )
+
+
+def asking(link: EngineLink, *values: float, **options: Any) -> asyncio.Task[PredictResult]:
+    fields = np.repeat(np.float32(values)[:, None, None], 8, axis=2)
+    request = PredictRequest("m", None, fields, f"id-{values[0]:g}", config=CONFIG, **options)
+    return asyncio.create_task(link.predict(request))
+
+
+def test_each_gets_its_own_part() -> None:
+    async def main() -> None:
+        engine, memory = Doubler(), SlotMemory(2**20)
+        server = server_of(engine)
+        link = link_to(server, memory)
+        values = [(1.0,), (2.0, 3.0), (4.0,), (5.0,), (6.0, 7.0, 8.0, 9.0, 10.0)]
+        results = await asyncio.gather(*[asking(link, *one) for one in values])
+        for one, result in zip(values, results, strict=True):
+            np.testing.assert_array_equal(result.fields[:, 0, 0], 2 * np.array(one))
+            assert result.trust == {"distance": one}
+        # At most four fields together, and a larger request as it came.
+        assert [len(request.fields) for request, _ in engine.asked] == [4, 1, 5]
+        joined = engine.asked[0][0].joined
+        assert [(one.request_id, one.size) for one in joined] == [
+            ("id-1", 1),
+            ("id-2", 2),
+            ("id-4", 1),
+        ]
+        assert link.fields_in_flight == 0
+        engine.asked.clear()
+        del results, result
+        # The callback that runs now refers to the results.
+        await asyncio.sleep(0)
+        assert memory.used_bytes == 0
+        link.close("over")
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_different_requests_are_not_joined() -> None:
+    def asked(size: int, **options: Any) -> Asked:
+        request = PredictRequest("m", None, np.zeros((size, 1, 8), np.float32), "id", **options)
+        return Asked(request, None)  # type: ignore[arg-type]
+
+    draw = random.Random(8)
+    kinds = [{}, {"priority": 3}, {"client": "a"}, {"version": "2"}, {"config": CONFIG}]
+    for _ in range(50):
+        turn = []
+        for _ in range(draw.randint(1, 30)):
+            options = {"version": None} | draw.choice(kinds)
+            request = PredictRequest(
+                "m", options.pop("version"), np.zeros((draw.randint(1, 6), 1, 8), np.float32), "id", **options
+            )  # fmt: skip
+            turn.append(Asked(request, None))  # type: ignore[arg-type]
+        groups = list(alike(turn, 4))
+        assert Counter(id(one) for group in groups for one in group) == Counter(map(id, turn))
+        for group in groups:
+            assert len(group) == 1 or sum(len(one.request.fields) for one in group) <= 4
+            about = {
+                (one.request.priority, one.request.client, one.request.version, id(one.request.config))
+                for one in group
+            }  # fmt: skip
+            assert len(about) == 1
+    large = MOST_BYTES // 32 + 1
+    alone = [asked(large), asked(large), asked(0), asked(0), asked(1, trace="00-1-1-01"), asked(1)]
+    assert [len(group) for group in alike(alone, 4 * large)] == [1] * 6
+
+
+def test_each_gets_its_own_error() -> None:
+    async def main() -> None:
+        engine, memory = Doubler(hold=True), SlotMemory(2**20)
+        server = server_of(engine)
+        link = link_to(server, memory)
+        asked = [asking(link, float(value)) for value in range(3)]
+        await until(lambda: bool(engine.asked))
+        ((request, outcome),) = engine.asked
+        first, second, third = outcome.alone()
+        alone = request.alone()
+        third.set_result(engine.result(alone[2]))
+        second.set_exception(InvalidField("the second is wrong"))
+        first.set_result(engine.result(alone[0]))
+        assert (await asked[0]).fields[0, 0, 0] == 0.0
+        with pytest.raises(InvalidField, match="the second is wrong"):
+            await asked[1]
+        assert (await asked[2]).fields[0, 0, 0] == 4.0
+        assert link.fields_in_flight == 0
+        link.close("over")
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_only_the_last_cancellation_reaches_the_engine() -> None:
+    async def main() -> None:
+        engine, memory = Doubler(hold=True), SlotMemory(2**20)
+        server = server_of(engine)
+        link = link_to(server, memory)
+        unsent = asking(link, 9.0)
+        asked = [asking(link, float(value)) for value in range(3)]
+        await asyncio.sleep(0)
+        unsent.cancel()
+        await until(lambda: bool(engine.asked))
+        ((request, outcome),) = engine.asked
+        assert [one.request_id for one in request.joined] == ["id-0", "id-1", "id-2"]
+        asked[0].cancel()
+        asked[1].cancel()
+        await asyncio.sleep(0.05)
+        assert not engine.cancelled
+        asked[2].cancel()
+        await until(lambda: bool(engine.cancelled))
+        assert engine.cancelled == ["id-0"]
+        outcome.set_exception(Unavailable("cancelled"))
+        await until(lambda: link.fields_in_flight == 0)
+        link.close("over")
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_those_for_which_there_is_memory_are_sent() -> None:
+    async def main() -> None:
+        engine, memory = Doubler(), SlotMemory(8 * 4096)
+        server = server_of(engine)
+        link = link_to(server, memory)
+        held = memory.array((5 * 1024,))
+        # Three pages are free. Three requests of a page each take two pages together, and two alone.
+        grid = 1024
+        requests = [
+            PredictRequest("m", None, np.ones((1, 1, grid), np.float32), f"{i}", config=CONFIG)
+            for i in range(3)
+        ]
+        found = await asyncio.gather(*map(link.predict, requests), return_exceptions=True)
+        assert [type(one) for one in found] == [PredictResult, Unavailable, Unavailable]
+        assert link.fields_in_flight == 0
+        del found, held
+        requests.clear()
+        engine.asked.clear()
+        await asyncio.sleep(0)
+        assert memory.used_bytes == 0
+        link.close("over")
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_in_the_turn_fails_all() -> None:
+    async def main() -> None:
+        engine, memory = Doubler(hold=True), SlotMemory(2**20)
+        server = server_of(engine)
+        link = link_to(server, memory)
+        before = [asking(link, 1.0), asking(link, 2.0)]
+        await until(lambda: bool(engine.asked))
+        after = [asking(link, 3.0), asking(link, 4.0)]
+        await asyncio.sleep(0)
+        link.close("it is dead")
+        found = await asyncio.gather(*before, *after, return_exceptions=True)
+        assert all(isinstance(one, ServiceError) and "dead" in str(one) for one in found)
+        await asyncio.sleep(0)
+        assert link.fields_in_flight == 0
+        server.close()
+
+    asyncio.run(main())
