@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter as _Count
 from collections import defaultdict
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
@@ -52,6 +54,10 @@ REFUSED_WITH_MODEL = (
 
 _MOST_PENDING = 4096
 
+# Tuples, which cost least: there is one for each request.
+_Answered: TypeAlias = tuple[Any, ...]
+_Ran: TypeAlias = tuple[Any, ...]
+
 
 class _Cached:
     """Caches `labels`, for which prometheus_client formats strings and takes a lock at each of ten calls for a request."""
@@ -83,36 +89,6 @@ class _Gauge(_Cached, Gauge):
     pass
 
 
-class Answered(NamedTuple):
-    """A finished request, to be counted. A step of None did not run."""
-
-    model: str
-    version: str
-    protocol: str
-    status: int
-    seconds: float
-    decode: float | None
-    queue: float | None
-    compute: float | None
-    encode: float | None
-
-
-class Batch(NamedTuple):
-    """A batch that ran, to be counted."""
-
-    model: str
-    version: str
-    backend: str
-    precision: str
-    size: int
-    fill_ratio: float
-    queue_depth: int
-    predicted: int
-    """Fields of the requests that it completed."""
-    differentiated: int
-    """The same for gradients."""
-
-
 class _Pending(Collector):
     """Counts requests and batches many at a time: at each scrape, as the first of the registry, and every `_MOST_PENDING`."""
 
@@ -132,8 +108,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
         self.registry = registry or CollectorRegistry()
-        self._answered: list[Answered] = []
-        self._ran: list[Batch] = []
+        self._answered: list[_Answered] = []
+        self._ran: list[_Ran] = []
         self.registry.register(_Pending(self._count_pending))
         self.requests = self._counter(
             "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
@@ -283,21 +259,48 @@ class Metrics:
         for reason in REFUSED_WITH_MODEL:
             self.rejections.labels(reason, model)
 
-    def answered(self, request: Answered) -> None:
-        """Count a finished request."""
-        self._answered.append(request)
+    def answered(
+        self,
+        model: str,
+        version: str,
+        protocol: str,
+        status: int,
+        warned: Sequence[str],
+        seconds: float,
+        decode: float | None,
+        queue: float | None,
+        compute: float | None,
+        encode: float | None,
+    ) -> None:
+        """Count a finished request: reasons of its answer's warnings, seconds in all and of the steps that ran."""
+        self._answered.append(
+            (model, version, protocol, status, warned, seconds, decode, queue, compute, encode)
+        )
         if len(self._answered) >= _MOST_PENDING:
             self._count_pending()
 
-    def ran(self, batch: Batch) -> None:
-        """Count a batch."""
-        self._ran.append(batch)
+    def ran(
+        self,
+        model: str,
+        version: str,
+        backend: str,
+        precision: str,
+        size: int,
+        fill_ratio: float,
+        queue_depth: int,
+        predicted: int,
+        differentiated: int,
+    ) -> None:
+        """Count a batch of `size` fields; `predicted` and `differentiated` are the fields of the requests that it completed."""
+        self._ran.append(
+            (model, version, backend, precision, size, fill_ratio, queue_depth, predicted, differentiated)
+        )  # fmt: skip
         if len(self._ran) >= _MOST_PENDING:
             self._count_pending()
 
     def _count_pending(self) -> None:
         self._count_answered()
-        alike: defaultdict[tuple[str, str, str, str], list[Batch]] = defaultdict(list)
+        alike: defaultdict[tuple[str, str, str, str], list[_Ran]] = defaultdict(list)
         for batch in self._ran:
             alike[batch[:4]].append(batch)
         self._ran.clear()
@@ -312,7 +315,7 @@ class Metrics:
             self.batch_queue_depth.labels(*labels).observe_all(depths)
 
     def _count_answered(self) -> None:
-        alike: defaultdict[tuple[str, str, str, int], list[Answered]] = defaultdict(list)
+        alike: defaultdict[tuple[str, str, str, int], list[_Answered]] = defaultdict(list)
         for request in self._answered:
             alike[request[:4]].append(request)
         self._answered.clear()
@@ -320,7 +323,9 @@ class Metrics:
             self.requests.labels(model, version, protocol, status).inc(len(several))
             if not model:
                 continue
-            *_, durations, decode, queue, compute, encode = zip(*several, strict=True)
+            *_, warned, durations, decode, queue, compute, encode = zip(*several, strict=True)
+            for reason, times in _Count(chain.from_iterable(warned)).items():
+                self.prediction_warnings.labels(model, version, reason).inc(times)
             # A streamed rollout lasts as long as its client reads, so it would distort the latency.
             if protocol != "rollout":
                 self.request_duration.labels(model, version).observe_all(durations)

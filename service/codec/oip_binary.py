@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -63,8 +63,7 @@ class InferRequest:
     """Such as "128,128", unchecked."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferResponse:
+class InferResponse(NamedTuple):
     """An encoded infer response: the pieces of the body, and the length of its JSON if raw bytes follow."""
 
     pieces: tuple[bytes | memoryview, ...]

@@ -6,8 +6,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from turbofno.service.metrics import Answered
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -62,10 +60,8 @@ class AccessLog:
         if call.span is not None and call.context.tracer is not None:
             call.context.tracer.end(call, status)
         self._metrics.answered(
-            Answered(
-                call.model, call.version, call.protocol, status, seconds,
-                call.decode_seconds, call.queue_seconds, call.compute_seconds, call.encode_seconds,
-            )
+            call.model, call.version, call.protocol, status, call.warned, seconds,
+            call.decode_seconds, call.queue_seconds, call.compute_seconds, call.encode_seconds,
         )  # fmt: skip
         if call.shed:
             self._shedding.log(call)

@@ -118,6 +118,8 @@ class Call:
     shed = False
     """True if refused because the queue was full."""
     fields = body_bytes = 0
+    warned: tuple[str, ...] = ()
+    """Reasons of the answer's warnings."""
     decode_seconds: float | None = None
     queue_seconds: float | None = None
     compute_seconds: float | None = None

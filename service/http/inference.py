@@ -106,11 +106,9 @@ def deadline(call: Call, seconds: float | None) -> float:
 
 
 def count_warnings(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:
-    """Count the warnings by reason; return their texts."""
+    """Note the warnings' reasons, to be counted; return their texts."""
     warnings = tuple(warnings)
     if not warnings:
         return ()
-    counter, served = call.context.metrics.prediction_warnings, call.served
-    for reason in dict.fromkeys(one.reason for one in warnings):
-        counter.labels(served.name, served.version, reason).inc()
-    return tuple(one.text for one in warnings)
+    call.warned += tuple(dict.fromkeys([one.reason for one in warnings]))
+    return tuple([one.text for one in warnings])

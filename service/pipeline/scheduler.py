@@ -17,7 +17,6 @@ from turbofno.service.errors import (
     ServiceError,
     Unavailable,
 )
-from turbofno.service.metrics import Batch
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
@@ -294,17 +293,15 @@ class Scheduler:
         kind = report.slices[0].ticket.kind
         model, version = kind.bucket[:2]
         self._metrics.ran(
-            Batch(
-                model,
-                version,
-                report.backend or "none",
-                report.precision,
-                report.size,
-                report.size / self._max_batch,
-                self._capacity.waiting(model, version),
-                0 if kind.bucket.vjp else answered,
-                answered if kind.bucket.vjp else 0,
-            )
+            model,
+            version,
+            report.backend or "none",
+            report.precision,
+            report.size,
+            report.size / self._max_batch,
+            self._capacity.waiting(model, version),
+            0 if kind.bucket.vjp else answered,
+            answered if kind.bucket.vjp else 0,
         )
         self._metrics.note_trust(model, version, report.trust)
         full = self._batcher.limit(kind) * kind.field_bytes
