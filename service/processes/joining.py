@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MOST_BYTES = 128 * 1024
 """Larger fields are not joined, since their copy here would take long, and their request costs little beside their work."""
 
+MOST_JOINED_BYTES = 1024 * 1024
+"""Most bytes of joined fields: a client that reads its answer slowly keeps those of all."""
+
 
 def most_joined(settings: Settings) -> int:
     """Most fields of joined requests: a small part of a batch, because a request is split only if it is larger than a batch,
@@ -50,7 +53,7 @@ class Sent(msgspec.Struct, eq=False):
 
 
 def alike(turn: Sequence[Asked], most: int) -> Iterator[Sequence[Asked]]:
-    """Divide the predictions of a turn into those that can be joined, up to `most` fields together."""
+    """Divide the predictions of a turn into those that can be joined, up to `most` fields together and MOST_JOINED_BYTES."""
     if len(turn) == 1:
         yield turn
         return
@@ -67,7 +70,8 @@ def alike(turn: Sequence[Asked], most: int) -> Iterator[Sequence[Asked]]:
             request.model, request.version, id(request.config), *shape,
             request.priority, request.vjp, request.client,
         )  # fmt: skip
-        if sizes.get(key, most) + size > most:
+        room = min(most, MOST_JOINED_BYTES * size // fields.nbytes)
+        if sizes.get(key, room) + size > room:
             if key in groups:
                 yield groups[key]
             groups[key], sizes[key] = [], 0

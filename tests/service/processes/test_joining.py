@@ -115,6 +115,8 @@ def test_different_requests_are_not_joined() -> None:
                 for one in group
             }  # fmt: skip
             assert len(about) == 1
+    half = [asked(MOST_BYTES // 64) for _ in range(40)]
+    assert [len(group) for group in alike(half, 10**6)] == [16, 16, 8]
     large = MOST_BYTES // 32 + 1
     alone = [asked(large), asked(large), asked(0), asked(0), asked(1, trace="00-1-1-01"), asked(1)]
     assert [len(group) for group in alike(alone, 4 * large)] == [1] * 6
