@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from turbofno.service.engine.interface import PredictResult, heap_buffer
+from turbofno.service.engine.turn import Turn
 from turbofno.service.errors import PayloadTooLarge, ServiceError, Unavailable
 from turbofno.service.pipeline.batcher import Policy
 from turbofno.service.pipeline.rollouts import Rollouts
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         RecoveryRecord,
         RolloutRequest,
     )
+    from turbofno.service.engine.turn import Asked
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.batch import BatchReport
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
@@ -46,15 +47,6 @@ if TYPE_CHECKING:
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Arrival:
-    """A request of `predict`, and its ticket once it was submitted."""
-
-    request: PredictRequest
-    outcome: asyncio.Future[PredictResult]
-    ticket: Ticket | None = None
 
 
 class LocalEngine:
@@ -108,8 +100,7 @@ class LocalEngine:
             )
         self._loading: asyncio.Task[None] | None = None
         self._draining = False
-        self._arrived: list[_Arrival] = []
-        """Requests of `predict` in this turn of the event loop, which share a batch."""
+        self._turn = Turn(self._submit_turn, self.cancel)
 
     def start(self) -> None:
         # Models load in the background, so that the service can report alive but not ready.
@@ -122,7 +113,7 @@ class LocalEngine:
 
     async def close(self, *, within: float) -> None:
         self._draining = True
-        self._submit_arrived()
+        self._turn.end()
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
@@ -148,30 +139,12 @@ class LocalEngine:
         return None if self._device.type == "cpu" else heap_buffer(size, aligned_at)
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        loop = asyncio.get_running_loop()
-        arrival = _Arrival(request, loop.create_future())
-        if not self._arrived:
-            loop.call_soon(self._submit_arrived)
-        self._arrived.append(arrival)
-        try:
-            return await arrival.outcome
-        except asyncio.CancelledError:
-            if arrival.ticket is not None:
-                self.cancel(arrival.ticket)
-            raise
-        finally:
-            # Breaks a reference cycle between an error and this frame, which would keep the fields in memory.
-            del arrival
+        return await self._turn.ask(request)
 
-    def _submit_arrived(self) -> None:
-        """Submit the requests that arrived in this turn of the event loop; also before a change that concerns them."""
-        if not self._arrived:
-            return
-        arrived = [one for one in self._arrived if not one.outcome.done()]
-        self._arrived.clear()
-        tickets = self.submit([(one.request, one.outcome) for one in arrived], at_once=True)
-        for one, ticket in zip(arrived, tickets, strict=True):
-            one.ticket = ticket
+    def _submit_turn(self, turn: list[Asked[Ticket]]) -> None:
+        tickets = self.submit([(one.request, one.outcome) for one in turn], at_once=True)
+        for asked, ticket in zip(turn, tickets, strict=True):
+            asked.work = ticket
 
     def submit(
         self, block: Sequence[tuple[PredictRequest, Outcome]], *, at_once: bool = False
@@ -277,11 +250,11 @@ class LocalEngine:
             self._repository.release(instance, 1)
 
     async def load(self, model: str) -> None:
-        self._submit_arrived()
+        self._turn.end()
         await self._repository.load(model)
 
     async def unload(self, model: str) -> None:
-        self._submit_arrived()
+        self._turn.end()
         await self._repository.unload(model)
 
     @property

@@ -11,9 +11,10 @@ import numpy as np
 
 from turbofno.service import errors
 from turbofno.service.engine.interface import NO_FIELDS
+from turbofno.service.engine.turn import Turn
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.joining import Asked, Sent, alike, join, part_of
+from turbofno.service.processes.joining import Sent, alike, join, part_of
 from turbofno.service.processes.messages import (
     Ack,
     Call,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         PredictResult,
         RolloutRequest,
     )
+    from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
 
 
@@ -75,14 +77,14 @@ class EngineLink:
         self._on_state, self._on_queue = on_state, on_queue
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
-        self._turn: list[Asked] = []
-        """Predictions asked in this turn of the event loop."""
+        self._turn = Turn(self._send_turn, self._cancel)
         self._readers: dict[int, Reader] = {}
         self.state = EngineState(ready=False, failure="", models=())
         self.queue = QueueState((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
         self.fields_in_flight = 0
+        """Of predictions and rollouts whose callers wait."""
         self._dead = ""
         """Why the engine answers no more, or empty."""
         self._channel = Channel.connect(endpoint, identity, self._receive, self)
@@ -96,36 +98,26 @@ class EngineLink:
         Cancelling drops work not yet started, once all that were joined are cancelled. Raises as Engine.predict.
         """
         self._refuse_if_dead()
-        loop = asyncio.get_running_loop()
-        asked = Asked(request, loop.create_future())
-        if not self._turn:
-            loop.call_soon(self._send_turn)
-        self._turn.append(asked)
-        self.fields_in_flight += len(request.fields)
+        size = len(request.fields)
+        self.fields_in_flight += size
         try:
-            return await asked.outcome
-        except asyncio.CancelledError:
-            if (sent := asked.sent) is not None:
-                sent.wanted -= 1
-                if not sent.wanted:
-                    self._channel.send(Cancel(sent.number))
-            raise
+            return await self._turn.ask(request)
         finally:
-            # Breaks a reference cycle between an error and this frame, which would keep the slots allocated.
-            del asked
+            self.fields_in_flight -= size
 
-    def _send_turn(self) -> None:
-        turn, self._turn = self._turn, []
-        for asked in turn:
-            if asked.outcome.done():
-                self.fields_in_flight -= len(asked.request.fields)
-        waiting = [asked for asked in turn if not asked.outcome.done()]
-        for several in alike(waiting, self._most_joined):
+    def _send_turn(self, turn: list[Asked[Sent]]) -> None:
+        for several in alike(turn, self._most_joined):
             self._send(several)
         self._channel.flush()
 
-    def _send(self, several: Sequence[Asked]) -> None:
+    def _cancel(self, sent: Sent) -> None:
+        sent.wanted -= 1
+        if not sent.wanted:
+            self._channel.send(Cancel(sent.number))
+
+    def _send(self, several: Sequence[Asked[Sent]]) -> None:
         try:
+            self._refuse_if_dead()
             request = join(several, self._memory)
         except ServiceError as error:
             # The frames of its traceback keep what was allocated.
@@ -139,9 +131,8 @@ class EngineLink:
                 self._send((asked,))
             return
         several[0].outcome.set_exception(failure)
-        self.fields_in_flight -= len(several[0].request.fields)
 
-    def _send_joined(self, several: Sequence[Asked], request: PredictRequest) -> None:
+    def _send_joined(self, several: Sequence[Asked[Sent]], request: PredictRequest) -> None:
         numbers = [next(self._numbers) for _ in several]
         sent = Sent(numbers[0], len(several))
         inputs, outputs = request.fields, request.output_buffer
@@ -149,7 +140,7 @@ class EngineLink:
         stop = 0
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
-            asked.sent = sent
+            asked.work = sent
             arrays = inputs, outputs
             if len(several) > 1:
                 arrays = inputs[start:stop], outputs[start:stop]
@@ -161,6 +152,8 @@ class EngineLink:
         number = next(self._numbers)
         end = self._expect(number, (request.initial.fields, ring))
         reader = self._readers[number] = Reader()
+        size = len(request.initial.fields)
+        self.fields_in_flight += size
         self._channel.send(StartRollout(number, request, ring))
         try:
             async with aclosing(reader.frames()) as frames:
@@ -170,12 +163,13 @@ class EngineLink:
             end.result()
         finally:
             del self._readers[number]
+            self.fields_in_flight -= size
             if end.cancel():
                 self._channel.send(Cancel(number))
             else:
                 # Retrieved, else asyncio logs it as never retrieved.
                 end.exception()
-            # As in predict.
+            # As in Turn.ask.
             del end
 
     async def ask(self, method: str, arguments: tuple[str, ...]) -> Any:
@@ -191,9 +185,7 @@ class EngineLink:
         self._channel.close()
         for number in list(self._pending):
             self._settle(number, Unavailable(why, retry_after=1.0))
-        for asked in self._turn:
-            if not asked.outcome.done():
-                asked.outcome.set_exception(Unavailable(why, retry_after=1.0))
+        self._turn.end()
 
     def refer(self, value: Any) -> Any:
         """See References."""
@@ -211,8 +203,6 @@ class EngineLink:
         self._refuse_if_dead()
         outcome = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(outcome, arrays)
-        if arrays is not None:
-            self.fields_in_flight += len(arrays[0])
         return outcome
 
     def _refuse_if_dead(self) -> None:
@@ -256,8 +246,6 @@ class EngineLink:
 
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)
-        if pending.arrays is not None:
-            self.fields_in_flight -= len(pending.arrays[0])
         if pending.outcome.done():
             return
         if reader := self._readers.get(number):

@@ -13,10 +13,10 @@ import numpy as np
 from turbofno.service.engine.interface import Joined
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterator, Sequence
 
     from turbofno.service.engine.interface import PredictRequest, PredictResult
+    from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
     from turbofno.service.settings import Settings
 
@@ -34,15 +34,6 @@ def most_joined(settings: Settings) -> int:
     return max(1, settings.max_batch_size // 4)
 
 
-class Asked(msgspec.Struct, eq=False):
-    """A prediction that the caller of an engine waits for."""
-
-    request: PredictRequest
-    outcome: asyncio.Future[PredictResult]
-    sent: Sent | None = None
-    """None: it waits for the end of the turn."""
-
-
 class Sent(msgspec.Struct, eq=False):
     """A message with one prediction or several."""
 
@@ -52,12 +43,12 @@ class Sent(msgspec.Struct, eq=False):
     """Number of its predictions that were not cancelled."""
 
 
-def alike(turn: Sequence[Asked], most: int) -> Iterator[Sequence[Asked]]:
+def alike(turn: Sequence[Asked[Sent]], most: int) -> Iterator[Sequence[Asked[Sent]]]:
     """Divide the predictions of a turn into those that can be joined, up to `most` fields together and MOST_JOINED_BYTES."""
     if len(turn) == 1:
         yield turn
         return
-    groups: dict[object, list[Asked]] = {}
+    groups: dict[object, list[Asked[Sent]]] = {}
     sizes: dict[object, int] = {}
     for asked in turn:
         request = asked.request
@@ -89,7 +80,7 @@ def _can_be_joined(request: PredictRequest) -> bool:
     )
 
 
-def join(several: Sequence[Asked], memory: SlotMemory) -> PredictRequest:
+def join(several: Sequence[Asked[Sent]], memory: SlotMemory) -> PredictRequest:
     """One request for all, with its arrays in `memory`. Fields of more than MOST_BYTES must be there already.
 
     Raises:

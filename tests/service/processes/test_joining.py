@@ -15,9 +15,10 @@ from tests.service.processes.test_engine_link import Engine, link_to, server_of
 from tests.service.tiny import rollable_config
 from tests.service.waiting import until
 from turbofno.service.engine.interface import PredictRequest, PredictResult
+from turbofno.service.engine.turn import Asked
 from turbofno.service.errors import InvalidField, ServiceError, Unavailable
 from turbofno.service.processes.engine_link import EngineLink
-from turbofno.service.processes.joining import MOST_BYTES, Asked, alike
+from turbofno.service.processes.joining import MOST_BYTES, Sent, alike
 from turbofno.service.processes.memory import SlotMemory
 
 pytestmark = pytest.mark.timeout(20)
@@ -92,7 +93,7 @@ def test_each_gets_its_own_part() -> None:
 
 
 def test_different_requests_are_not_joined() -> None:
-    def asked(size: int, **options: Any) -> Asked:
+    def asked(size: int, **options: Any) -> Asked[Sent]:
         request = PredictRequest("m", None, np.zeros((size, 1, 8), np.float32), "id", **options)
         return Asked(request, None)  # type: ignore[arg-type]
 

@@ -1,0 +1,56 @@
+"""Predictions asked for in one turn of the event loop, which an engine takes together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from turbofno.service.engine.interface import PredictRequest, PredictResult
+
+W = TypeVar("W")
+
+
+class Asked(msgspec.Struct, Generic[W], eq=False):
+    """A prediction that a caller waits for."""
+
+    request: PredictRequest
+    outcome: asyncio.Future[PredictResult]
+    work: W | None = None
+    """Set when it is taken, to cancel it."""
+
+
+class Turn(Generic[W]):
+    """The predictions of this turn."""
+
+    def __init__(self, take: Callable[[list[Asked[W]]], None], cancel: Callable[[W], None]) -> None:
+        """`take` gets those of a turn that nobody has cancelled; it sets their `work`, and later their outcomes."""
+        self._take, self._cancel = take, cancel
+        self._asked: list[Asked[W]] = []
+
+    async def ask(self, request: PredictRequest) -> PredictResult:
+        """Return the outcome of a request, or raise it. Cancelling this cancels its work."""
+        loop = asyncio.get_running_loop()
+        asked: Asked[W] = Asked(request, loop.create_future())
+        if not self._asked:
+            loop.call_soon(self.end)
+        self._asked.append(asked)
+        try:
+            return await asked.outcome
+        except asyncio.CancelledError:
+            if asked.work is not None:
+                self._cancel(asked.work)
+            raise
+        finally:
+            # Breaks a reference cycle between an error and this frame, which would keep the fields in memory.
+            del asked
+
+    def end(self) -> None:
+        """Take the requests so far: at the turn's end, or before something that concerns them."""
+        asked, self._asked = self._asked, []
+        if wanted := [one for one in asked if not one.outcome.done()]:
+            self._take(wanted)
