@@ -18,7 +18,7 @@ from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from turbofno.service.http.call import Call
-    from turbofno.service.pipeline.admission import ByteBudget
+    from turbofno.service.pipeline.admission import Admitted
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib's `wbits` of the three formats."""
@@ -36,7 +36,7 @@ def declared_size(call: Call) -> int | None:
 
 async def read_body(
     call: Call,
-    budget: ByteBudget,
+    admitted: Admitted,
     *,
     limit: int,
     setting: str | None = "max_body_bytes",
@@ -45,7 +45,7 @@ async def read_body(
     """Read and decompress the whole body.
 
     Args:
-        budget: holds the bytes as they arrive.
+        admitted: holds the bytes as they arrive.
         limit: largest size in bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
         aligned_at: for a body whose fields are used without a copy: read it into the engine's memory, with the byte at
@@ -61,14 +61,12 @@ async def read_body(
     coding = None if call.declared_bytes is not None else _coding(call)
     body = call.body
     if not body.complete:
-        if call.reservation is not None:
-            # A slow body must not occupy a queue slot.
-            call.reservation.leave()
-        await _receive(call, budget, coding, limit, setting)
+        admitted.leave_slot()
+        await _receive(call, admitted, coding, limit, setting)
     else:
         if body.size > limit:
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
-        budget.hold(body.size)
+        admitted.hold(body.size)
     size = call.body_bytes = body.size
     # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
     buffer = None
@@ -85,12 +83,12 @@ async def read_body(
     decoded = await offload(True, _inflate, whole, coding, limit, aligned_at or 0)
     if decoded is None:
         raise _too_large(call, "the decompressed body is longer", limit, setting)
-    budget.hold(len(decoded))
+    admitted.hold(len(decoded))
     return decoded
 
 
 async def _receive(
-    call: Call, budget: ByteBudget, coding: str | None, limit: int, setting: str | None
+    call: Call, admitted: Admitted, coding: str | None, limit: int, setting: str | None
 ) -> None:
     context, body = call.context, call.body
     seconds = context.settings.body_timeout_seconds
@@ -102,14 +100,14 @@ async def _receive(
                     raise _too_large(call, f"the body has {declared} bytes", limit, setting)
                 expected = declared if coding is None else None
                 if body.size:
-                    budget.hold(body.size)
+                    admitted.hold(body.size)
                 while not body.complete:
                     await body.more()
                     if expected is not None and body.size > expected:
                         raise BadRequest(f"Content-Length says {expected} bytes, but more arrived")
                     if body.size > limit:
                         raise _too_large(call, "the body is longer than allowed", limit, setting)
-                    budget.hold(body.size)
+                    admitted.hold(body.size)
     except TimeoutError:
         context.admission.refuse_if_ended()
         raise RequestTimeout(

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from turbofno.service.context import AppContext
     from turbofno.service.http.served import Served
-    from turbofno.service.http.shedding import Reservation
-    from turbofno.service.pipeline.admission import ByteBudget, Caller
+    from turbofno.service.pipeline.admission import Admitted, Caller
 
     Headers = list[tuple[bytes, bytes]]
     """In the order received, names in lower case."""
@@ -109,10 +108,8 @@ class Call:
     """The requested model, set once it is known to be ready."""
     parameters: Any = None
     """Parameters, the result of the operation's `parse`."""
-    budget: ByteBudget | None = None
-    """Bytes held until the reply has been sent or the client has left."""
-    reservation: Reservation | None = None
-    """A queue slot, held until the request enters the queue."""
+    admitted: Admitted | None = None
+    """What it holds until the reply has been sent or the client has left."""
     declared_bytes: int | None = None
     """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
     shed = False
@@ -172,11 +169,9 @@ class Call:
         return None if value is None else value.decode("latin-1")
 
     def release(self) -> None:
-        """Release the queue slot and the byte budget. Idempotent."""
-        if self.reservation is not None:
-            self.reservation.leave()
-        if self.budget is not None:
-            self.budget.leave()
+        """Release what the request holds. Idempotent."""
+        if self.admitted is not None:
+            self.admitted.leave()
 
     @property
     def steps(self) -> list[tuple[str, float]]:

@@ -107,7 +107,7 @@ class Exchange(Body):
         call = self.call
         return (
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
-            and call.budget is not None and call.declared_bytes is not None
+            and call.admitted is not None and call.declared_bytes is not None
         )  # fmt: skip
 
     @property

@@ -66,8 +66,8 @@ async def infer(
             deadline=deadline(call, seconds),
         )
     )
-    if call.reservation is not None:
-        call.context.shedding.leave_soon(call.reservation)
+    assert call.admitted is not None
+    call.context.admission.enter_queue(call.admitted)
     result = await work
     call.fields = len(fields)
     call.queue_seconds = result.queue_seconds
@@ -95,8 +95,8 @@ def _hold_interpolated(call: Call, count: int, output_grid: Grid) -> None:
             f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
         )
-    assert call.budget is not None
-    call.budget.hold_more(size)
+    assert call.admitted is not None
+    call.admitted.hold_more(size)
 
 
 def deadline(call: Call, seconds: float | None) -> float:

@@ -52,16 +52,16 @@ def _parse(call: Call) -> Parameters:
 
 
 async def _run(call: Call) -> Reply:
-    settings, served, budget = call.context.settings, call.served, call.budget
+    settings, served, admitted = call.context.settings, call.served, call.admitted
     header, raw_shape = call.parameters
-    assert budget is not None
+    assert admitted is not None
     if header is None:
         limit, setting, aligned_at = settings.max_json_bytes, "max_json_bytes", None
     else:
         # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
         start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
         limit, setting, aligned_at = settings.max_body_bytes, "max_body_bytes", start
-    body = await read_body(call, budget, limit=limit, setting=setting, aligned_at=aligned_at)
+    body = await read_body(call, admitted, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
     given = body, None if header is None else json_length, raw_shape, served

@@ -16,7 +16,7 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Operation, Reply
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
 from turbofno.service.http.openapi import described, schema_ref
-from turbofno.service.pipeline.admission import ByteBudget
+from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
@@ -282,6 +282,6 @@ async def _control_parameters(call: Call) -> dict[str, Any]:
 
 
 async def _control_body(call: Call) -> dict[str, Any]:
-    # A budget of its own: operators need these routes when the service is full.
-    body = await read_body(call, ByteBudget(), limit=_CONTROL_BYTES, setting=None)
+    # Admitted in any case: operators need these routes when the service is full.
+    body = await read_body(call, Admitted(), limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

@@ -134,18 +134,16 @@ def _admit(call: Call, target: Target) -> Reply | None:
     else:
         call.parameters, call.declared_bytes = operation.parse(call), declared_size(call)
     try:
-        call.budget = context.admission.admit(
+        call.admitted = context.admission.admit(
             call.declared_bytes,
             model=served.name,
             version=served.version,
             caller=call.caller,
-            coming=context.shedding.reserved(served.name, served.version),
+            queued=operation.queued,
         )
     except QueueFull:
         call.shed = True
         raise
-    if operation.queued:
-        call.reservation = context.shedding.reserve(served.name, served.version)
     return None
 
 

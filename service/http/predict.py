@@ -136,10 +136,10 @@ async def fields_reply(call: Call, answer: ResponseData, headers: Headers) -> Re
 
 
 def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
-    """A successful reply; the request's byte budget then holds its size instead of the body's."""
+    """A successful reply; the request then holds its bytes instead of the body's."""
     reply = Reply(200, headers, body)
-    assert call.budget is not None
-    call.budget.hold_answer(reply.size)
+    assert call.admitted is not None
+    call.admitted.hold_answer(reply.size)
     return reply
 
 
@@ -167,17 +167,17 @@ async def read_arrays(
     *,
     aligned_at: int | None = None,
 ) -> tuple[Fields, T]:
-    """Read the body and `decode` it into fields, whose size the byte budget then holds.
+    """Read the body and `decode` it into fields, whose bytes the request then holds.
 
     Raises as read_body and `decode` do; `aligned_at` is read_body's.
     """
-    settings, budget = call.context.settings, call.budget
-    assert budget is not None
+    settings, admitted = call.context.settings, call.admitted
+    assert admitted is not None
     if codec is JSON:
         limit, setting, light = settings.max_json_bytes, "max_json_bytes", JSON_BYTES
     else:
         limit, setting, light = settings.max_body_bytes, "max_body_bytes", BINARY_BYTES
-    body = await read_body(call, budget, limit=limit, setting=setting, aligned_at=aligned_at)
+    body = await read_body(call, admitted, limit=limit, setting=setting, aligned_at=aligned_at)
     started = time.perf_counter()
     # A small archive can inflate up to the limit.
     if codec is NPZ or len(body) > light:
@@ -185,7 +185,7 @@ async def read_arrays(
     else:
         fields, about = decode(body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
-    budget.hold(max(len(body), fields.nbytes))
+    admitted.hold(max(len(body), fields.nbytes))
     call.decode_seconds = time.perf_counter() - started
     return fields, about
 

@@ -178,8 +178,8 @@ def _check(call: Call, start: int, last: int) -> None:
 
 async def _run(call: Call) -> Reply:
     parameters: Parameters = call.parameters
-    context, served, budget = call.context, call.served, call.budget
-    assert budget is not None
+    context, served, admitted = call.context, call.served, call.admitted
+    assert admitted is not None
     config, engine = served.config, context.engine
     fields, form = await read_fields(call, parameters.reader)
     if not len(fields):
@@ -212,7 +212,7 @@ async def _run(call: Call) -> Reply:
 
     if parameters.streamed is not None:
         # The body, the state on the device, and frames that the client has not read yet.
-        budget.hold(2 * fields.nbytes + unread_bytes(fields))
+        admitted.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
             (b"content-type", parameters.streamed.media_type.encode()),
@@ -283,8 +283,8 @@ def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
             f"(Accept: {RECORDS.media_type})"
         )
-    assert call.budget is not None
-    call.budget.hold(2 * fields.nbytes + size)
+    assert call.admitted is not None
+    call.admitted.hold(2 * fields.nbytes + size)
 
 
 async def _collect(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:

@@ -1,4 +1,4 @@
-"""Load shedding: queue slots reserved before the body is read, and the rate and log of refusals."""
+"""Load shedding: the rate and log of refusals."""
 
 from __future__ import annotations
 
@@ -24,54 +24,14 @@ LONGEST_PAUSE = 1.0
 _LOG_SECONDS = 1.0
 
 
-class Reservation:
-    """A queue slot reserved before the body is read, so that concurrent requests cannot all claim the last one."""
-
-    __slots__ = ("_left", "_served", "_taken")
-
-    def __init__(self, taken: Counter[tuple[str, str]], served: tuple[str, str]) -> None:
-        self._taken = taken
-        self._served = served
-        self._left = False
-        taken[served] += 1
-
-    def leave(self) -> None:
-        """Release the slot: the request is in the queue, or has ended. Idempotent."""
-        if not self._left:
-            self._left = True
-            self._taken[self._served] -= 1
-
-
 class Shedding:
-    """The reservations of one application, and the rate and log of its refusals. Used from the event loop only."""
+    """The rate and log of the refusals of one application. Used from the event loop only."""
 
     def __init__(self) -> None:
         self._due = 0.0
         """Time at which the refusals so far end, at SECONDS_EACH each."""
-        self._reserved: Counter[tuple[str, str]] = Counter()
-        """By model and version."""
-        self._leaving: list[Reservation] = []
         self._unlogged: Counter[tuple[str, str, str]] = Counter()
         """By caller, model and version."""
-
-    def reserved(self, model: str, version: str) -> int:
-        """Number of reserved slots of a model's queue."""
-        return self._reserved[model, version]
-
-    def reserve(self, model: str, version: str) -> Reservation:
-        """Reserve a slot of a model's queue."""
-        return Reservation(self._reserved, (model, version))
-
-    def leave_soon(self, reservation: Reservation) -> None:
-        """Release a slot after this turn of the event loop: the request has then entered the queue."""
-        if not self._leaving:
-            asyncio.get_running_loop().call_soon(self._leave)
-        self._leaving.append(reservation)
-
-    def _leave(self) -> None:
-        for reservation in self._leaving:
-            reservation.leave()
-        self._leaving.clear()
 
     def pause(self) -> float:
         """Record a refusal; return the seconds for which its connection should not be read."""

@@ -31,18 +31,29 @@ class Caller(NamedTuple):
 ANYONE = Caller()
 
 
-class ByteBudget:
-    """The bytes that one admitted request holds: of its body, then of its answer. For the event loop only."""
+class Admitted:
+    """An admitted request: the bytes that it holds, of its body, then of its answer; and a queue slot, until it is queued.
 
-    __slots__ = ("_admission", "_caller", "_held", "_left", "_model")
+    For the event loop only.
+    """
+
+    __slots__ = ("_admission", "_caller", "_held", "_left", "_model", "_slot")
 
     def __init__(
-        self, admission: Admission | None = None, caller: Caller = ANYONE, model: str = ""
+        self,
+        admission: Admission | None = None,
+        caller: Caller = ANYONE,
+        model: str = "",
+        slot: tuple[str, str] | None = None,
     ) -> None:
-        """Without arguments nothing is counted: for small bodies that are read even when the budget is exhausted."""
+        """`slot` is model and version of the queue.
+
+        Without arguments nothing is counted: for small bodies that are read even when the limits are reached.
+        """
         self._admission = admission
         self._caller = caller
         self._model = model
+        self._slot = slot
         self._held = 0
         self._left = admission is None
 
@@ -57,8 +68,16 @@ class ByteBudget:
         if not self._left:
             self._left = True
             self.hold_answer(0)
+            self.leave_slot()
             assert self._admission is not None
             self._admission.leave()
+
+    def leave_slot(self) -> None:
+        """Release the queue slot: a slow body must not occupy it. Idempotent."""
+        if self._slot is not None:
+            assert self._admission is not None
+            self._admission.coming[self._slot] -= 1
+            self._slot = None
 
     def hold(self, size: int) -> None:
         """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
@@ -88,6 +107,10 @@ class Admission:
         self._bytes = 0
         self._bytes_of: Counter[tuple[str, str]] = Counter()
         """("caller" or "model", its name) -> bytes held."""
+        self.coming: Counter[tuple[str, str]] = Counter()
+        """(model, version) -> admitted requests that have a slot of its queue and are not in it yet. Without slots, reserved
+        before bodies are read, concurrent requests could all claim the last one."""
+        self._entering: list[Admitted] = []
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,17 +126,17 @@ class Admission:
         model: str,
         version: str,
         caller: Caller = ANYONE,
-        coming: int = 0,
-    ) -> ByteBudget:
-        """Admit one request before its body is read. The caller must `leave` the budget once the answer is sent.
+        queued: bool = True,
+    ) -> Admitted:
+        """Admit one request before its body is read. The caller must `leave` what is returned once the answer is sent.
 
-        Bytes are counted as they arrive (`ByteBudget.hold`), not by Content-Length: a client that announces a large
+        Bytes are counted as they arrive (`Admitted.hold`), not by Content-Length: a client that announces a large
         body and sends nothing must not block others.
 
         Args:
             content_length: bytes of the decoded body; None if unknown (chunked or compressed).
             caller: the client whose limits apply.
-            coming: admitted requests of the model that are not in its queue yet.
+            queued: the request will wait in the model's queue, and gets a slot of it.
 
         Raises:
             Unavailable: the service is draining.
@@ -128,18 +151,33 @@ class Admission:
                 f"the body has {size} bytes, the limit is {limit} ({env_name('max_body_bytes')}); "
                 "send fewer fields in a request"
             )
-        self._capacity.check(model, version, coming + 1)
+        slot = (model, version)
+        self._capacity.check(model, version, self.coming[slot] + 1)
         self.check_bytes(caller, model, size)
         if not self._requests:
             self._idle.clear()
         self._requests += 1
-        return ByteBudget(self, caller, model)
+        if not queued:
+            return Admitted(self, caller, model)
+        self.coming[slot] += 1
+        return Admitted(self, caller, model, slot)
 
     def leave(self) -> None:
         """Note the end of an admitted request."""
         self._requests -= 1
         if not self._requests:
             self._idle.set()
+
+    def enter_queue(self, request: Admitted) -> None:
+        """Release the slot of a request after this turn of the event loop: it has then entered the queue."""
+        if not self._entering:
+            asyncio.get_running_loop().call_soon(self._leave_slots)
+        self._entering.append(request)
+
+    def _leave_slots(self) -> None:
+        for request in self._entering:
+            request.leave_slot()
+        self._entering.clear()
 
     def start_draining(self) -> None:
         """Refuse new requests; admitted ones continue."""

@@ -69,8 +69,8 @@ def make_request(
     return call_of(scope, receive, context)
 
 
-class ByteBudget:
-    """A byte budget that records each size held, and refuses more than `most`."""
+class Admitted:
+    """An admitted request that records each size held, and refuses more than `most`."""
 
     def __init__(self, most: int = 10**9) -> None:
         self.most = most
@@ -81,9 +81,12 @@ class ByteBudget:
             raise QueueFull("no capacity")
         self.held.append(size)
 
+    def leave_slot(self) -> None:
+        pass
 
-def read(request: Call, budget: ByteBudget | None = None, **options: Any) -> memoryview:
-    return asyncio.run(read_body(request, budget or ByteBudget(), **{"limit": 100_000, **options}))
+
+def read(request: Call, budget: Admitted | None = None, **options: Any) -> memoryview:
+    return asyncio.run(read_body(request, budget or Admitted(), **{"limit": 100_000, **options}))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
@@ -101,19 +104,19 @@ def test_body_is_whole_writable_and_aligned(declared: bool, pieces: int) -> None
 
 @pytest.mark.parametrize("headers", [{"content-length": "30"}, {}], ids=["declared", "chunked"])
 def test_bytes_are_held_as_they_arrive(headers: dict[str, str]) -> None:
-    budget = ByteBudget()
+    budget = Admitted()
     read(make_request([b"x" * 10] * 3, headers), budget)
     assert budget.held == [10, 20, 30]
     with pytest.raises(QueueFull):
-        read(make_request([b"x" * 10] * 3, headers), ByteBudget(most=25))
+        read(make_request([b"x" * 10] * 3, headers), Admitted(most=25))
 
 
 def test_decompressed_body_is_held_at_its_full_size() -> None:
-    budget, headers = ByteBudget(), {"content-encoding": "gzip"}
+    budget, headers = Admitted(), {"content-encoding": "gzip"}
     read(make_request([gzip.compress(bytes(50_000))], headers), budget)
     assert budget.held[-1] == 50_000
     with pytest.raises(QueueFull):
-        read(make_request([gzip.compress(bytes(50_000))], headers), ByteBudget(most=40_000))
+        read(make_request([gzip.compress(bytes(50_000))], headers), Admitted(most=40_000))
 
 
 def test_empty_body_is_empty() -> None:
@@ -164,7 +167,7 @@ def test_unfinished_body_at_the_end_of_the_drain_time_is_503() -> None:
         admission = request.context.admission
         asyncio.get_running_loop().call_later(0.05, admission.end)
         with pytest.raises(Unavailable, match="before the whole body had come") as caught:
-            await asyncio.wait_for(read_body(request, ByteBudget(), limit=100), 2)  # type: ignore[arg-type]
+            await asyncio.wait_for(read_body(request, Admitted(), limit=100), 2)  # type: ignore[arg-type]
         assert caught.value.retry_after
 
     asyncio.run(main())

@@ -160,5 +160,5 @@ async def test_a_client_that_leaves_before_its_body_is_counted_once_and_holds_no
             (line,) = [one for one in caplog.records if one.name == "service.access"]
             assert line.__dict__["data"]["status"] == 499
         assert not engine.requests
-        assert context.shedding.reserved("tiny-1d", "1") == 0
+        assert context.admission.coming["tiny-1d", "1"] == 0
         await asyncio.wait_for(context.admission.wait_idle(), 1)

@@ -13,7 +13,7 @@ import pytest
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline.admission import ANYONE, Admission, ByteBudget, Caller
+from turbofno.service.pipeline.admission import ANYONE, Admission, Admitted, Caller
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Ticket
 from turbofno.service.settings import Settings
@@ -29,7 +29,7 @@ def make(**settings: Any) -> tuple[Admission, QueueCapacity, Metrics]:
 
 def admit(
     admission: Admission, size: int | None, model: str = "m", caller: Caller = ANYONE
-) -> AbstractContextManager[ByteBudget]:
+) -> AbstractContextManager[Admitted]:
     return admission.admit(size, model=model, version="1", caller=caller)
 
 
