@@ -39,7 +39,7 @@ from turbofno.service.processes.messages import (
     StartRollout,
 )
 from turbofno.service.processes.rollout_ring import Writer
-from turbofno.service.processes.slab_group import SlabGroup, devices_of
+from turbofno.service.processes.slab_group import SlabGroup
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.server import keep_objects
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from turbofno.service.engine.interface import ModelStatus, PredictResult
     from turbofno.service.pipeline.ticket import Ticket
-    from turbofno.service.processes.liveness import Launch
+    from turbofno.service.processes.launch import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +332,7 @@ async def run(launch: Launch) -> int:
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     capacity = QueueCapacity(launch.settings, metrics)
-    group = await SlabGroup.start(launch, metrics) if len(devices_of(launch)) > 1 else None
+    group = await SlabGroup.start(launch, metrics) if len(launch.devices) > 1 else None
     engine = LocalEngine(launch.settings, metrics, capacity, launch.recovery, group)
     engine.start()
     device = resolve_device(launch.settings.device)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.liveness import EX_CONFIG, HEARTBEAT_SECONDS, SCRAPE_SECONDS, Launch
+from turbofno.service.processes.launch import EX_CONFIG, Launch
+from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.messages import (
     Engines,
     Heartbeat,
