@@ -9,6 +9,7 @@ import numpy as np
 
 from turbofno.service.codec.fields import (
     OUTPUT,
+    Array,
     Form,
     check_dtype,
     check_finite,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.codec.fields import Array
     from turbofno.service.engine.interface import Fields
 
 COTANGENT = "cotangent"

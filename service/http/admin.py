@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from turbofno.models.core.config import PDE, Channel, GridSpec, Metric
+from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.registry import discover
 from turbofno.models.core.statistics import Statistics
-from turbofno.service.context import context_of
+from turbofno.service.context import AppContext, context_of
 from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
-from turbofno.service.engine.interface import status_of
+from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import NotFound
 from turbofno.service.http.openapi import ModelName, problem
 from turbofno.service.http.trust import trust_status
-
-if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.context import AppContext
-    from turbofno.service.engine.interface import ModelStatus
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20

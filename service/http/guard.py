@@ -12,14 +12,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from turbofno.service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
-from turbofno.service.http.call import Reply, encoded
-from turbofno.service.settings import env_name, is_loopback
+from turbofno.service.http.call import Call, Reply, encoded
+from turbofno.service.settings import Settings, env_name, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from turbofno.service.http.call import Call
-    from turbofno.service.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SAME_SITE = frozenset({b"same-origin", b"none"})

@@ -18,7 +18,7 @@ from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.trust import largest
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields, PredictResult
     from turbofno.service.http.call import Bytes, Call, Headers, Reply
     from turbofno.service.http.served import Served
-    from turbofno.service.settings import Settings
 
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()

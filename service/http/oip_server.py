@@ -13,7 +13,7 @@ from turbofno.service.engine.interface import status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.call import Call, Operation, Reply, Target
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
 from turbofno.service.http.openapi import described, schema_ref
 from turbofno.service.pipeline.admission import ByteBudget
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.http.call import Call, Target
 
     Route = Callable[[Call], Awaitable[dict[str, Any] | list[dict[str, Any]] | None]]
 

@@ -10,14 +10,12 @@ import numpy as np
 from fastapi import Path
 
 from turbofno.service.codec.negotiate import CODECS, JSON
-from turbofno.service.http.parameters import DEADLINE
+from turbofno.service.http.parameters import DEADLINE, Parameter
 from turbofno.service.http.problems import MEDIA_TYPE
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from turbofno.service.http.parameters import Parameter
 
 ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 WARNING = "X-Warning"

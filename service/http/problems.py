@@ -18,7 +18,7 @@ from turbofno.service.errors import (
     Unavailable,
 )
 from turbofno.service.http.access_log import shown_path
-from turbofno.service.http.call import Reply, encoded
+from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI, Request
 
-    from turbofno.service.http.call import Call
 
 logger = logging.getLogger(__name__)
 

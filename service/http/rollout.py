@@ -10,20 +10,23 @@ import numpy as np
 
 from turbofno.service import answer_warnings
 from turbofno.service.answer_warnings import FrameWarnings
-from turbofno.service.codec.fields import OUTPUT, ResponseData
-from turbofno.service.codec.negotiate import JSON, codec_for_answer, codec_for_body
+from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData
+from turbofno.service.codec.negotiate import JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
+    Fields,
     Frame,
+    ModelStatus,
     PredictRequest,
     RolloutRequest,
     status_of,
     unread_bytes,
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
-from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.frame_stream import (
     RECORDS,
     SERVER_SENT_EVENTS,
+    StreamFormat,
     accepted_format,
     stream,
 )
@@ -47,11 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.codec.fields import Form, FrameTrust
-    from turbofno.service.codec.negotiate import Codec
-    from turbofno.service.engine.interface import Fields, ModelStatus
-    from turbofno.service.http.call import Call
-    from turbofno.service.http.frame_stream import StreamFormat
     from turbofno.service.http.served import Served
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"

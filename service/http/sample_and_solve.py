@@ -12,11 +12,11 @@ from turbofno.service.codec.fields import (
     arrays_from_fields,
     check_shape,
 )
-from turbofno.service.codec.negotiate import NPY, codec_for_answer
+from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
-from turbofno.service.http.call import Operation
+from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from turbofno.models.core.config import Channel
-    from turbofno.service.codec.negotiate import Codec
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Call, Reply
 
 SEEDS = 1 << 20
 _MAX_STEPS = 1000

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
 from turbofno.service.codec.fields import ResponseData
-from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
+from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
-from turbofno.service.http.call import Operation
+from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
@@ -26,9 +26,7 @@ from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays, status_headers
 
 if TYPE_CHECKING:
-    from turbofno.service.codec.negotiate import Codec
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Call, Reply
     from turbofno.service.http.served import Served
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"

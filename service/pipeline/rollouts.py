@@ -11,11 +11,11 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from turbofno.service.engine.interface import Frame, unread_bytes
+from turbofno.service.engine.interface import Fields, Frame, RolloutRequest, unread_bytes
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.errors import (
     BlowUp,
@@ -27,11 +27,9 @@ from turbofno.service.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from turbofno.service.engine.interface import Fields, RolloutRequest
     from turbofno.service.engine.runnable import State, Steppable, Turn
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.batcher import Policy

@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from turbofno.service import errors
-from turbofno.service.engine.interface import NO_FIELDS
-from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
-from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.messages import (
-    Ack,
-    Call,
-    Cancel,
-    EngineState,
-    Failed,
-    FrameReady,
-    Message,
-    Predict,
-    Predicted,
-    QueueState,
-    Returned,
-    StartRollout,
+from turbofno.service.engine.interface import (
+    NO_FIELDS,
+    Fields,
+    Frame,
+    PredictRequest,
+    PredictResult,
+    RolloutRequest,
 )
-from turbofno.service.processes.rollout_ring import Reader
+from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
+from turbofno.service.processes import messages
+from turbofno.service.processes.channel import Channel
+from turbofno.service.processes.rollout_ring import copy_completely
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import (
-        Fields,
-        Frame,
-        PredictRequest,
-        PredictResult,
-        RolloutRequest,
-    )
     from turbofno.service.processes.memory import SlotMemory
 
 
@@ -69,9 +55,10 @@ class EngineLink:
         self._on_state, self._on_queue = on_state, on_queue
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
-        self._readers: dict[int, Reader] = {}
-        self.state = EngineState(ready=False, failure="", models=())
-        self.queue = QueueState((), 0.0)
+        self._frames: dict[int, asyncio.Queue[Frame | None]] = {}
+        """Of each rollout, the frames not yet read; None marks the end."""
+        self.state = messages.EngineState(ready=False, failure="", models=())
+        self.queue = messages.QueueState((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
         self.fields_in_flight = 0
@@ -87,11 +74,11 @@ class EngineLink:
         number = next(self._numbers)
         assert request.output_buffer is not None
         outcome = self._expect(number, (request.fields, request.output_buffer))
-        self._channel.send(Predict(number, request))
+        self._channel.send(messages.Predict(number, request))
         try:
             result: PredictResult = await outcome
         except asyncio.CancelledError:
-            self._channel.send(Cancel(number))
+            self._channel.send(messages.Cancel(number))
             raise
         finally:
             # Breaks a reference cycle between an error and this frame, which would keep the slots allocated.
@@ -103,18 +90,21 @@ class EngineLink:
         """Yield frames that the engine sends through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
         number = next(self._numbers)
         end = self._expect(number, (request.initial.fields, ring))
-        reader = self._readers[number] = Reader()
-        self._channel.send(StartRollout(number, request, ring))
+        frames = self._frames[number] = asyncio.Queue()
+        self._channel.send(messages.StartRollout(number, request, ring))
         try:
-            async with aclosing(reader.frames()) as frames:
-                async for frame in frames:
-                    self._channel.send(Ack(number))
-                    yield frame
+            while (frame := await frames.get()) is not None:
+                if frame.fields is not None:
+                    fields = np.empty_like(frame.fields)
+                    await copy_completely(fields, frame.fields)
+                    frame.fields = fields
+                self._channel.send(messages.Ack(number))
+                yield frame
             end.result()
         finally:
-            del self._readers[number]
+            del self._frames[number]
             if end.cancel():
-                self._channel.send(Cancel(number))
+                self._channel.send(messages.Cancel(number))
             else:
                 # Retrieved, else asyncio logs it as never retrieved.
                 end.exception()
@@ -125,7 +115,7 @@ class EngineLink:
         """Call `load`, `unload` or `counters` of the engine."""
         number = next(self._numbers)
         outcome = self._expect(number)
-        self._channel.send(Call(number, method, arguments))
+        self._channel.send(messages.Call(number, method, arguments))
         return await outcome
 
     def close(self, why: str) -> None:
@@ -157,18 +147,19 @@ class EngineLink:
             self.fields_in_flight += len(arrays[0])
         return outcome
 
-    def _receive(self, _: bytes, messages: list[Message]) -> None:
-        for message in messages:
+    def _receive(self, _: bytes, received: list[messages.Message]) -> None:
+        for message in received:
             match message:
-                case Predicted():
+                case messages.Predicted():
                     self._settle(message.id, message.result)
-                case Returned():
+                case messages.Returned():
                     self._settle(message.id, message.value)
-                case FrameReady() if reader := self._readers.get(message.id):
-                    reader.push(message.frame)
-                case Failed():
-                    self._settle(message.id, _error(message))
-                case EngineState():
+                case messages.FrameReady() if frames := self._frames.get(message.id):
+                    frames.put_nowait(message.frame)
+                case messages.Failed():
+                    kind = getattr(errors, message.error, InferenceFailed)
+                    self._settle(message.id, kind(**message.values))
+                case messages.EngineState():
                     self.state = message
                     self.digests = {
                         (model.status.name, model.status.version): model.digest
@@ -176,7 +167,7 @@ class EngineLink:
                         if model.digest
                     }
                     self._on_state()
-                case QueueState():
+                case messages.QueueState():
                     self.queue = message
                     self._on_queue()
 
@@ -186,16 +177,9 @@ class EngineLink:
             self.fields_in_flight -= len(pending.arrays[0])
         if pending.outcome.done():
             return
-        if reader := self._readers.get(number):
-            reader.end()
+        if number in self._frames:
+            self._frames[number].put_nowait(None)
         if isinstance(outcome, ServiceError):
             pending.outcome.set_exception(outcome)
         else:
             pending.outcome.set_result(outcome)
-
-
-def _error(refused: Failed) -> ServiceError:
-    """The error that the engine raised."""
-    kind = getattr(errors, refused.error, InferenceFailed)
-    error: ServiceError = kind(**refused.values)
-    return error

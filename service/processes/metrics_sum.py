@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -26,7 +25,7 @@ _GAUGES: dict[str, Combine] = {
 """Functions that merge these gauges; all others are added."""
 
 
-class MetricsSum:
+class MetricsSum(Collector):
     """Merges metrics. Counters of dead processes are kept as of their last scrape, so that sums never fall."""
 
     def __init__(self) -> None:
@@ -49,19 +48,9 @@ class MetricsSum:
         ]
         self._retired = _merge([self._retired, lasting])
 
-    def text(self) -> bytes:
-        """The merged metrics in the text format."""
-        registry = CollectorRegistry()
-        registry.register(_Given(_merge([self._retired, *self._latest.values()])))
-        return generate_latest(registry)
-
-
-class _Given(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
     def collect(self) -> Iterator[Metric]:
-        return iter(self._families)
+        """The merged metrics."""
+        return iter(_merge([self._retired, *self._latest.values()]))
 
 
 def _labelled(family: Metric, process: str) -> Metric:

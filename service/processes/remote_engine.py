@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from turbofno.models.core.config import ModelConfig
-from turbofno.service.engine.interface import ModelCounters, ModelStatus
+from turbofno.service.engine.interface import (
+    Fields,
+    Frame,
+    ModelCounters,
+    ModelStatus,
+    PredictRequest,
+    PredictResult,
+    RolloutRequest,
+)
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_link import EngineLink
-from turbofno.service.processes.messages import QueueState
+from turbofno.service.processes.messages import Peer, QueueState
 from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from turbofno.service.engine.interface import (
-        Fields,
-        Frame,
-        PredictRequest,
-        PredictResult,
-        RolloutRequest,
-    )
     from turbofno.service.processes.memory import SlotMemory
-    from turbofno.service.processes.messages import Peer
 
 _MAX_CONFIGS = 256
 """Number of configurations kept, including those of models reloaded since."""

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 from turbofno.service import logs
 from turbofno.service.processes.port import reserve
 from turbofno.service.processes.supervisor import Supervisor
-from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
+from turbofno.service.settings import (
+    Settings,
+    env_name,
+    exposure_warnings,
+    http_url,
+    misspelt_variables,
+)
 from turbofno.service.system import with_descriptors
 
 if TYPE_CHECKING:
     from turbofno.service.model_limits import ModelLimits
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +36,10 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         return 1
     try:
         settings = with_descriptors(settings)
+        reserved = reserve(settings)
     except ValueError as error:
         logger.error("cannot start: %s", error)
         return 1
-    try:
-        reserved = reserve(settings)
     except OSError as error:
         logger.error(
             "cannot start: %s:%d: %s; set another %s or %s",
@@ -44,7 +48,6 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         return 1
     with reserved:
         settings = settings.model_copy(update={"port": reserved.getsockname()[1]})
-        engines = engine_settings(settings)
         logger.info(
             "%d front ends on %s, engines on %s", settings.frontends,
             http_url(settings.host, settings.port, tls=settings.tls_certificate is not None),
@@ -52,7 +55,7 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         )  # fmt: skip
         supervisor = Supervisor(
             settings,
-            engines=engines,
+            engines=engine_settings(settings),
             frontends=[frontend_settings(settings)] * settings.frontends,
             banner=for_people,
         )

@@ -10,14 +10,13 @@ import time
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.trace import Link, Status, StatusCode
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import SpanContext
 
     from turbofno.service.pipeline.batch import BatchReport
     from turbofno.service.pipeline.ticket import Slice
