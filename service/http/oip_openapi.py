@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from turbofno.service.http.oip_metadata import Error
 from turbofno.service.http.openapi import (
     array_of,
     burgers_field,
     described,
     object_of,
-    schema_ref,
+    schema_of,
 )
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
@@ -20,7 +21,7 @@ _EXAMPLE_DATA = burgers_field()
 
 def error(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error in the protocol's form."""
-    content = {"application/json": {"schema": schema_ref("Error")}}
+    content = {"application/json": {"schema": schema_of(Error)}}
     return {"description": description, "content": content}
 
 

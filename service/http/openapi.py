@@ -6,12 +6,13 @@ import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 from fastapi import Path
 
 from turbofno.service.codec.negotiate import CODECS, JSON
 from turbofno.service.http.parameters import DEADLINE, Parameter
-from turbofno.service.http.problems import MEDIA_TYPE
+from turbofno.service.http.problems import MEDIA_TYPE, Problem
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
 if TYPE_CHECKING:
@@ -29,9 +30,17 @@ DEADLINE_HEADER: dict[str, Any] = {
 }
 
 
-def schema_ref(schema: str) -> dict[str, str]:
-    """A reference to a schema among the document's components."""
-    return {"$ref": f"#/components/schemas/{schema}"}
+SCHEMAS: dict[str, Any] = {}
+"""The document's components, by name."""
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The schema of a type; those of the structures in it are added to SCHEMAS."""
+    (schema,), components = msgspec.json.schema_components(
+        (kind,), ref_template="#/components/schemas/{name}"
+    )
+    SCHEMAS.update(components)
+    return schema
 
 
 def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -55,23 +64,12 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     return {"type": given} if isinstance(given, str) else given
 
 
-PROBLEM = object_of(
-    {
-        "type": "string",
-        "title": "string",
-        "status": "integer",
-        "detail": "string",
-        "instance": "string",
-        "request_id": "string",
-    },
-    title="Problem",
-    description="What was wrong, what was expected, how to mend it (RFC 9457).",
-)
+_PROBLEM = schema_of(Problem)
 
 
 def problem(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error that is sent as a problem document."""
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema_ref("Problem")}}}
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
 
 
 def described(

@@ -6,7 +6,7 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-import orjson
+import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
@@ -34,6 +34,17 @@ CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics of a request whose client left; unregistered, and never sent."""
 
 
+class Problem(msgspec.Struct):
+    """What was wrong, what was expected, how to mend it (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+
+
 def install(app: FastAPI) -> None:
     """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
     app.add_exception_handler(ServiceError, _on_service_error)
@@ -44,21 +55,17 @@ def install(app: FastAPI) -> None:
 
 def problem(path: str, error: ServiceError) -> Reply:
     """The reply to `error`, in the format of `path`."""
-    document: dict[str, Any]
+    document: dict[str, str] | Problem
     if path == "/v2" or path.startswith("/v2/"):
         media_type, document = "application/json", {"error": _text(error.message)}
     else:
         media_type = MEDIA_TYPE
-        document = {
-            "type": f"urn:turbofno:problem:{error.slug}",
-            "title": error.title,
-            "status": error.status,
-            "detail": _text(error.message),
-            "instance": _text(path),
-            "request_id": request_id.get(),
-        }
+        document = Problem(
+            f"urn:turbofno:problem:{error.slug}", error.title, error.status, _text(error.message),
+            _text(path), request_id.get(),
+        )  # fmt: skip
     headers = encoded({"Content-Type": media_type, **error.headers})
-    return Reply(error.status, headers, (orjson.dumps(document),))
+    return Reply(error.status, headers, (msgspec.json.encode(document),))
 
 
 def unexpected(call: Call) -> Reply:
