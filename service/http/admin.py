@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
 
 from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
 from turbofno.models.core.files import FileRefused, read_inside
@@ -59,25 +58,11 @@ class Signature(BaseModel):
     channels: tuple[Channel, ...]
 
 
-class ModelSummary(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary(ModelStatus):
     """One version of a model."""
 
-    name: str
-    version: str
-    state: str
-    reason: str = ""
     description: str = ""
-    backend: str = ""
-    """Implementation of the spectral layers."""
-    precision: str = ""
-    """Precision in use: fp32, tf32 or bf16."""
-    asked_precision: str = ""
-    """Precision requested by the model's configuration or the server's setting; a CPU always computes in fp32."""
-    execution: str = ""
-    """Execution: chain (of CUDA kernels), graph (a CUDA graph of the module) or module (layer by layer); on a CPU replay or
-    module; slabs if its fields are cut over the devices of its engine."""
-    execution_reason: str = ""
-    """Why a GPU does not use a faster execution, or an engine of several devices only one of them."""
     trust: str = ""
     """The trust signals of a READY model's answers, if any, and whether it was evaluated."""
 
@@ -96,6 +81,7 @@ class Reference(BaseModel):
     parameters: tuple[SampleParameter, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription(ModelSummary):
     """A model's signature, limits and measured errors."""
 
@@ -125,12 +111,11 @@ async def health() -> Health:
 @router.get(
     "/readyz",
     tags=["health"],
-    response_model=Readiness,
     responses={
         503: {"model": Readiness, "description": "Loading, draining, or a model is broken."}
     },
 )
-async def readiness(request: Request) -> Response:
+async def readiness(request: Request, response: Response) -> Readiness:
     """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
     context = context_of(request)
     reasons = ["shutting down"] if context.admission.draining else []
@@ -140,8 +125,8 @@ async def readiness(request: Request) -> Response:
         statuses = context.engine.statuses()
         reasons += [_reason(status) for status in statuses if status.state != "READY"]
         reasons = reasons or ["no model is loaded"]
-    answer = Readiness(ready=not reasons, reasons=reasons)
-    return JSONResponse(answer.model_dump(), 503 if reasons else 200)
+    response.status_code = 503 if reasons else 200
+    return Readiness(ready=not reasons, reasons=reasons)
 
 
 def _reason(status: ModelStatus) -> str:
@@ -228,9 +213,7 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     base = f"/v1/models/{config.name}"
     parameters = parameters_of(config.pde) if context.solver else None
     return ModelDescription(
-        **asdict(status_of(config, context.engine)),
-        description=config.description,
-        trust=trust_status(config, enabled=context.settings.trust),
+        **asdict(_summary(context, status_of(config, context.engine))),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
         grid=config.grid,
