@@ -28,12 +28,7 @@ _FORM = "NAME KEY [fields=N] [bytes=N]"
 class Keys:
     """The keys of a file, stored as digests."""
 
-    def __init__(self, path: Path, callers: dict[bytes, Caller]) -> None:
-        self._path = path
-        self._callers = callers
-
-    @classmethod
-    def read(cls, path: Path) -> Keys:
+    def __init__(self, path: Path) -> None:
         """Read a file of lines NAME KEY [fields=N] [bytes=N]; `#` starts a comment line.
 
         The limits bound the fields, and the body and unsent answer bytes, of a key's concurrent requests.
@@ -41,10 +36,11 @@ class Keys:
         Raises:
             ValueError: the file cannot be read, or a malformed line, a repeated name or key, or no key at all. Names the line, never the key.
         """
-        return cls(path, _read(path))
+        self._path = path
+        self.reload()
 
     def reload(self) -> None:
-        """Read the file again; on an error, raise as `read` does and keep the present keys."""
+        """Read the file again; on an error, raise ValueError and keep the present keys."""
         self._callers = _read(self._path)
 
     def check(self, call: Call) -> None:

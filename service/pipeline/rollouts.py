@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,13 +45,6 @@ _MAX_STEPS = 64
 """In a turn."""
 
 
-class _Key(NamedTuple):
-    """Rollouts with equal keys can share a batch. `model` is the id of the instance: a reload makes a new one."""
-
-    model: int
-    shape: tuple[int, ...]
-
-
 class Rollouts:
     """All rollouts of an engine. For the event loop only."""
 
@@ -59,7 +52,8 @@ class Rollouts:
         self._policy = policy
         self._metrics = metrics
         self._run_on_device = run_on_device
-        self._groups: dict[_Key, _Group] = {}
+        self._groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
+        """By the id of the model's instance, since a reload makes a new one, and the shape of a field."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, model: Steppable, request: RolloutRequest) -> AsyncGenerator[Frame]:
@@ -82,7 +76,7 @@ class Rollouts:
 
     def _join(self, model: Steppable, member: _Member) -> _Group:
         fields = member.request.initial.fields
-        key = _Key(id(model), fields.shape[1:])
+        key = id(model), fields.shape[1:]
         group = self._groups.get(key)
         if group is None:
             limit = self._policy.for_model(model.name).limit(fields.nbytes // len(fields))
@@ -241,13 +235,9 @@ class _Group:
                     await self._changed.wait()
         except Exception as error:
             logger.exception("rollouts of model %s failed", self._model.name)
-            fatal = (
-                error
-                if isinstance(error, ServiceError)
-                else InferenceFailed(f"rollouts of model {self._model.name!r} failed")
-            )
+            fatal = InferenceFailed(f"rollouts of model {self._model.name!r} failed")
             for member in self._members:
-                member.fail(fatal)
+                member.fail(error if isinstance(error, ServiceError) else fatal)
         finally:
             on_end()
 
@@ -370,15 +360,12 @@ def _concatenate_signals(
 def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:
     field = int(np.argmin(excess <= 1.0))
     worst = excess[field]
+    reason, why = "not_finite", "NaN, infinity, or values too large to square"
     if np.isfinite(worst):
-        return BlowUp(
-            f"field {field} (counted from 0) blew up at step {step}: its energy is {worst:.3g} times the most that "
-            "the value range in the model's statistics allows; the frames before that step were given",
-            step=step,
-            reason="energy",
-        )
+        limit = "the value range in the model's statistics allows"
+        reason, why = "energy", f"its energy is {worst:.3g} times the most that {limit}"
     return BlowUp(
-        f"field {field} (counted from 0) blew up at step {step}: NaN, infinity, or values too large to square; "
-        "the frames before that step were given",
+        f"field {field} (counted from 0) blew up at step {step}: {why}; the frames before that step were given",
         step=step,
+        reason=reason,
     )
