@@ -233,7 +233,5 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
 
 def _signature(name: str, channels: tuple[Channel, ...], config: ModelConfig) -> Signature:
     return Signature(
-        name=name,
-        shape=[-1, len(channels), *[-1] * config.architecture.n_dim],
-        channels=channels,
+        name=name, shape=[-1, len(channels), *[-1] * config.architecture.n_dim], channels=channels
     )

@@ -25,8 +25,7 @@ class FastAPIApp(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         inner: ASGIApp = ExceptionMiddleware(
-            AsyncExitStackMiddleware(self.router),
-            handlers=self.exception_handlers,
+            AsyncExitStackMiddleware(self.router), handlers=self.exception_handlers
         )
         for make, args, options in reversed(self.user_middleware):
             inner = make(inner, *args, **options)

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turbofno.service.http.oip_metadata import Error
-from turbofno.service.http.openapi import (
-    array_of,
-    burgers_field,
-    described,
-    object_of,
-    schema_of,
-)
+from turbofno.service.http.openapi import array_of, burgers_field, described, object_of, schema_of
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
 
@@ -69,10 +63,7 @@ _INPUT = object_of(
     required=("name", "shape", "datatype"),
 )
 _OUTPUT = object_of(
-    {
-        "name": {"const": "output"},
-        "parameters": object_of({"binary_data": "boolean"}, required=()),
-    },
+    {"name": {"const": "output"}, "parameters": object_of({"binary_data": "boolean"}, required=())},
     required=("name",),
 )
 _INFER_REQUEST = object_of(

@@ -79,10 +79,7 @@ def _trace(
             "compute",
             trace.set_span_in_context(batch),
             start_time=begun,
-            attributes={
-                "turbofno.backend": report.backend,
-                "turbofno.precision": report.precision,
-            },
+            attributes={"turbofno.backend": report.backend, "turbofno.precision": report.precision},
         )
         compute.end(min(ended, begun + int(report.compute_seconds * 1e9)))
     if (error := report.errors.get(index)) is not None:
