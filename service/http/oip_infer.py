@@ -77,7 +77,7 @@ async def _run(call: Call) -> Reply:
     )  # fmt: skip
     warnings = count_warnings(call, served.warnings(fields.shape[2:], grid, result.trust))
     started = time.perf_counter()
-    as_json = not request.outputs[0].binary
+    as_json = not request.binary
     found = request, result, warnings, served.why_no_trust(result.trust)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
     answer = await offload(True, _encode, *found) if heavy else _encode(*found)
@@ -125,7 +125,7 @@ def _encode(
 ) -> InferResponse:
     return oip_binary.encode(
         result.fields,
-        outputs=request.outputs,
+        binary=request.binary,
         model=result.model,
         version=result.version,
         request_id=request.id,

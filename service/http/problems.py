@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from turbofno.service.errors import (
@@ -47,10 +48,9 @@ class Problem(msgspec.Struct):
 
 def install(app: FastAPI) -> None:
     """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
-    app.add_exception_handler(ServiceError, _on_service_error)
-    app.add_exception_handler(HTTPStatus.NOT_FOUND, _on_not_found)
-    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _on_method_not_allowed)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    kinds: tuple[int | type[Exception], ...] = (ServiceError, RequestValidationError, 404, 405)
+    for kind in kinds:
+        app.add_exception_handler(kind, _on_error)
 
 
 def problem(path: str, error: ServiceError) -> Reply:
@@ -96,40 +96,30 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _response(request: Request, error: ServiceError) -> Response:
-    reply = problem(request.scope["path"], error)
+async def _on_error(request: Request, raised: Exception) -> Response:
+    path = request.scope["path"]
+    match raised:
+        case ServiceError():
+            error = raised
+        case RequestValidationError():
+            error = BadRequest("; ".join(map(_describe, raised.errors())))
+        case HTTPException(status_code=HTTPStatus.NOT_FOUND):
+            error = NotFound(f"there is no route {path!r}; GET /docs lists the routes")
+        case _:
+            # All of FastAPI's routes are GET.
+            error = not_allowed(request.method, path, ["GET"])
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers={"Allow": f"{error.allowed}, OPTIONS"})
+    reply = problem(path, error)
     response = Response(b"".join(reply.body), reply.status)
     response.raw_headers += reply.headers
     return response
-
-
-async def _on_service_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServiceError)
-    return _response(request, error)
-
-
-async def _on_not_found(request: Request, _: Exception) -> Response:
-    path = request.scope["path"]
-    return _response(request, NotFound(f"there is no route {path!r}; GET /docs lists the routes"))
-
-
-async def _on_method_not_allowed(request: Request, _: Exception) -> Response:
-    # All of FastAPI's routes are GET.
-    refusal = not_allowed(request.method, request.scope["path"], ["GET"])
-    if request.method == "OPTIONS":
-        return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
-    return _response(request, refusal)
 
 
 def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
     """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _response(request, BadRequest("; ".join(_describe(one) for one in error.errors())))
 
 
 def _describe(error: Mapping[str, Any]) -> str:

@@ -47,8 +47,6 @@ from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.http.served import Served
 
@@ -225,7 +223,11 @@ async def _run(call: Call) -> Reply:
     writer = parameters.writer
     assert writer is not None
     _hold_frames(call, job, writer)
-    stack, frames = await _collect(engine.rollout(job))
+    async with aclosing(engine.rollout(job)) as progress:
+        frames = [one async for one in progress if one.fields is not None]
+    stack = np.stack([one.fields for one in frames if one.fields is not None])
+    for one in frames:
+        one.fields = None
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
@@ -283,14 +285,6 @@ def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
         )
     assert call.budget is not None
     call.budget.hold(2 * fields.nbytes + size)
-
-
-async def _collect(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
-    """Collect the frames: their fields as [frames, n, channels, *grid], and the frames without fields."""
-    async with aclosing(frames):
-        made = [one async for one in frames if one.fields is not None]
-    stack = np.stack([one.fields for one in made if one.fields is not None])
-    return stack, [Frame(one.step, trust=one.trust) for one in made]
 
 
 def _trust_of(frames: list[Frame]) -> FrameTrust:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
@@ -64,16 +66,15 @@ def _labelled(family: Metric, process: str) -> Metric:
 
 def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
     merged: dict[str, Metric] = {}
-    values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
-    for families in processes:
-        for family in families:
-            combine = _combination(family)
-            name = family.name
-            merged.setdefault(name, Metric(name, family.documentation, family.type))
-            known = values.setdefault(name, {})
-            for sample in family.samples:
-                key = (sample.name, frozenset(sample.labels.items()))
-                known[key] = combine(known[key], sample.value) if key in known else sample.value
+    values: defaultdict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = defaultdict(
+        dict
+    )
+    for family in chain.from_iterable(processes):
+        merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        combine, known = _combination(family), values[family.name]
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            known[key] = combine(known[key], sample.value) if key in known else sample.value
     for name, family in merged.items():
         for (sample_name, labels), value in values[name].items():
             family.add_sample(sample_name, dict(labels), value)
