@@ -306,21 +306,15 @@ def _models(arguments: argparse.Namespace) -> int:
         listing = client.models()
     shown = ("name", "version", "state", "backend", "precision", "execution", "trust")
     rows = [(*(key.upper() for key in shown), "DESCRIPTION")]
-    rows += [
-        (*(one.get(key) or "-" for key in shown), one["reason"] or _described(one))
-        for one in listing
-    ]
+    for one in listing:
+        why = one.get("execution_reason")
+        about = f"{one['description']} ({why})" if why else one["description"]
+        rows.append((*(one.get(key) or "-" for key in shown), one["reason"] or about))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
     return 0
-
-
-def _described(model: dict[str, Any]) -> str:
-    """The model's description and, if there is one, the reason why it does not run through the CUDA kernels."""
-    why = model.get("execution_reason")
-    return f"{model['description']} ({why})" if why else str(model["description"])
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -161,7 +161,12 @@ def fields_from_arrays(
         array = arrays[INPUT]
         missing = n_dim + 2 - array.ndim
         if missing not in range(3 if len(config.inputs) == 1 else 2):
-            raise InvalidField(_input_rank_message(array, config))
+            axes, several = _grid_axes(config), len(config.inputs)
+            bare = f", which may also be [{axes}]" if several == 1 else ""
+            raise InvalidField(
+                f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {several}, "
+                f"{axes}] or one field [{several}, {axes}]{bare}"
+            )
         tensor = array[(np.newaxis,) * missing]
         fields = fields_from_tensor(tensor, config, max_fields=max_fields)
         return fields, Form(by_channel=False, batched=not missing, channel_axis=missing < 2)
@@ -348,16 +353,6 @@ def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
                     f"field {field}, channel '{channel.name}', grid point {point} is {values[where]:g}{unit}, "
                     f"expected {words} {bound:g}{unit}, the physical bound: check sign and units"
                 )
-
-
-def _input_rank_message(array: Array, config: ModelConfig) -> str:
-    channels = config.architecture.in_channels
-    axes = _grid_axes(config)
-    bare = f", which may also be [{axes}]" if channels == 1 else ""
-    return (
-        f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {channels}, "
-        f"{axes}] or one field [{channels}, {axes}]{bare}"
-    )
 
 
 def _rank(shape: Sequence[int]) -> str:

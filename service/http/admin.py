@@ -18,19 +18,22 @@ from turbofno.service.context import AppContext, context_of
 from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
 from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import NotFound
-from turbofno.service.http.openapi import ModelName, problem
+from turbofno.service.http.openapi import ModelName, problem, problems
 from turbofno.service.http.trust import trust_status
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
 """Size limit of a card and of each of its pictures."""
 
+_OF_CONFIG = ("grid", "time_step", "pde", "statistics", "evaluation", "sha256")
+"""Members of a model's configuration that are part of its description."""
+
 logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    401: problem("No known API key, where the server asks for one."),
+    **problems(401),
     404: problem("No such model, or it has no such file."),
     503: problem("The model is not ready; the error says why."),
 }
@@ -123,15 +126,15 @@ async def readiness(request: Request, response: Response) -> Readiness:
         reasons.append(context.engine.failure)
     elif not context.engine.ready:
         statuses = context.engine.statuses()
-        reasons += [_reason(status) for status in statuses if status.state != "READY"]
+        reasons += [
+            f"model {one.name} version {one.version} is {one.state}"
+            + (f": {one.reason}" if one.reason else "")
+            for one in statuses
+            if one.state != "READY"
+        ]
         reasons = reasons or ["no model is loaded"]
     response.status_code = 503 if reasons else 200
     return Readiness(ready=not reasons, reasons=reasons)
-
-
-def _reason(status: ModelStatus) -> str:
-    why = f": {status.reason}" if status.reason else ""
-    return f"model {status.name} version {status.version} is {status.state}{why}"
 
 
 @router.get("/metrics", tags=["health"], response_class=Response)
@@ -216,13 +219,8 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
         **asdict(_summary(context, status_of(config, context.engine))),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
-        grid=config.grid,
         smallest_grid=config.architecture.smallest_grid,
-        time_step=config.time_step,
-        pde=config.pde,
-        statistics=config.statistics,
-        evaluation=config.evaluation,
-        sha256=config.sha256,
+        **{name: getattr(config, name) for name in _OF_CONFIG},
         predict=f"{base}:predict",
         card=f"{base}/card",
         reference=None

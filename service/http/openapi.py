@@ -65,11 +65,29 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
 
 
 _PROBLEM = schema_of(Problem)
+ERROR_MEANINGS = {
+    400: "The body or a parameter cannot be understood.",
+    401: "No known API key, where the server asks for one.",
+    404: "No such model or version.",
+    406: "Accept allows none of the offered forms; the error lists them.",
+    408: "The body took too long to arrive.",
+    413: "Over a stated limit, which the error names.",
+    415: "Content-Type or Content-Encoding is not read; the error lists what is.",
+    422: "The model cannot take these fields: shape, channels, dtype, NaN.",
+    429: "The queue is full: come back after Retry-After seconds.",
+    503: "Loading, draining or out of device memory.",
+    504: "The deadline passed before the work ran.",
+}
 
 
 def problem(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error that is sent as a problem document."""
     return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI responses of errors with their usual meanings."""
+    return {code: problem(ERROR_MEANINGS[code]) for code in codes}
 
 
 def described(
@@ -79,7 +97,7 @@ def described(
     tag: str,
     summaries: tuple[str, ...],
     description: str,
-    responses: Mapping[int, dict[str, Any]],
+    responses: Mapping[Any, dict[str, Any]],
     parameters: tuple[Parameter, ...] = (),
     headers: tuple[dict[str, Any], ...] = (),
     body: dict[str, Any] | None = None,
@@ -195,7 +213,7 @@ def _header(description: str) -> dict[str, Any]:
 WARNING_HEADER = _header(
     "in words, why the answer may be worse than the model's card says; absent if nothing is known"
 )
-RESPONSES: dict[int, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The output fields, laid out and named as the input was: 'output', or "
         "output channel names; in the form that Accept asks for, by default that of the request.",
@@ -229,15 +247,5 @@ RESPONSES: dict[int, dict[str, Any]] = {
             }
         },
     },
-    400: problem("The body or a parameter cannot be understood."),
-    401: problem("No known API key, where the server asks for one."),
-    404: problem("No such model or version."),
-    406: problem("Accept allows none of the offered forms; the error lists them."),
-    408: problem("The body took too long to arrive."),
-    413: problem("Over a stated limit, which the error names."),
-    415: problem("Content-Type or Content-Encoding is not read; the error lists what is."),
-    422: problem("The model cannot take these fields: shape, channels, dtype, NaN."),
-    429: problem("The queue is full: come back after Retry-After seconds."),
-    503: problem("Loading, draining or out of device memory."),
-    504: problem("The deadline passed before the work ran."),
+    **problems(*ERROR_MEANINGS),
 }

@@ -69,7 +69,7 @@ _REQUEST_BODY["content"][JSON.media_type] = {
         },
     },
 }
-_RESPONSES: dict[int, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     **RESPONSES,
     200: {
         **RESPONSES[200],

@@ -71,7 +71,8 @@ def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
     )
     for family in chain.from_iterable(processes):
         merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-        combine, known = _combination(family), values[family.name]
+        usual = min if family.name.endswith("_created") else float.__add__
+        combine, known = _GAUGES.get(family.name, usual), values[family.name]
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
             known[key] = combine(known[key], sample.value) if key in known else sample.value
@@ -79,9 +80,3 @@ def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
         for (sample_name, labels), value in values[name].items():
             family.add_sample(sample_name, dict(labels), value)
     return list(merged.values())
-
-
-def _combination(family: Metric) -> Combine:
-    if family.name.endswith("_created"):
-        return min
-    return _GAUGES.get(family.name, float.__add__)

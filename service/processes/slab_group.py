@@ -16,6 +16,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -159,6 +160,10 @@ class SlabGroup:
             )
             if running := self._running:
                 running.left -= HEARTBEAT_SECONDS
+            else:
+                # A rank that ended is found next time.
+                with suppress(OSError):
+                    self._send()
             if done:
                 self.lost = ", ".join(
                     f"rank {number} on {self.devices[number]} ended with status {process.returncode}"
@@ -260,9 +265,7 @@ class SlabGroup:
         self._running = _Running(seconds)
         mine: object
         try:
-            with self._sending:
-                self._send_notes()
-                self._send(command)
+            self._send(command)
             try:
                 mine = own()
             except Exception as error:
@@ -276,7 +279,6 @@ class SlabGroup:
             raise self._lose("a rank ended") from error
         finally:
             self._running = None
-            self._flush()
 
     def _lose(self, why: str) -> DeviceLost:
         self.lost = self.lost or why
@@ -286,25 +288,18 @@ class SlabGroup:
         )
 
     def _note(self, method: str, *arguments: object) -> None:
+        # Sent later: this may run in garbage collection, on any thread.
         self._notes.append(Command(method, arguments, answered=False))
-        self._flush()
 
-    def _flush(self) -> None:
-        """Send the notes, unless a thread is sending, which does it then: this may run in garbage collection."""
-        while self._notes and self._sending.acquire(blocking=False):
-            try:
-                self._send_notes()
-            except OSError:
-                # That rank ended, as `watch` sees.
-                self._notes.clear()
-            finally:
-                self._sending.release()
+    def _send(self, *commands: Command) -> None:
+        """Send the notes, then commands."""
+        with self._sending:
+            while self._notes:
+                self._send_one(self._notes.popleft())
+            for command in commands:
+                self._send_one(command)
 
-    def _send_notes(self) -> None:
-        while self._notes:
-            self._send(self._notes.popleft())
-
-    def _send(self, command: Command) -> None:
+    def _send_one(self, command: Command) -> None:
         data = self._encoder.encode(command)
         for rank in self._ranks:
             rank.connection.send_bytes(data)
