@@ -254,16 +254,13 @@ class Supervisor:
 
     async def _scrape(self, sender: bytes, asked: messages.Scrape) -> None:
         """Collect and send the metrics of all processes; the last ones of those that do not answer in time."""
-        number = next(self._numbers)
-        loop = asyncio.get_running_loop()
+        number, loop = next(self._numbers), asyncio.get_running_loop()
         asked_now = self._running("engine", "frontend", up=True)
-        identities = [child.launch.identity for child in asked_now]
-        for identity in identities:
-            self._scrapes[identity, number] = loop.create_future()
+        scrapes = {(child.launch.identity, number): loop.create_future() for child in asked_now}
+        self._scrapes |= scrapes
+        for identity, _ in scrapes:
             self._channel.send(messages.Scrape(number), identity)
-        await asyncio.wait(
-            [self._scrapes[identity, number] for identity in identities], timeout=SCRAPE_SECONDS
-        )
-        for identity in identities:
-            del self._scrapes[identity, number]
+        await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
+        for key in scrapes:
+            del self._scrapes[key]
         self._channel.send(messages.Scraped(asked.id, generate_latest(self._metrics)), sender)
