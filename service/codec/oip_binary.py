@@ -65,7 +65,6 @@ class InferResponse:
 
     @property
     def body(self) -> bytes:
-        """All pieces as one."""
         return b"".join(self.pieces)
 
 

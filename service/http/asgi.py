@@ -27,8 +27,6 @@ _WAIT_BYTES = 32 * 1024
 
 
 class ReceivedBody(Body):
-    """A body received as ASGI messages."""
-
     __slots__ = ("_receive", "_whole")
 
     def __init__(self, receive: Receive) -> None:
@@ -56,7 +54,6 @@ class ReceivedBody(Body):
 
 
 def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
-    """The `Call` of an ASGI scope."""
     path: str = scope["path"]
     raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
     headers = [(name.lower(), value) for name, value in scope["headers"]]

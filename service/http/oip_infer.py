@@ -35,8 +35,6 @@ _PARAMETERS = (RAW_SHAPE,)
 
 
 class Parameters(NamedTuple):
-    """Parameters of an inference."""
-
     header_length: str | None
     """Length of the JSON before the tensor, not checked yet; None if the whole body is JSON."""
     raw_shape: str | None

@@ -156,7 +156,6 @@ def configuration(config: ModelConfig, status: ModelStatus, settings: Settings) 
 
 
 def statistics(name: str, version: str, counters: ModelCounters) -> VersionStatistics:
-    """The statistics of a model."""
     answered = counters.success_count
     return VersionStatistics(
         name,

@@ -118,8 +118,6 @@ _REQUEST_BODY = {
 
 
 class Parameters(NamedTuple):
-    """Parameters of a rollout."""
-
     start: int
     last: int
     every: int
@@ -266,7 +264,6 @@ def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dic
 
 
 def _count(job: RolloutRequest) -> int:
-    """Number of frames."""
     if not job.every:
         return 1
     return job.last // job.every - job.start // job.every + bool(job.last % job.every)

@@ -65,8 +65,6 @@ _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
 class Parameters(NamedTuple):
-    """Parameters of a sample or a solution."""
-
     job: Job | None
     """None: the field to solve is in the body."""
     steps: int

@@ -85,8 +85,6 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class Parameters(NamedTuple):
-    """Parameters of a gradient."""
-
     reader: Codec
     writer: Codec
     priority: int

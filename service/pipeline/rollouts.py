@@ -179,7 +179,6 @@ class _Member:
             self._trust[name] = np.maximum(self._trust.get(name, 0.0), largest)
 
     def fail(self, error: ServiceError) -> None:
-        """End the rollout with an error."""
         self._error = error
         self._changed.set()
 
@@ -224,7 +223,6 @@ class _Group:
         self._changed.set()
 
     async def run(self, on_end: Callable[[], object]) -> None:
-        """Run turns until no member is left."""
         try:
             while self._members:
                 self._changed.clear()

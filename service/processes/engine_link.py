@@ -126,13 +126,11 @@ class EngineLink:
             self._settle(number, Unavailable(why, retry_after=1.0))
 
     def refer(self, value: Any) -> Any:
-        """See References."""
         if isinstance(value, np.ndarray):
             return self._memory.span(value)
         return self._digest_of(value)
 
     def resolve(self, _: type, reference: Any) -> Fields:
-        """See References."""
         return NO_FIELDS if reference is None else self._memory.view(reference)
 
     def _expect(

@@ -141,13 +141,11 @@ class EngineServer:
                 rollout.cancel()
 
     def refer(self, value: Any) -> Any:
-        """See References."""
         if value is NO_FIELDS:
             return None
         return self._front_ends[self._channel.peer].memory.span(value)
 
     def resolve(self, kind: type, reference: Any) -> Any:
-        """See References."""
         if kind is ModelConfig:
             return self._configs.get(reference, _UNKNOWN)
         front_end = self._front_ends.get(self._channel.peer)

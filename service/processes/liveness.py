@@ -54,7 +54,6 @@ class LivenessPipe:
             del self._scrapes[number]
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat at once."""
         self._channel.send(self._make_heartbeat())
         self._channel.flush()
 

@@ -47,7 +47,6 @@ class _Memory:
         self._start = _address(self.bytes)
 
     def span(self, fields: Fields) -> Span:
-        """The span of an array in this memory."""
         return _address(fields) - self._start, fields.shape
 
 
@@ -121,7 +120,6 @@ class SlotMemory(_Memory):
         return np.ndarray(shape, _FLOAT, self.slot(4 * math.prod(shape)))
 
     def contains(self, fields: Fields) -> bool:
-        """True if an array is in this memory."""
         return 0 <= _address(fields) - self._start < self._size
 
     def view(self, span: Span) -> Fields:

@@ -51,7 +51,6 @@ class MetricsSum(Collector):
         self._retired = _merge([self._retired, lasting])
 
     def collect(self) -> Iterator[Metric]:
-        """The merged metrics."""
         return iter(_merge([self._retired, *self._latest.values()]))
 
 

@@ -46,7 +46,6 @@ class Follower(Slabs):
         self._memories: dict[int, AttachedMemory] = {}
 
     def array(self, memory: int, offset: int, shape: Sequence[int]) -> Fields:
-        """The array of a reference."""
         return self._memories[memory].array((offset, shape))
 
     def map(self, number: int, attachment: object) -> None:

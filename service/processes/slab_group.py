@@ -190,7 +190,6 @@ class SlabGroup:
         self._note("map", number, attachment)
 
     def model(self, path: Path, loaded: LoadedModel, precision: Precision) -> SlabModel:
-        """See SlabGroup in runtime/slabs.py."""
         return SlabModel(self, path, loaded, precision)
 
     def load(self, model: int, path: Path, sha256: str, precision: Precision) -> None:
@@ -292,7 +291,6 @@ class SlabGroup:
         self._notes.append(Command(method, arguments, answered=False))
 
     def _send(self, *commands: Command) -> None:
-        """Send the notes, then commands."""
         with self._sending:
             while self._notes:
                 self._send_one(self._notes.popleft())
