@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from fastapi import Path
 
-from turbofno.service.codec.negotiate import CODECS, JSON
+from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE, Parameter
 from turbofno.service.http.problems import MEDIA_TYPE, Problem
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
@@ -173,41 +173,72 @@ def _random_field(
     return field.round(digits).tolist()
 
 
-_EXAMPLE_INPUT = burgers_field()
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_ARRAYS = {
-    "type": "object",
-    "description": (
-        "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with "
-        "one input channel, [*grid]; or every input channel of the model by its name, with shape [*grid] "
-        "or [batch, *grid]."
-    ),
-    "minProperties": 1,
-    "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
-}
-REQUEST_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
-    | {
-        JSON.media_type: {
-            "schema": object_of({"inputs": _ARRAYS}, additionalProperties=False),
-            "examples": {
-                "by channel": {
-                    "summary": "a field for model burgers-1d, on 256 points",
-                    "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
-                },
-                "as a tensor": {
-                    "summary": "the same as one tensor [batch, channels, x]",
-                    "value": {"inputs": {"input": [[_EXAMPLE_INPUT]]}},
-                },
-            },
-        }
+INPUT_ARRAYS = (
+    "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with one input channel, "
+    "[*grid]; or every input channel of the model by its name, with shape [*grid] or [batch, *grid]."
+)
+
+
+def formats(codecs: Sequence[Codec], **json: Any) -> dict[str, Any]:
+    """A body in the formats of these codecs; `json` describes the JSON."""
+    return {codec.media_type: json if codec is JSON else _BINARY for codec in codecs}
+
+
+def arrays_body(
+    description: str,
+    examples: Mapping[str, tuple[str, Any]],
+    *,
+    codecs: Sequence[Codec] = CODECS,
+    least: int = 1,
+) -> dict[str, Any]:
+    """A request body of at least so many named arrays; `examples` has a summary and arrays by name."""
+    arrays = {
+        "type": "object",
+        "description": description,
+        "minProperties": least,
+        "additionalProperties": array_of({}, description="Nested lists."),
+    }
+    schema = object_of({"inputs": arrays}, additionalProperties=False)
+    shown = {
+        name: {"summary": summary, "value": {"inputs": inputs}}
+        for name, (summary, inputs) in examples.items()
+    }
+    return {"required": True, "content": formats(codecs, schema=schema, examples=shown)}
+
+
+_FIELD = burgers_field()
+REQUEST_BODY = arrays_body(
+    INPUT_ARRAYS,
+    {
+        "by channel": ("a field for model burgers-1d, on 256 points", {"u0": _FIELD}),
+        "as a tensor": ("the same as one tensor [batch, channels, x]", {"input": [[_FIELD]]}),
     },
-}
+)
 
 
 def _header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
+
+
+def answer_schema(trust: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an answer in JSON, whose trust signals have this schema."""
+    return object_of(
+        {
+            "model": "string",
+            "version": "string",
+            "backend": "string",
+            "precision": "string",
+            "warnings": array_of(
+                "string", description="as the header X-Warning; absent if there are none"
+            ),
+            "units": {"type": "object", "additionalProperties": {"type": "string"}},
+            "trust": trust,
+            "trust_status": TRUST_STATUS,
+            "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
+        },
+        required=["model", "version", "backend", "precision", "units", "outputs"],
+    )
 
 
 WARNING_HEADER = _header(
@@ -224,28 +255,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
             **TRUST_HEADERS,
             WARNING: WARNING_HEADER,
         },
-        "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
-        | {
-            JSON.media_type: {
-                "schema": object_of(
-                    {
-                        "model": "string",
-                        "version": "string",
-                        "backend": "string",
-                        "precision": "string",
-                        "warnings": array_of(
-                            "string",
-                            description="as the header X-Warning; absent if there are none",
-                        ),
-                        "units": {"type": "object", "additionalProperties": {"type": "string"}},
-                        "trust": TRUST_SCHEMA,
-                        "trust_status": TRUST_STATUS,
-                        "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
-                    },
-                    required=["model", "version", "backend", "precision", "units", "outputs"],
-                )
-            }
-        },
+        "content": formats(CODECS, schema=answer_schema(TRUST_SCHEMA)),
     },
     **problems(*ERROR_MEANINGS),
 }

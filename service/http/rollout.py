@@ -11,7 +11,7 @@ import numpy as np
 from turbofno.service import answer_warnings
 from turbofno.service.answer_warnings import FrameWarnings
 from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData
-from turbofno.service.codec.negotiate import JSON, Codec, codec_for_answer, codec_for_body
+from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
     Frame,
@@ -33,11 +33,14 @@ from turbofno.service.http.frame_stream import (
 from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
-    REQUEST_BODY,
+    INPUT_ARRAYS,
     RESPONSES,
     WARNING,
     WARNING_HEADER,
+    answer_schema,
+    arrays_body,
     described,
+    formats,
     problem,
     vorticity_field,
 )
@@ -75,19 +78,12 @@ _PARAMETERS = (
 _JSON_FACTOR = 3
 """Approximate size of JSON relative to float32."""
 _EVERY = {"all": 1, "last": 0}
-_JSON_ANSWER = RESPONSES[200]["content"][JSON.media_type]["schema"]
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
     "headers": {**TRUST_HEADERS, WARNING: WARNING_HEADER},
     "content": {
-        **RESPONSES[200]["content"],
-        JSON.media_type: {
-            "schema": {
-                **_JSON_ANSWER,
-                "properties": {**_JSON_ANSWER["properties"], "trust": FRAME_TRUST_SCHEMA},
-            }
-        },
+        **formats(CODECS, schema=answer_schema(FRAME_TRUST_SCHEMA)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
@@ -100,21 +96,14 @@ _ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     ),
 }
 
-_REQUEST_BODY = {
-    "required": True,
-    "content": {
-        **REQUEST_BODY["content"],
-        JSON.media_type: {
-            **REQUEST_BODY["content"][JSON.media_type],
-            "examples": {
-                "by channel": {
-                    "summary": "a field for model navier-stokes-2d, on 64 x 64 points",
-                    "value": {"inputs": {"vorticity": vorticity_field()}},
-                }
-            },
-        },
+_REQUEST_BODY = arrays_body(
+    INPUT_ARRAYS,
+    {
+        "by channel": (
+            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": vorticity_field()},
+        )
     },
-}
+)  # fmt: skip
 
 
 class Parameters(NamedTuple):
