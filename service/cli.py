@@ -307,9 +307,10 @@ def _models(arguments: argparse.Namespace) -> int:
     shown = ("name", "version", "state", "backend", "precision", "execution", "trust")
     rows = [(*(key.upper() for key in shown), "DESCRIPTION")]
     for one in listing:
-        why = one.get("execution_reason")
-        about = f"{one['description']} ({why})" if why else one["description"]
-        rows.append((*(one.get(key) or "-" for key in shown), one["reason"] or about))
+        about = one["reason"] or one["description"]
+        if why := one.get("execution_reason"):
+            about += f" ({why})"
+        rows.append((*(one.get(key) or "-" for key in shown), about))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

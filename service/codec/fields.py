@@ -119,9 +119,7 @@ def check_shape(
         )
 
 
-def fields_from_tensor(
-    array: Array, config: ModelConfig, *, max_fields: int, name: str = INPUT
-) -> Fields:
+def fields_from_tensor(array: Array, config: ModelConfig, *, max_fields: int) -> Fields:
     """Check one array [batch, in_channels, *grid] and convert it to float32; a view if it is float32 already.
 
     Returns:
@@ -131,8 +129,8 @@ def fields_from_tensor(
         InvalidField: wrong shape or dtype, NaN, infinity, or a value beyond float32.
         PayloadTooLarge: too many fields for one request.
     """
-    check_dtype(array, name=name)
-    check_shape(array.shape, config, max_fields=max_fields, name=name)
+    check_dtype(array, name=INPUT)
+    check_shape(array.shape, config, max_fields=max_fields)
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
     check_finite(fields, config.inputs)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from turbofno.service.errors import Unavailable
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.messages import Heartbeat, Message, Scrape, Scraped
+from turbofno.service.processes.messages import Call, Heartbeat, Message, Returned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class LivenessPipe:
         """The merged metrics of all processes. Raises Unavailable if the supervisor does not answer."""
         number = next(self._numbers)
         future = self._scrapes[number] = asyncio.get_running_loop().create_future()
-        self._channel.send(Scrape(number))
+        self._channel.send(Call(number, "metrics"))
         try:
             async with asyncio.timeout(2 * SCRAPE_SECONDS):
                 return await future
@@ -69,11 +69,11 @@ class LivenessPipe:
     def _on_messages(self, _: bytes, messages: list[Message]) -> None:
         for message in messages:
             match message:
-                case Scrape():
-                    self._channel.send(Scraped(message.id, generate_latest(self._registry)))
-                case Scraped():
+                case Call():
+                    self._channel.send(Returned(message.id, generate_latest(self._registry)))
+                case Returned():
                     future = self._scrapes.get(message.id)
                     if future is not None and not future.done():
-                        future.set_result(message.text)
+                        future.set_result(message.value)
                 case _:
                     self._receive(message)

@@ -230,14 +230,14 @@ class Supervisor:
             match message:
                 case messages.Heartbeat():
                     self._on_heartbeat(sender, message)
-                case messages.Scrape():
-                    task = asyncio.create_task(self._scrape(sender, message))
+                case messages.Call():
+                    task = asyncio.create_task(self._scrape(sender, message.id))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-                case messages.Scraped():
+                case messages.Returned():
                     scrape = self._scrapes.get((sender, message.id))
                     if scrape is not None and not scrape.done():
-                        self._metrics.update(sender, message.text)
+                        self._metrics.update(sender, message.value)
                         scrape.set_result(None)
 
     def _on_heartbeat(self, sender: bytes, heartbeat: messages.Heartbeat) -> None:
@@ -252,15 +252,15 @@ class Supervisor:
             elif first:
                 self._send_engines([child])
 
-    async def _scrape(self, sender: bytes, asked: messages.Scrape) -> None:
+    async def _scrape(self, sender: bytes, asked: int) -> None:
         """Collect and send the metrics of all processes; the last ones of those that do not answer in time."""
         number, loop = next(self._numbers), asyncio.get_running_loop()
         asked_now = self._running("engine", "frontend", up=True)
         scrapes = {(child.launch.identity, number): loop.create_future() for child in asked_now}
         self._scrapes |= scrapes
         for identity, _ in scrapes:
-            self._channel.send(messages.Scrape(number), identity)
+            self._channel.send(messages.Call(number, "metrics"), identity)
         await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
         for key in scrapes:
             del self._scrapes[key]
-        self._channel.send(messages.Scraped(asked.id, generate_latest(self._metrics)), sender)
+        self._channel.send(messages.Returned(asked, generate_latest(self._metrics)), sender)
