@@ -16,7 +16,7 @@ from turbofno.service.http.admin import router as admin_router
 from turbofno.service.http.asgi import CallMiddleware
 from turbofno.service.http.fastapi_app import FastAPIApp
 from turbofno.service.http.guard import Guard
-from turbofno.service.http.keys import HEALTH, Keys
+from turbofno.service.http.keys import Keys
 from turbofno.service.http.pages import PAGE_PATHS, pages
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
@@ -72,6 +72,11 @@ def create_app(
 
         setup.start()
         tracer = requests.RequestTracer()
+    keys = None
+    if settings.api_keys_file is not None:
+        # A browser loads the page without a key; the user enters it there.
+        public = PAGE_PATHS | {"/"} | ({"/metrics"} if settings.public_metrics else set())
+        keys = Keys(settings.api_keys_file, public=public)
     shedding = Shedding()
     context = AppContext(
         settings=settings,
@@ -83,12 +88,7 @@ def create_app(
         served=ServedModels(engine, settings),
         guard=Guard(settings),
         scrape=scrape or metrics.text,
-        keys=None if settings.api_keys_file is None else Keys(settings.api_keys_file),
-        # A browser loads the page without a key; the user enters it there.
-        open_paths=HEALTH
-        | PAGE_PATHS
-        | {"/"}
-        | ({"/metrics"} if settings.public_metrics else set()),
+        keys=keys,
         tracer=tracer,
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
     )
