@@ -18,13 +18,7 @@ from turbofno.service.app import create_app, drain
 from turbofno.service.context import AppContext
 from turbofno.service.http.edge import Edge, edge_protocol
 from turbofno.service.http.tls import Certificates, tls_options
-from turbofno.service.settings import (
-    Settings,
-    env_name,
-    exposure_warnings,
-    http_url,
-    misspelt_variables,
-)
+from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
 from turbofno.service.system import on_hangup, with_descriptors
 
 if TYPE_CHECKING:
@@ -33,6 +27,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from fastapi import FastAPI
+
+    from turbofno.service.settings import Settings
 
     OnReady = Callable[[str, AppContext], None]
 
