@@ -16,7 +16,7 @@ from turbofno.service.http.admin import router as admin_router
 from turbofno.service.http.asgi import CallMiddleware
 from turbofno.service.http.fastapi_app import FastAPIApp
 from turbofno.service.http.guard import Guard
-from turbofno.service.http.keys import HEALTH, Keys
+from turbofno.service.http.keys import Keys
 from turbofno.service.http.pages import PAGE_PATHS, pages
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from turbofno.service.engine.interface import Engine
     from turbofno.service.settings import Settings
-    from turbofno.service.tracing.requests import RequestTracer
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,22 @@ def create_app(
     if settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     slots = slots or QueueCapacity(settings, metrics)
-    engine = engine or _local_engine(settings, metrics, slots)
+    if engine is None:
+        # Imports PyTorch, which front ends do not need.
+        from turbofno.service.engine.local import LocalEngine
+
+        engine = LocalEngine(settings, metrics, slots)
+    tracer = None
+    if settings.tracing:
+        from turbofno.service.tracing import requests, setup
+
+        setup.start()
+        tracer = requests.RequestTracer()
+    keys = None
+    if settings.api_keys_file is not None:
+        # A browser loads the page without a key; the user enters it there.
+        public = PAGE_PATHS | {"/"} | ({"/metrics"} if settings.public_metrics else set())
+        keys = Keys(settings.api_keys_file, public=public)
     shedding = Shedding()
     context = AppContext(
         settings=settings,
@@ -74,13 +88,8 @@ def create_app(
         served=ServedModels(engine, settings),
         guard=Guard(settings),
         scrape=scrape or metrics.text,
-        keys=None if settings.api_keys_file is None else Keys.read(settings.api_keys_file),
-        # A browser loads the page without a key; the user enters it there.
-        open_paths=HEALTH
-        | PAGE_PATHS
-        | {"/"}
-        | ({"/metrics"} if settings.public_metrics else set()),
-        tracer=_tracer() if settings.tracing else None,
+        keys=keys,
+        tracer=tracer,
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
     )
 
@@ -94,7 +103,7 @@ def create_app(
             if context.solver is not None:
                 await context.solver.close()
             if settings.tracing:
-                await _flush_traces()
+                await asyncio.to_thread(setup.stop)
 
     app = FastAPIApp(
         title="turbofno",
@@ -120,27 +129,6 @@ def create_app(
     for router in (admin_router, pages):
         app.include_router(router)
     return app
-
-
-def _local_engine(settings: Settings, metrics: Metrics, slots: QueueCapacity) -> Engine:
-    # Imports PyTorch, which front ends do not need.
-    from turbofno.service.engine.local import LocalEngine
-
-    return LocalEngine(settings, metrics, slots)
-
-
-def _tracer() -> RequestTracer:
-    from turbofno.service.tracing.requests import RequestTracer
-    from turbofno.service.tracing.setup import start
-
-    start()
-    return RequestTracer()
-
-
-async def _flush_traces() -> None:
-    from turbofno.service.tracing.setup import stop
-
-    await asyncio.to_thread(stop)
 
 
 async def drain(context: AppContext) -> None:

@@ -51,21 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
-    except _UsageError as error:
-        return _fail(error, _USAGE)
     except BrokenPipeError:
         # The reader of the output has enough, as in `turbofno config | head`. Python must not flush it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
-    except (TurboFNOError, ServiceError, ValueError, OSError, httpx.InvalidURL) as error:
-        return _fail(error, _FAILED)
+    except (
+        _UsageError, TurboFNOError, ServiceError, ValueError, OSError, httpx.InvalidURL,
+    ) as error:  # fmt: skip
+        sys.stderr.write(f"turbofno: {error}\n")
+        return _USAGE if isinstance(error, _UsageError) else _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
-
-
-def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"turbofno: {error}\n")
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -310,24 +306,16 @@ def _models(arguments: argparse.Namespace) -> int:
         listing = client.models()
     shown = ("name", "version", "state", "backend", "precision", "execution", "trust")
     rows = [(*(key.upper() for key in shown), "DESCRIPTION")]
-    rows += [
-        (
-            *(one.get(key) or "-" for key in shown),
-            one["reason"] or _described(one),
-        )
-        for one in listing
-    ]
+    for one in listing:
+        about = one["reason"] or one["description"]
+        if why := one.get("execution_reason"):
+            about += f" ({why})"
+        rows.append((*(one.get(key) or "-" for key in shown), about))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
     return 0
-
-
-def _described(model: dict[str, Any]) -> str:
-    """The model's description and, if there is one, the reason why it does not run through the CUDA kernels."""
-    why = model.get("execution_reason")
-    return f"{model['description']} ({why})" if why else str(model["description"])
 
 
 def _predict(arguments: argparse.Namespace) -> int:
@@ -358,10 +346,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     else:
         with Client(_url(arguments), api_key=os.environ.get(API_KEY_VARIABLE)) as client:
             prediction = client.predict_detailed(
-                arguments.model,
-                fields,
-                version=arguments.version,
-                output_grid=grid,
+                arguments.model, fields, version=arguments.version, output_grid=grid
             )
             answer, warnings = prediction.fields, prediction.warnings
             signature = _signature(client.model(arguments.model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ class AppContext:
     """Returns the metrics of the whole service in the text format."""
     keys: Keys | None = None
     """None: no API key is needed."""
-    open_paths: frozenset[str] = field(default_factory=frozenset)
-    """Paths that need no key."""
     tracer: RequestTracer | None = None
     """None: tracing is off."""
     solver: SolverProcess | None = None

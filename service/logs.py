@@ -41,18 +41,14 @@ def configure(settings: Settings, *, process: str = "") -> None:
     logging.getLogger("uvicorn.access").disabled = True
 
 
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """The data of extra={"data": {...}}."""
-    data: dict[str, Any] = getattr(record, "data", {})
-    return data
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time, level, logger, message, process, request_id, then the extra data."""
-
+class _Formatter(logging.Formatter):
     def __init__(self, process: str = "") -> None:
         super().__init__()
         self._process = process
+
+
+class JsonFormatter(_Formatter):
+    """Formats a record as one JSON object: time, level, logger, message, process, request_id, then the data of extra={"data": {...}}."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -65,25 +61,22 @@ class JsonFormatter(logging.Formatter):
             line["process"] = self._process
         if identity := request_id.get():
             line["request_id"] = identity
-        line |= _extra(record)
+        line |= getattr(record, "data", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
-class ConsoleFormatter(logging.Formatter):
+class ConsoleFormatter(_Formatter):
     """Formats a record as a line: time, level, process, message, then the extra data as key=value."""
-
-    def __init__(self, process: str = "") -> None:
-        super().__init__()
-        self._process = f" {process:10}" if process else ""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        process = f" {self._process:10}" if self._process else ""
         parts = [
-            f"{clock}.{record.msecs:03.0f} {record.levelname:7}{self._process} {record.getMessage()}"
+            f"{clock}.{record.msecs:03.0f} {record.levelname:7}{process} {record.getMessage()}"
         ]
-        parts += [f"{key}={value}" for key, value in _extra(record).items()]
+        parts += [f"{key}={value}" for key, value in getattr(record, "data", {}).items()]
         if identity := request_id.get():
             parts.append(f"request_id={identity}")
         text = " ".join(parts)

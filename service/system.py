@@ -9,12 +9,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

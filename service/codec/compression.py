@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import Literal
 
+from turbofno.service.codec.negotiate import weighted
+
 Coding = Literal["gzip", "deflate"]
 
 _CODINGS: dict[str, Coding | None] = {"gzip": "gzip", "deflate": "deflate", "identity": None}
@@ -27,7 +29,7 @@ def answer_coding(accept_encoding: str | None) -> Coding | None:
     """
     if accept_encoding is None:
         return None
-    offers = [_offer(item) for item in accept_encoding.lower().split(",") if item.strip()]
+    offers = weighted(accept_encoding)
     if len(offers) != 1 and all(quality is None for _, quality in offers):
         return None
     best: tuple[float, Coding | None] = (0.0, None)
@@ -36,15 +38,3 @@ def answer_coding(accept_encoding: str | None) -> Coding | None:
         if name in _CODINGS and weight > best[0]:
             best = (weight, _CODINGS[name])
     return best[1]
-
-
-def _offer(item: str) -> tuple[str, float | None]:
-    name, *parameters = (part.strip() for part in item.split(";"))
-    for parameter in parameters:
-        key, _, value = parameter.partition("=")
-        if key.strip() == "q":
-            try:
-                return name, float(value)
-            except ValueError:
-                return name, 0.0
-    return name, None

@@ -119,9 +119,7 @@ def check_shape(
         )
 
 
-def fields_from_tensor(
-    array: Array, config: ModelConfig, *, max_fields: int, name: str = INPUT
-) -> Fields:
+def fields_from_tensor(array: Array, config: ModelConfig, *, max_fields: int) -> Fields:
     """Check one array [batch, in_channels, *grid] and convert it to float32; a view if it is float32 already.
 
     Returns:
@@ -131,8 +129,8 @@ def fields_from_tensor(
         InvalidField: wrong shape or dtype, NaN, infinity, or a value beyond float32.
         PayloadTooLarge: too many fields for one request.
     """
-    check_dtype(array, name=name)
-    check_shape(array.shape, config, max_fields=max_fields, name=name)
+    check_dtype(array, name=INPUT)
+    check_shape(array.shape, config, max_fields=max_fields)
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
     check_finite(fields, config.inputs)
@@ -161,7 +159,12 @@ def fields_from_arrays(
         array = arrays[INPUT]
         missing = n_dim + 2 - array.ndim
         if missing not in range(3 if len(config.inputs) == 1 else 2):
-            raise InvalidField(_input_rank_message(array, config))
+            axes, several = _grid_axes(config), len(config.inputs)
+            bare = f", which may also be [{axes}]" if several == 1 else ""
+            raise InvalidField(
+                f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {several}, "
+                f"{axes}] or one field [{several}, {axes}]{bare}"
+            )
         tensor = array[(np.newaxis,) * missing]
         fields = fields_from_tensor(tensor, config, max_fields=max_fields)
         return fields, Form(by_channel=False, batched=not missing, channel_axis=missing < 2)
@@ -353,16 +356,6 @@ def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
                     f"field {field}, channel '{channel.name}', grid point {point} is {values[where]:g}{unit}, "
                     f"expected {words} {bound:g}{unit}, the physical bound: check sign and units"
                 )
-
-
-def _input_rank_message(array: Array, config: ModelConfig) -> str:
-    channels = config.architecture.in_channels
-    axes = _grid_axes(config)
-    bare = f", which may also be [{axes}]" if channels == 1 else ""
-    return (
-        f"'{INPUT}' has {_rank(array.shape)}, model '{config.name}' expects [batch, {channels}, "
-        f"{axes}] or one field [{channels}, {axes}]{bare}"
-    )
 
 
 def _rank(shape: Sequence[int]) -> str:

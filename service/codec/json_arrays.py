@@ -67,7 +67,19 @@ def dumps(array: NDArray[np.float32]) -> orjson.Fragment:
 
 def pieces(array: NDArray[np.float32]) -> Iterator[bytes]:
     """Encode finite numbers as nested lists, in pieces."""
-    return _written(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array)
+    if array.size <= _PIECE_VALUES:
+        yield orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+        return
+    rows = max(1, _PIECE_VALUES // (array.size // len(array)))
+    for start in range(0, len(array), rows):
+        yield b"," if start else b"["
+        part = array[start : start + rows]
+        if len(part) == 1 and part.ndim > 1:
+            yield from pieces(part[0])
+        else:
+            yield orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    yield b"]"
 
 
 def count_containers(raw: bytes) -> int:
@@ -213,18 +225,3 @@ def _shape(skeleton: bytes) -> tuple[int, ...]:
     if rank > MAX_RANK or inner != skeleton:
         raise ValueError("not evenly nested")
     return tuple(shape)
-
-
-def _written(array: NDArray[np.float32]) -> Iterator[bytes]:
-    if array.size <= _PIECE_VALUES:
-        yield orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-        return
-    rows = max(1, _PIECE_VALUES // (array.size // len(array)))
-    for start in range(0, len(array), rows):
-        yield b"," if start else b"["
-        part = array[start : start + rows]
-        if len(part) == 1 and part.ndim > 1:
-            yield from _written(part[0])
-        else:
-            yield orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    yield b"]"

@@ -86,7 +86,7 @@ def codec_for_answer(accept: str | None, *, request: Codec) -> Codec:
     """
     if accept is None or not accept.strip():
         return request
-    ranges = [_media_range(item) for item in accept.split(",") if item.strip()]
+    ranges = weighted(accept)
     order = (request, *(codec for codec in CODECS if codec is not request))
     best = max(order, key=lambda codec: _quality(codec, ranges))
     if _quality(best, ranges) <= 0:
@@ -96,21 +96,26 @@ def codec_for_answer(accept: str | None, *, request: Codec) -> Codec:
     return best
 
 
-def _media_range(item: str) -> tuple[str, float]:
-    name, _, parameters = item.partition(";")
-    text = _parameter(parameters, "q")
-    try:
-        quality = 1.0 if text is None else float(text)
-    except ValueError:
-        quality = 0.0
-    return name.strip().lower(), quality
+def weighted(header: str) -> list[tuple[str, float | None]]:
+    """The items of an Accept or Accept-Encoding header in lower case, with their q-values: None if it has none."""
+    found: list[tuple[str, float | None]] = []
+    for item in filter(str.strip, header.lower().split(",")):
+        name, _, parameters = item.partition(";")
+        text = _parameter(parameters, "q")
+        try:
+            found.append((name.strip(), None if text is None else float(text)))
+        except ValueError:
+            found.append((name.strip(), 0.0))
+    return found
 
 
-def _quality(codec: Codec, ranges: list[tuple[str, float]]) -> float:
+def _quality(codec: Codec, ranges: list[tuple[str, float | None]]) -> float:
     """The q-value of the most specific media range that matches a codec, 0 if none does."""
     group = codec.media_type.partition("/")[0] + "/*"
     for pattern in (codec.media_type, group, "*/*"):
-        qualities = [quality for name, quality in ranges if name == pattern]
+        qualities = [
+            1.0 if quality is None else quality for name, quality in ranges if name == pattern
+        ]
         if qualities:
             return max(qualities)
     return 0.0

@@ -42,19 +42,12 @@ _SHAPE = re.compile(rf"[0-9]{{1,18}}(,[0-9]{{1,18}}){{0,{MAX_RANK - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedOutput:
-    """One requested output, as raw bytes after the JSON or as JSON numbers."""
-
-    name: str
-    binary: bool
-
-
-@dataclass(frozen=True, slots=True)
 class InferRequest:
     """A decoded infer body. `tensor` has the declared shape, not yet checked against the model."""
 
     tensor: Array
-    outputs: tuple[RequestedOutput, ...]
+    binary: bool
+    """The output is wanted as raw bytes after the JSON, not as JSON numbers."""
     id: str | None = None
     priority: int = 0
     """1 is the highest, 0 stands for the default."""
@@ -71,11 +64,10 @@ class InferResponse(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """All pieces as one."""
         return b"".join(self.pieces)
 
 
-RAW = InferRequest(np.empty(0, np.float32), (RequestedOutput(OUTPUT, binary=True),))
+RAW = InferRequest(np.empty(0, np.float32), binary=True)
 """What a raw request asks for; its tensor is the whole body."""
 
 
@@ -110,11 +102,11 @@ def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -
         raise BadRequest(f"'id' is a JSON {json_type(request_id)}, expected a string")
     parameters = _object(document, "parameters", where="the request")
     priority, timeout = _scheduling(parameters)
-    binary_default = _flag(parameters, "binary_data_output", default=False)
-    outputs = _outputs(document, binary_default=binary_default, model=model)
+    binary = _flag(parameters, "binary_data_output", default=False)
+    binary = _binary_output(document, default=binary, model=model)
     return InferRequest(
         tensor=_tensor(_only_input(document, model=model), view[length:], model=model),
-        outputs=outputs,
+        binary=binary,
         id=request_id,
         priority=priority,
         timeout_us=timeout,
@@ -149,7 +141,7 @@ def decode_raw(body: bytes | memoryview, *, shape: str | None, model: str) -> In
 def encode(
     output: NDArray[np.float32],
     *,
-    outputs: tuple[RequestedOutput, ...],
+    binary: bool,
     model: str,
     version: str,
     request_id: str | None = None,
@@ -162,9 +154,8 @@ def encode(
     Raises:
         InvalidField: a value is NaN or infinite, and JSON numbers were requested.
     """
-    (requested,) = outputs
-    about = (output.shape, requested, model, version, warnings, trust_status)
-    if requested.binary:
+    about = (output.shape, model, version, warnings, trust_status)
+    if binary:
         # Ids and signals differ from answer to answer.
         text = (
             _cached_json(*about)
@@ -174,14 +165,13 @@ def encode(
         blob = np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data
         return InferResponse((text, blob), len(text))
     remedy = "request it in binary with the output parameter binary_data = true"
-    require_encodable(output, name=requested.name, remedy=remedy)
+    require_encodable(output, name=OUTPUT, remedy=remedy)
     data = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
     return InferResponse((_json(*about, request_id, trust, data),), None)
 
 
 def _json(
     shape: tuple[int, ...],
-    requested: RequestedOutput,
     model: str,
     version: str,
     warnings: tuple[str, ...],
@@ -192,7 +182,7 @@ def _json(
 ) -> bytes:
     """The JSON of an answer; without `data` the values follow in binary."""
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
-    entry: dict[str, Any] = {"name": requested.name, "datatype": DATATYPE, "shape": shape}
+    entry: dict[str, Any] = {"name": OUTPUT, "datatype": DATATYPE, "shape": shape}
     if data is None:
         entry["parameters"] = {"binary_data_size": 4 * math.prod(shape)}
     else:
@@ -228,18 +218,14 @@ def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:
     return priority, _integer(parameters, "timeout") or None
 
 
-def _outputs(
-    document: dict[str, Any], *, binary_default: bool, model: str
-) -> tuple[RequestedOutput, ...]:
+def _binary_output(document: dict[str, Any], *, default: bool, model: str) -> bool:
     listed = document.get("outputs")
     if listed is None:
         listed = []
     if not isinstance(listed, list):
         raise BadRequest(f"'outputs' is a JSON {json_type(listed)}, expected an array of objects")
-    if not listed:
-        return (RequestedOutput(OUTPUT, binary_default),)
-    found: list[RequestedOutput] = []
-    for item in listed:
+    binary = default
+    for number, item in enumerate(listed):
         name = item.get("name") if isinstance(item, dict) else None
         if not isinstance(name, str):
             raise BadRequest("each entry of 'outputs' must be an object with a string 'name'")
@@ -248,7 +234,7 @@ def _outputs(
                 f"unexpected inference output '{name[:80]}' for model '{model}', expected "
                 f"'{OUTPUT}'"
             )
-        if found:
+        if number:
             raise BadRequest(f"output '{name}' already exists in request")
         parameters = _object(item, "parameters", where=f"output '{name}'")
         _refuse_shared_memory(parameters, where=f"output '{name}'")
@@ -256,9 +242,8 @@ def _outputs(
             raise BadRequest(
                 f"output '{name}' requests classification, but a field has no classes: leave class_count out"
             )
-        binary = _flag(parameters, "binary_data", default=binary_default)
-        found.append(RequestedOutput(name, binary))
-    return tuple(found)
+        binary = _flag(parameters, "binary_data", default=default)
+    return binary
 
 
 def _only_input(document: dict[str, Any], *, model: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from turbofno.service.codec.fields import (
     OUTPUT,
+    Array,
     Form,
     check_dtype,
     check_finite,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.codec.fields import Array
     from turbofno.service.engine.interface import Fields
 
 COTANGENT = "cotangent"
@@ -71,7 +71,11 @@ def vjp_from_arrays(
             f"{[*leading, *grid]}"
         )
     for name, shape in expected.items():
-        _check(given[name], shape, name=name)
+        check_dtype(given[name], name=name)
+        if given[name].shape != shape:
+            raise InvalidField(
+                f"'{name}' has shape {list(given[name].shape)}, expected {list(shape)}, the shape of the output"
+            )
     stacked = [np.asarray(given[name]).reshape(len(fields), -1, *grid) for name in expected]
     with np.errstate(over="ignore", invalid="ignore"):
         cotangents = np.concatenate(stacked, axis=1, dtype=np.float32)
@@ -96,11 +100,3 @@ def units_of_vjp(config: ModelConfig, *, output: bool) -> dict[str, str]:
         for one in config.inputs
     }
     return units | {f"{OUTPUT}.{one.name}": one.units for one in config.outputs if output}
-
-
-def _check(array: Array, shape: tuple[int, ...], *, name: str) -> None:
-    check_dtype(array, name=name)
-    if array.shape != shape:
-        raise InvalidField(
-            f"'{name}' has shape {list(array.shape)}, expected {list(shape)}, the shape of the output"
-        )

@@ -55,5 +55,4 @@ class ModelTotals:
         counters.last_inference_ms = round(time.time() * 1e3)
 
     def snapshot(self) -> ModelCounters:
-        """A copy of the totals."""
         return replace(self._counters, batches=dict(self._counters.batches))

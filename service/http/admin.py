@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
 
-from turbofno.models.core.config import PDE, Channel, GridSpec, Metric
+from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.registry import discover
 from turbofno.models.core.statistics import Statistics
-from turbofno.service.context import context_of
+from turbofno.service.context import AppContext, context_of
 from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
-from turbofno.service.engine.interface import status_of
+from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import NotFound
-from turbofno.service.http.openapi import ModelName, problem
+from turbofno.service.http.openapi import ModelName, problem, problems
 from turbofno.service.http.trust import trust_status
-
-if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.context import AppContext
-    from turbofno.service.engine.interface import ModelStatus
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
 """Size limit of a card and of each of its pictures."""
+
+_OF_CONFIG = ("grid", "time_step", "pde", "statistics", "evaluation", "sha256")
+"""Members of a model's configuration that are part of its description."""
 
 logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    401: problem("No known API key, where the server asks for one."),
+    **problems(401),
     404: problem("No such model, or it has no such file."),
     503: problem("The model is not ready; the error says why."),
 }
@@ -64,25 +61,11 @@ class Signature(BaseModel):
     channels: tuple[Channel, ...]
 
 
-class ModelSummary(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary(ModelStatus):
     """One version of a model."""
 
-    name: str
-    version: str
-    state: str
-    reason: str = ""
     description: str = ""
-    backend: str = ""
-    """Implementation of the spectral layers."""
-    precision: str = ""
-    """Precision in use: fp32, tf32 or bf16."""
-    asked_precision: str = ""
-    """Precision requested by the model's configuration or the server's setting; a CPU always computes in fp32."""
-    execution: str = ""
-    """Execution: chain (of CUDA kernels), graph (a CUDA graph of the module) or module (layer by layer); on a CPU replay or
-    module; slabs if its fields are cut over the devices of its engine."""
-    execution_reason: str = ""
-    """Why a GPU does not use a faster execution, or an engine of several devices only one of them."""
     trust: str = ""
     """The trust signals of a READY model's answers, if any, and whether it was evaluated."""
 
@@ -101,6 +84,7 @@ class Reference(BaseModel):
     parameters: tuple[SampleParameter, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription(ModelSummary):
     """A model's signature, limits and measured errors."""
 
@@ -130,12 +114,11 @@ async def health() -> Health:
 @router.get(
     "/readyz",
     tags=["health"],
-    response_model=Readiness,
     responses={
         503: {"model": Readiness, "description": "Loading, draining, or a model is broken."}
     },
 )
-async def readiness(request: Request) -> Response:
+async def readiness(request: Request, response: Response) -> Readiness:
     """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
     context = context_of(request)
     reasons = ["shutting down"] if context.admission.draining else []
@@ -143,15 +126,15 @@ async def readiness(request: Request) -> Response:
         reasons.append(context.engine.failure)
     elif not context.engine.ready:
         statuses = context.engine.statuses()
-        reasons += [_reason(status) for status in statuses if status.state != "READY"]
+        reasons += [
+            f"model {one.name} version {one.version} is {one.state}"
+            + (f": {one.reason}" if one.reason else "")
+            for one in statuses
+            if one.state != "READY"
+        ]
         reasons = reasons or ["no model is loaded"]
-    answer = Readiness(ready=not reasons, reasons=reasons)
-    return JSONResponse(answer.model_dump(), 503 if reasons else 200)
-
-
-def _reason(status: ModelStatus) -> str:
-    why = f": {status.reason}" if status.reason else ""
-    return f"model {status.name} version {status.version} is {status.state}{why}"
+    response.status_code = 503 if reasons else 200
+    return Readiness(ready=not reasons, reasons=reasons)
 
 
 @router.get("/metrics", tags=["health"], response_class=Response)
@@ -233,18 +216,11 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
     base = f"/v1/models/{config.name}"
     parameters = parameters_of(config.pde) if context.solver else None
     return ModelDescription(
-        **asdict(status_of(config, context.engine)),
-        description=config.description,
-        trust=trust_status(config, enabled=context.settings.trust),
+        **asdict(_summary(context, status_of(config, context.engine))),
         input=_signature("input", config.inputs, config),
         output=_signature("output", config.outputs, config),
-        grid=config.grid,
         smallest_grid=config.architecture.smallest_grid,
-        time_step=config.time_step,
-        pde=config.pde,
-        statistics=config.statistics,
-        evaluation=config.evaluation,
-        sha256=config.sha256,
+        **{name: getattr(config, name) for name in _OF_CONFIG},
         predict=f"{base}:predict",
         card=f"{base}/card",
         reference=None
@@ -255,7 +231,5 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
 
 def _signature(name: str, channels: tuple[Channel, ...], config: ModelConfig) -> Signature:
     return Signature(
-        name=name,
-        shape=[-1, len(channels), *[-1] * config.architecture.n_dim],
-        channels=channels,
+        name=name, shape=[-1, len(channels), *[-1] * config.architecture.n_dim], channels=channels
     )

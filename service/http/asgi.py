@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WATCHED_AFTER_SECONDS = 0.2
-"""Delay before queued work is cancelled when its client leaves: most work ends sooner, and watching the connection costs
-a task."""
-
 _WAIT_BYTES = 32 * 1024
 """Longer bodies are sent on their own, so that the server can apply backpressure."""
 
 
 class ReceivedBody(Body):
-    """A body received as ASGI messages."""
-
     __slots__ = ("_receive", "_whole")
 
     def __init__(self, receive: Receive) -> None:
@@ -60,7 +54,6 @@ class ReceivedBody(Body):
 
 
 def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
-    """The `Call` of an ASGI scope."""
     path: str = scope["path"]
     raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
     headers = [(name.lower(), value) for name, value in scope["headers"]]
@@ -111,13 +104,12 @@ class CallMiddleware:
             method = "GET" if call.method == "HEAD" else call.method
             await self._app({**scope, "method": method}, receive, sending)
         else:
-            wait = WATCHED_AFTER_SECONDS if call.operation.queued else 0.0
 
             async def answer() -> None:
                 await sending.reply(await execute(call))
 
             assert isinstance(call.body, ReceivedBody)
-            await unless_left(call.body, answer(), watched_after=wait)
+            await unless_left(call.body, answer())
 
 
 class _Sending:
@@ -169,28 +161,19 @@ class _Sending:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def unless_left(body: ReceivedBody, work: Awaitable[T], *, watched_after: float = 0.0) -> T:
-    """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first.
-
-    The connection is not watched for the first `watched_after` seconds.
-    """
+async def unless_left(body: ReceivedBody, work: Awaitable[T]) -> T:
+    """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first."""
     waiting = asyncio.current_task()
     assert waiting is not None
-    loop = asyncio.get_running_loop()
-    watch: asyncio.Task[None] | None = None
     left = False
 
-    async def until_left() -> None:
+    async def watch() -> None:
         nonlocal left
         await body.until_left()
         left = True
         waiting.cancel()
 
-    def start_watch() -> None:
-        nonlocal watch
-        watch = loop.create_task(until_left())
-
-    timer = loop.call_later(watched_after, start_watch)
+    watching = asyncio.create_task(watch())
     try:
         return await work
     except asyncio.CancelledError:
@@ -198,8 +181,6 @@ async def unless_left(body: ReceivedBody, work: Awaitable[T], *, watched_after: 
             raise ClientLeft from None
         raise
     finally:
-        timer.cancel()
-        if watch is not None:
-            watch.cancel()
+        watching.cancel()
         # Break the reference cycle of error and frame, which would hold the fields until a garbage collection.
         del work

@@ -11,8 +11,7 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from turbofno.service.http.oip_metadata import SCHEMAS
-from turbofno.service.http.openapi import PROBLEM
+from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.operations import OPERATIONS
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ class FastAPIApp(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         inner: ASGIApp = ExceptionMiddleware(
-            AsyncExitStackMiddleware(self.router),
-            handlers=self.exception_handlers,
+            AsyncExitStackMiddleware(self.router), handlers=self.exception_handlers
         )
         for make, args, options in reversed(self.user_middleware):
             inner = make(inner, *args, **options)
@@ -38,7 +36,7 @@ class FastAPIApp(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
-            schemas |= {"Problem": PROBLEM, **SCHEMAS}
+            schemas |= SCHEMAS
             for name in _VALIDATION_SCHEMAS:
                 schemas.pop(name, None)
             for path in document["paths"].values():

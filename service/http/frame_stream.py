@@ -76,7 +76,14 @@ async def stream(
         try:
             async for frame in frames:
                 step = frame.step
-                event = _event_of(frame, warnings_of(frame))
+                event: Event = {
+                    "event": "progress" if frame.fields is None else "frame",
+                    "step": step,
+                }
+                if frame.trust:
+                    event["trust"] = frame.trust
+                if warnings := warnings_of(frame):
+                    event["warnings"] = warnings
                 if start is not None:
                     yield b"".join(form.write(start))
                     start = None
@@ -89,25 +96,10 @@ async def stream(
         except ServiceError as error:
             if start is not None and not isinstance(error, BlowUp):
                 raise
-            last = _failure(error, step)
+            # The last good step, except for a blow-up, which names its own.
+            last = {"event": "failed", "reason": error.slug, "step": step, "detail": error.message}
+            if isinstance(error, BlowUp):
+                last |= {"reason": error.reason, "step": error.step}
     if start is not None:
         yield b"".join(form.write(start))
     yield b"".join(form.write(last))
-
-
-def _event_of(frame: Frame, warnings: tuple[str, ...]) -> Event:
-    kind = "progress" if frame.fields is None else "frame"
-    event: Event = {"event": kind, "step": frame.step}
-    if frame.trust:
-        event["trust"] = frame.trust
-    if warnings:
-        event["warnings"] = warnings
-    return event
-
-
-def _failure(error: ServiceError, step: int) -> Event:
-    """`step` is the last good one, except for a blow-up, which names its own."""
-    event: Event = {"event": "failed", "reason": error.slug, "step": step, "detail": error.message}
-    if isinstance(error, BlowUp):
-        event |= {"reason": error.reason, "step": error.step}
-    return event

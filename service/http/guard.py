@@ -12,14 +12,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from turbofno.service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
-from turbofno.service.http.call import Reply, encoded
-from turbofno.service.settings import env_name, is_loopback
+from turbofno.service.http.call import Call, Reply, encoded
+from turbofno.service.settings import Settings, env_name, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from turbofno.service.http.call import Call
-    from turbofno.service.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SAME_SITE = frozenset({b"same-origin", b"none"})
@@ -72,12 +69,20 @@ class Guard:
     def check_host(self, host: bytes) -> None:
         """Raise Misdirected if the Host header is none of the server's names."""
         if not self._serves(host):
-            raise _unknown_host(host)
+            raise Misdirected(
+                f"this server is not known as {host[:80].decode('latin-1')!r}: call it by IP address, as localhost, or "
+                f"by a name in {env_name('allowed_hosts')}; add this one there if a proxy or DNS leads here by it"
+            )
 
     def _check_page(self, call: Call) -> None:
         given = call.headers
         if not self._is_same_origin(given):
-            raise _cross_origin(given)
+            origin = given.get(b"origin")
+            whose = "another origin" if origin is None else repr(origin[:80].decode("latin-1"))
+            raise Forbidden(
+                f"a web page of {whose} sent this request, and pages of other origins may not: list the origin in "
+                f"{env_name('cors_origins')} to allow it, and have a proxy pass Host on unchanged"
+            )
         if not call.path.startswith("/v2"):
             return
         kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -111,22 +116,6 @@ class Guard:
         if site is not None:
             return site in _SAME_SITE
         return origin is None or _same_host(origin, given.get(b"host", b""))
-
-
-def _unknown_host(value: bytes) -> Misdirected:
-    return Misdirected(
-        f"this server is not known as {value[:80].decode('latin-1')!r}: call it by IP address, as localhost, or by "
-        f"a name in {env_name('allowed_hosts')}; add this one there if a proxy or DNS leads here by it"
-    )
-
-
-def _cross_origin(given: Mapping[bytes, bytes]) -> Forbidden:
-    origin = given.get(b"origin")
-    whose = "another origin" if origin is None else repr(origin[:80].decode("latin-1"))
-    return Forbidden(
-        f"a web page of {whose} sent this request, and pages of other origins may not: list the origin in "
-        f"{env_name('cors_origins')} to allow it, and have a proxy pass Host on unchanged"
-    )
 
 
 def is_preflight(call: Call) -> bool:

@@ -28,33 +28,30 @@ _FORM = "NAME KEY [fields=N] [bytes=N]"
 class Keys:
     """The keys of a file, stored as digests."""
 
-    def __init__(self, path: Path, callers: dict[bytes, Caller]) -> None:
-        self._path = path
-        self._callers = callers
-
-    @classmethod
-    def read(cls, path: Path) -> Keys:
-        """Read a file of lines NAME KEY [fields=N] [bytes=N]; `#` starts a comment line.
+    def __init__(self, path: Path, *, public: frozenset[str] = frozenset()) -> None:
+        """Read a file of lines NAME KEY [fields=N] [bytes=N]; `#` starts a comment line. `public` paths need no key.
 
         The limits bound the fields, and the body and unsent answer bytes, of a key's concurrent requests.
 
         Raises:
             ValueError: the file cannot be read, or a malformed line, a repeated name or key, or no key at all. Names the line, never the key.
         """
-        return cls(path, _read(path))
+        self._path = path
+        self._public = HEALTH | public
+        self.reload()
 
     def reload(self) -> None:
-        """Read the file again; on an error, raise as `read` does and keep the present keys."""
+        """Read the file again; on an error, raise ValueError and keep the present keys."""
         self._callers = _read(self._path)
 
     def check(self, call: Call) -> None:
         """Set `call.caller`, unless the path is open. Raises Unauthorized."""
-        context, given = call.context, call.headers.get(b"authorization")
-        if call.path in context.open_paths:
+        if call.path in self._public:
             return
+        given = call.headers.get(b"authorization")
         caller = None if given is None else self.caller(given)
         if caller is None:
-            context.metrics.reject("unauthorized")
+            call.context.metrics.reject("unauthorized")
             raise Unauthorized(
                 f"{'an API key is needed' if given is None else 'this API key is not known'}: send one that is in the "
                 "server's key file as the header 'Authorization: Bearer KEY'",

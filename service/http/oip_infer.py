@@ -18,7 +18,7 @@ from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.trust import largest
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields, PredictResult
     from turbofno.service.http.call import Bytes, Call, Headers, Reply
     from turbofno.service.http.served import Served
-    from turbofno.service.settings import Settings
 
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()
@@ -36,8 +35,6 @@ _PARAMETERS = (RAW_SHAPE,)
 
 
 class Parameters(NamedTuple):
-    """Parameters of an inference."""
-
     header_length: str | None
     """Length of the JSON before the tensor, not checked yet; None if the whole body is JSON."""
     raw_shape: str | None
@@ -78,7 +75,7 @@ async def _run(call: Call) -> Reply:
     )  # fmt: skip
     warnings = count_warnings(call, served.warnings(fields.shape[2:], grid, result.trust))
     started = time.perf_counter()
-    as_json = not request.outputs[0].binary
+    as_json = not request.binary
     found = request, result, warnings, served.why_no_trust(result.trust)
     heavy = heavy_to_encode(result.fields.size, as_json=as_json)
     answer = await offload(True, _encode, *found) if heavy else _encode(*found)
@@ -126,7 +123,7 @@ def _encode(
 ) -> InferResponse:
     return oip_binary.encode(
         result.fields,
-        outputs=request.outputs,
+        binary=request.binary,
         model=result.model,
         version=result.version,
         request_id=request.id,

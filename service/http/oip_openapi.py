@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from turbofno.service.http.oip_metadata import Error
 from turbofno.service.http.openapi import (
+    ERROR_MEANINGS,
     array_of,
     burgers_field,
     described,
     object_of,
-    schema_ref,
+    schema_of,
 )
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
@@ -20,21 +22,17 @@ _EXAMPLE_DATA = burgers_field()
 
 def error(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error in the protocol's form."""
-    content = {"application/json": {"schema": schema_ref("Error")}}
+    content = {"application/json": {"schema": schema_of(Error)}}
     return {"description": description, "content": content}
 
 
-ERRORS = {
-    400: error("The request does not follow the protocol."),
-    401: error("No known API key, where the server asks for one."),
-    404: error("No such model or version."),
-    503: error("Not ready, or shutting down."),
-}
-BODY_ERRORS = {
-    408: error("The body took too long to arrive."),
-    413: error("Over a stated limit, which the error names."),
-    415: error("Content-Encoding is none of gzip, deflate, identity."),
-}
+def errors(*codes: int) -> dict[int, dict[str, Any]]:
+    """The OpenAPI responses of errors with their usual meanings."""
+    return {code: error(ERROR_MEANINGS[code]) for code in codes}
+
+
+ERRORS = errors(400, 401, 404, 503)
+BODY_ERRORS = errors(408, 413, 415)
 
 _PARAMETERS = object_of(
     {
@@ -68,10 +66,7 @@ _INPUT = object_of(
     required=("name", "shape", "datatype"),
 )
 _OUTPUT = object_of(
-    {
-        "name": {"const": "output"},
-        "parameters": object_of({"binary_data": "boolean"}, required=()),
-    },
+    {"name": {"const": "output"}, "parameters": object_of({"binary_data": "boolean"}, required=())},
     required=("name",),
 )
 _INFER_REQUEST = object_of(
@@ -180,8 +175,6 @@ INFER_PATHS = described(
             },
         },
         **BODY_ERRORS,
-        422: error("The model cannot take these fields."),
-        429: error("The queue is full: come back after Retry-After seconds."),
-        504: error("The timeout passed before the work ran."),
+        **errors(422, 429, 504),
     },
 )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import orjson
+import msgspec
 
 from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.engine.interface import status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.call import Call, Operation, Reply, Target
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
-from turbofno.service.http.openapi import described, schema_ref
+from turbofno.service.http.openapi import described, schema_of
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.http.call import Call, Target
 
-    Route = Callable[[Call], Awaitable[dict[str, Any] | list[dict[str, Any]] | None]]
+    Route = Callable[[Call], Awaitable[object]]
 
 EXTENSIONS = [
     "binary_tensor_data",
@@ -45,10 +44,10 @@ _TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
 OPERATIONS: list[Operation] = []
 
 
-def _route(method: str, *paths: str, schema: str = "", **about: Any) -> Callable[[Route], Route]:
+def _route(method: str, *paths: str, **about: Any) -> Callable[[Route], Route]:
     """Add the decorated function, which returns a JSON document or None for an empty body, to OPERATIONS.
 
-    `schema`, `about` and the docstring describe the operation in OpenAPI, which omits it without `about`.
+    `about`, its docstring and the type of its document describe the operation in OpenAPI, which omits it without `about`.
     """
 
     def add(route: Route) -> Route:
@@ -56,13 +55,16 @@ def _route(method: str, *paths: str, schema: str = "", **about: Any) -> Callable
             document = await route(call)
             if document is None:
                 return Reply(200)
-            return Reply(200, [(b"content-type", b"application/json")], (orjson.dumps(document),))
+            return Reply(
+                200, [(b"content-type", b"application/json")], (msgspec.json.encode(document),)
+            )
 
         entries: dict[str, dict[str, Any]] = {path: {} for path in paths}
         if about:
             success: dict[str, Any] = {"description": "Success; the body is empty."}
-            if schema:
-                content = {"application/json": {"schema": schema_ref(schema)}}
+            document_type = get_type_hints(route)["return"]
+            if document_type is not type(None):
+                content = {"application/json": {"schema": schema_of(document_type)}}
                 success = {"description": "Success.", "content": content}
             responses = {200: success, **ERRORS, **about.pop("errors", {})}
             about.update(name=route.__name__, tag=TAG, description=route.__doc__)
@@ -85,46 +87,45 @@ _CONTROL: dict[str, Any] = {
 
 
 @_route("GET", "/v2/")
-@_route("GET", "/v2", summaries=("Server metadata",), schema="ServerMetadata")
-async def server_metadata(_: Call) -> dict[str, Any]:
+@_route("GET", "/v2", summaries=("Server metadata",))
+async def server_metadata(_: Call) -> oip.ServerMetadata:
     """Name, version and the protocol extensions that this server offers."""
-    return {"name": "turbofno", "version": VERSION, "extensions": EXTENSIONS}
+    return oip.ServerMetadata("turbofno", VERSION, EXTENSIONS)
 
 
-@_route("GET", "/v2/health/live", summaries=("Is the process alive?",), schema="Live")
-async def live(_: Call) -> dict[str, Any]:
+@_route("GET", "/v2/health/live", summaries=("Is the process alive?",))
+async def live(_: Call) -> oip.Live:
     """Answers as long as the process can answer at all."""
-    return {"live": True}
+    return oip.Live(live=True)
 
 
-@_route("GET", "/v2/health/ready", summaries=("Is the server ready?",), schema="Ready")
-async def ready(call: Call) -> dict[str, Any]:
+@_route("GET", "/v2/health/ready", summaries=("Is the server ready?",))
+async def ready(call: Call) -> oip.Ready:
     """200 once every start-up model is loaded and warm, until the server drains."""
     engine = call.context.engine
     if engine.failure:
         raise Unavailable(engine.failure)
     if call.context.admission.draining or not engine.ready:
         raise Unavailable("the server is not ready: models are still loading, or it shuts down")
-    return {"ready": True}
+    return oip.Ready(ready=True)
 
 
 # Before the paths with a model's name, which would match "stats".
-@_route("GET", "/v2/models/stats", summaries=("All statistics",), schema="ModelStatistics")
-async def all_statistics(call: Call) -> dict[str, Any]:
+@_route("GET", "/v2/models/stats", summaries=("All statistics",))
+async def all_statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load, for every model that is ready."""
     engine = call.context.engine
     models = [(one.name, one.version) for one in engine.statuses() if one.state == _READY]
-    return {
-        "model_stats": [oip.statistics(*model, await engine.counters(*model)) for model in models]
-    }
+    return oip.ModelStatistics(
+        [oip.statistics(*model, await engine.counters(*model)) for model in models]
+    )
 
 
 @_route(
     "GET", "/v2/models/{model}VERSION",
     summaries=("Model metadata", "Model metadata of one version"),
-    schema="ModelMetadata",
 )  # fmt: skip
-async def metadata(call: Call) -> dict[str, Any]:
+async def metadata(call: Call) -> oip.ModelMetadata:
     """Tensors and versions of a model; -1 is an axis of any size."""
     engine, config = call.context.engine, _config(call)
     versions = [
@@ -137,17 +138,15 @@ async def metadata(call: Call) -> dict[str, Any]:
 @_route(
     "GET", "/v2/models/{model}VERSION/ready",
     summaries=("Is the model ready?", "Is the version ready?"),
-    schema="ModelReady",
 )  # fmt: skip
-async def model_ready(call: Call) -> dict[str, Any]:
+async def model_ready(call: Call) -> oip.ModelReady:
     """200 if it is; without a version, if any version is."""
-    return {"name": _config(call).name, "ready": True}
+    return oip.ModelReady(_config(call).name, ready=True)
 
 
 @_route(
     "GET", "/v2/models/{model}VERSION/config",
     summaries=("Model configuration", "Configuration of one version"),
-    schema="ModelConfig",
 )  # fmt: skip
 async def configuration(call: Call) -> dict[str, Any]:
     """Triton's ModelConfig as JSON."""
@@ -158,29 +157,27 @@ async def configuration(call: Call) -> dict[str, Any]:
 @_route(
     "GET", "/v2/models/{model}VERSION/stats",
     summaries=("Statistics of a model", "Statistics of one version"),
-    schema="ModelStatistics",
 )  # fmt: skip
-async def statistics(call: Call) -> dict[str, Any]:
+async def statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load; without a version, of the newest."""
     config = _config(call)
     counters = await call.context.engine.counters(config.name, config.version)
-    return {"model_stats": [oip.statistics(config.name, config.version, counters)]}
+    return oip.ModelStatistics([oip.statistics(config.name, config.version, counters)])
 
 
 @_route(
     "POST", "/v2/repository/index",
     summaries=("List the model repository",),
     body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
-    schema="RepositoryIndex",
     errors=BODY_ERRORS,
 )  # fmt: skip
-async def repository_index(call: Call) -> list[dict[str, Any]]:
+async def repository_index(call: Call) -> list[oip.IndexedModel]:
     """Every version known to the server, with its state; only the READY ones if `ready` is true."""
     only_ready = (await _control_body(call)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise BadRequest(f"'ready' is a JSON {json_type(only_ready)}, expected true or false")
     return [
-        {"name": one.name, "version": one.version, "state": one.state, "reason": one.reason}
+        oip.IndexedModel(one.name, one.version, one.state, one.reason)
         for one in call.context.engine.statuses()
         if one.state == _READY or not only_ready
     ]

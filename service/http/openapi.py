@@ -6,18 +6,17 @@ import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 from fastapi import Path
 
-from turbofno.service.codec.negotiate import CODECS, JSON
-from turbofno.service.http.parameters import DEADLINE
-from turbofno.service.http.problems import MEDIA_TYPE
+from turbofno.service.codec.negotiate import CODECS, JSON, Codec
+from turbofno.service.http.parameters import DEADLINE, Parameter
+from turbofno.service.http.problems import MEDIA_TYPE, Problem
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from turbofno.service.http.parameters import Parameter
 
 ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 WARNING = "X-Warning"
@@ -31,9 +30,17 @@ DEADLINE_HEADER: dict[str, Any] = {
 }
 
 
-def schema_ref(schema: str) -> dict[str, str]:
-    """A reference to a schema among the document's components."""
-    return {"$ref": f"#/components/schemas/{schema}"}
+SCHEMAS: dict[str, Any] = {}
+"""The document's components, by name."""
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The schema of a type; those of the structures in it are added to SCHEMAS."""
+    (schema,), components = msgspec.json.schema_components(
+        (kind,), ref_template="#/components/schemas/{name}"
+    )
+    SCHEMAS.update(components)
+    return schema
 
 
 def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -57,23 +64,30 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     return {"type": given} if isinstance(given, str) else given
 
 
-PROBLEM = object_of(
-    {
-        "type": "string",
-        "title": "string",
-        "status": "integer",
-        "detail": "string",
-        "instance": "string",
-        "request_id": "string",
-    },
-    title="Problem",
-    description="What was wrong, what was expected, how to mend it (RFC 9457).",
-)
+_PROBLEM = schema_of(Problem)
+ERROR_MEANINGS = {
+    400: "The body or a parameter cannot be understood.",
+    401: "No known API key, where the server asks for one.",
+    404: "No such model or version.",
+    406: "Accept allows none of the offered forms; the error lists them.",
+    408: "The body took too long to arrive.",
+    413: "Over a stated limit, which the error names.",
+    415: "Content-Type or Content-Encoding is not read; the error lists what is.",
+    422: "The model cannot take these fields: shape, channels, dtype, NaN.",
+    429: "The queue is full: come back after Retry-After seconds.",
+    503: "Loading, draining or out of device memory.",
+    504: "The deadline passed before the work ran.",
+}
 
 
 def problem(description: str) -> dict[str, Any]:
     """The OpenAPI response of an error that is sent as a problem document."""
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema_ref("Problem")}}}
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI responses of errors with their usual meanings."""
+    return {code: problem(ERROR_MEANINGS[code]) for code in codes}
 
 
 def described(
@@ -83,7 +97,7 @@ def described(
     tag: str,
     summaries: tuple[str, ...],
     description: str,
-    responses: Mapping[int, dict[str, Any]],
+    responses: Mapping[Any, dict[str, Any]],
     parameters: tuple[Parameter, ...] = (),
     headers: tuple[dict[str, Any], ...] = (),
     body: dict[str, Any] | None = None,
@@ -159,47 +173,78 @@ def _random_field(
     return field.round(digits).tolist()
 
 
-_EXAMPLE_INPUT = burgers_field()
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_ARRAYS = {
-    "type": "object",
-    "description": (
-        "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with "
-        "one input channel, [*grid]; or every input channel of the model by its name, with shape [*grid] "
-        "or [batch, *grid]."
-    ),
-    "minProperties": 1,
-    "additionalProperties": {"type": "array", "items": {}, "description": "Nested lists."},
-}
-REQUEST_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
-    | {
-        JSON.media_type: {
-            "schema": object_of({"inputs": _ARRAYS}, additionalProperties=False),
-            "examples": {
-                "by channel": {
-                    "summary": "a field for model burgers-1d, on 256 points",
-                    "value": {"inputs": {"u0": _EXAMPLE_INPUT}},
-                },
-                "as a tensor": {
-                    "summary": "the same as one tensor [batch, channels, x]",
-                    "value": {"inputs": {"input": [[_EXAMPLE_INPUT]]}},
-                },
-            },
-        }
+INPUT_ARRAYS = (
+    "Either 'input' with shape [batch, channels, *grid], [channels, *grid], or, for a model with one input channel, "
+    "[*grid]; or every input channel of the model by its name, with shape [*grid] or [batch, *grid]."
+)
+
+
+def formats(codecs: Sequence[Codec], **json: Any) -> dict[str, Any]:
+    """A body in the formats of these codecs; `json` describes the JSON."""
+    return {codec.media_type: json if codec is JSON else _BINARY for codec in codecs}
+
+
+def arrays_body(
+    description: str,
+    examples: Mapping[str, tuple[str, Any]],
+    *,
+    codecs: Sequence[Codec] = CODECS,
+    least: int = 1,
+) -> dict[str, Any]:
+    """A request body of at least so many named arrays; `examples` has a summary and arrays by name."""
+    arrays = {
+        "type": "object",
+        "description": description,
+        "minProperties": least,
+        "additionalProperties": array_of({}, description="Nested lists."),
+    }
+    schema = object_of({"inputs": arrays}, additionalProperties=False)
+    shown = {
+        name: {"summary": summary, "value": {"inputs": inputs}}
+        for name, (summary, inputs) in examples.items()
+    }
+    return {"required": True, "content": formats(codecs, schema=schema, examples=shown)}
+
+
+_FIELD = burgers_field()
+REQUEST_BODY = arrays_body(
+    INPUT_ARRAYS,
+    {
+        "by channel": ("a field for model burgers-1d, on 256 points", {"u0": _FIELD}),
+        "as a tensor": ("the same as one tensor [batch, channels, x]", {"input": [[_FIELD]]}),
     },
-}
+)
 
 
 def _header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
 
 
+def answer_schema(trust: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an answer in JSON, whose trust signals have this schema."""
+    return object_of(
+        {
+            "model": "string",
+            "version": "string",
+            "backend": "string",
+            "precision": "string",
+            "warnings": array_of(
+                "string", description="as the header X-Warning; absent if there are none"
+            ),
+            "units": {"type": "object", "additionalProperties": {"type": "string"}},
+            "trust": trust,
+            "trust_status": TRUST_STATUS,
+            "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
+        },
+        required=["model", "version", "backend", "precision", "units", "outputs"],
+    )
+
+
 WARNING_HEADER = _header(
     "in words, why the answer may be worse than the model's card says; absent if nothing is known"
 )
-RESPONSES: dict[int, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The output fields, laid out and named as the input was: 'output', or "
         "output channel names; in the form that Accept asks for, by default that of the request.",
@@ -210,38 +255,7 @@ RESPONSES: dict[int, dict[str, Any]] = {
             **TRUST_HEADERS,
             WARNING: WARNING_HEADER,
         },
-        "content": {codec.media_type: _BINARY for codec in CODECS if codec is not JSON}
-        | {
-            JSON.media_type: {
-                "schema": object_of(
-                    {
-                        "model": "string",
-                        "version": "string",
-                        "backend": "string",
-                        "precision": "string",
-                        "warnings": array_of(
-                            "string",
-                            description="as the header X-Warning; absent if there are none",
-                        ),
-                        "units": {"type": "object", "additionalProperties": {"type": "string"}},
-                        "trust": TRUST_SCHEMA,
-                        "trust_status": TRUST_STATUS,
-                        "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
-                    },
-                    required=["model", "version", "backend", "precision", "units", "outputs"],
-                )
-            }
-        },
+        "content": formats(CODECS, schema=answer_schema(TRUST_SCHEMA)),
     },
-    400: problem("The body or a parameter cannot be understood."),
-    401: problem("No known API key, where the server asks for one."),
-    404: problem("No such model or version."),
-    406: problem("Accept allows none of the offered forms; the error lists them."),
-    408: problem("The body took too long to arrive."),
-    413: problem("Over a stated limit, which the error names."),
-    415: problem("Content-Type or Content-Encoding is not read; the error lists what is."),
-    422: problem("The model cannot take these fields: shape, channels, dtype, NaN."),
-    429: problem("The queue is full: come back after Retry-After seconds."),
-    503: problem("Loading, draining or out of device memory."),
-    504: problem("The deadline passed before the work ran."),
+    **problems(*ERROR_MEANINGS),
 }

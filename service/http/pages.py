@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse
 
 from turbofno.service.context import context_of
 from turbofno.service.errors import Forbidden, NotFound
@@ -23,31 +23,8 @@ _FOLDER = Path(__file__).resolve().parent.parent / "demo" / "page"
 _FILES = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
 PAGE_PATHS = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in _FILES)})
 """Open without a key: the page holds no data, and a browser has no key when it asks for it."""
+_DOCUMENTATION = Path(__file__).resolve().parent / "documentation"
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
-_DOCUMENTATION = """<!doctype html>
-<html lang="en">
-<head>
-  <meta charset="utf-8">
-  <meta name="viewport" content="width=device-width, initial-scale=1">
-  <title>turbofno: the API</title>
-  <link rel="icon" href="data:,">
-  <link rel="stylesheet" href="docs/swagger-ui.css">
-</head>
-<body>
-  <div id="swagger-ui"></div>
-  <script src="docs/swagger-ui-bundle.js"></script>
-  <script src="docs/start.js"></script>
-</body>
-</html>
-"""
-# validatorUrl: Swagger UI sends the document to swagger.io by default.
-_START = """SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#swagger-ui",
-  deepLinking: true,
-  validatorUrl: null,
-});
-"""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{images}; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -85,16 +62,17 @@ async def root(request: Request) -> Response:
 
 @pages.get("/docs")
 async def documentation() -> Response:
-    return HTMLResponse(_DOCUMENTATION, headers=_HEADERS)
+    return FileResponse(_DOCUMENTATION / "index.html", headers=_HEADERS)
 
 
 @pages.get("/docs/{file}")
 async def documentation_file(file: str) -> Response:
     if file == "start.js":
-        return Response(_START, media_type="text/javascript", headers=_HEADERS)
-    if file not in _SWAGGER_FILES:
+        path = _DOCUMENTATION / file
+    elif file in _SWAGGER_FILES:
+        path = _swagger_ui() / file
+    else:
         raise NotFound(f"the documentation has no file {file[:80]!r}")
-    path = _swagger_ui() / file
     return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
 
 

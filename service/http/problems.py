@@ -6,8 +6,9 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-import orjson
+import msgspec
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from turbofno.service.errors import (
@@ -18,7 +19,7 @@ from turbofno.service.errors import (
     Unavailable,
 )
 from turbofno.service.http.access_log import shown_path
-from turbofno.service.http.call import Reply, encoded
+from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI, Request
 
-    from turbofno.service.http.call import Call
 
 logger = logging.getLogger(__name__)
 
@@ -35,31 +35,37 @@ CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics of a request whose client left; unregistered, and never sent."""
 
 
+class Problem(msgspec.Struct):
+    """What was wrong, what was expected, how to mend it (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+
+
 def install(app: FastAPI) -> None:
     """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
-    app.add_exception_handler(ServiceError, _on_service_error)
-    app.add_exception_handler(HTTPStatus.NOT_FOUND, _on_not_found)
-    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _on_method_not_allowed)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    kinds: tuple[int | type[Exception], ...] = (ServiceError, RequestValidationError, 404, 405)
+    for kind in kinds:
+        app.add_exception_handler(kind, _on_error)
 
 
 def problem(path: str, error: ServiceError) -> Reply:
     """The reply to `error`, in the format of `path`."""
-    document: dict[str, Any]
+    document: dict[str, str] | Problem
     if path == "/v2" or path.startswith("/v2/"):
         media_type, document = "application/json", {"error": _text(error.message)}
     else:
         media_type = MEDIA_TYPE
-        document = {
-            "type": f"urn:turbofno:problem:{error.slug}",
-            "title": error.title,
-            "status": error.status,
-            "detail": _text(error.message),
-            "instance": _text(path),
-            "request_id": request_id.get(),
-        }
+        document = Problem(
+            f"urn:turbofno:problem:{error.slug}", error.title, error.status, _text(error.message),
+            _text(path), request_id.get(),
+        )  # fmt: skip
     headers = encoded({"Content-Type": media_type, **error.headers})
-    return Reply(error.status, headers, (orjson.dumps(document),))
+    return Reply(error.status, headers, (msgspec.json.encode(document),))
 
 
 def unexpected(call: Call) -> Reply:
@@ -90,40 +96,30 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _response(request: Request, error: ServiceError) -> Response:
-    reply = problem(request.scope["path"], error)
+async def _on_error(request: Request, raised: Exception) -> Response:
+    path = request.scope["path"]
+    match raised:
+        case ServiceError():
+            error = raised
+        case RequestValidationError():
+            error = BadRequest("; ".join(map(_describe, raised.errors())))
+        case HTTPException(status_code=HTTPStatus.NOT_FOUND):
+            error = NotFound(f"there is no route {path!r}; GET /docs lists the routes")
+        case _:
+            # All of FastAPI's routes are GET.
+            error = not_allowed(request.method, path, ["GET"])
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers={"Allow": f"{error.allowed}, OPTIONS"})
+    reply = problem(path, error)
     response = Response(b"".join(reply.body), reply.status)
     response.raw_headers += reply.headers
     return response
-
-
-async def _on_service_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServiceError)
-    return _response(request, error)
-
-
-async def _on_not_found(request: Request, _: Exception) -> Response:
-    path = request.scope["path"]
-    return _response(request, NotFound(f"there is no route {path!r}; GET /docs lists the routes"))
-
-
-async def _on_method_not_allowed(request: Request, _: Exception) -> Response:
-    # All of FastAPI's routes are GET.
-    refusal = not_allowed(request.method, request.scope["path"], ["GET"])
-    if request.method == "OPTIONS":
-        return Response(status_code=204, headers={"Allow": f"{refusal.allowed}, OPTIONS"})
-    return _response(request, refusal)
 
 
 def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
     """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _response(request, BadRequest("; ".join(_describe(one) for one in error.errors())))
 
 
 def _describe(error: Mapping[str, Any]) -> str:

@@ -10,31 +10,37 @@ import numpy as np
 
 from turbofno.service import answer_warnings
 from turbofno.service.answer_warnings import FrameWarnings
-from turbofno.service.codec.fields import OUTPUT, ResponseData
-from turbofno.service.codec.negotiate import JSON, codec_for_answer, codec_for_body
+from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData
+from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
+    Fields,
     Frame,
+    ModelStatus,
     PredictRequest,
     RolloutRequest,
     status_of,
     unread_bytes,
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
-from turbofno.service.http.call import Operation, Reply
+from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.frame_stream import (
     RECORDS,
     SERVER_SENT_EVENTS,
+    StreamFormat,
     accepted_format,
     stream,
 )
 from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
-    REQUEST_BODY,
+    INPUT_ARRAYS,
     RESPONSES,
     WARNING,
     WARNING_HEADER,
+    answer_schema,
+    arrays_body,
     described,
+    formats,
     problem,
     vorticity_field,
 )
@@ -44,14 +50,7 @@ from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.codec.fields import Form, FrameTrust
-    from turbofno.service.codec.negotiate import Codec
-    from turbofno.service.engine.interface import Fields, ModelStatus
-    from turbofno.service.http.call import Call
-    from turbofno.service.http.frame_stream import StreamFormat
     from turbofno.service.http.served import Served
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
@@ -79,24 +78,17 @@ _PARAMETERS = (
 _JSON_FACTOR = 3
 """Approximate size of JSON relative to float32."""
 _EVERY = {"all": 1, "last": 0}
-_JSON_ANSWER = RESPONSES[200]["content"][JSON.media_type]["schema"]
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
     "headers": {**TRUST_HEADERS, WARNING: WARNING_HEADER},
     "content": {
-        **RESPONSES[200]["content"],
-        JSON.media_type: {
-            "schema": {
-                **_JSON_ANSWER,
-                "properties": {**_JSON_ANSWER["properties"], "trust": FRAME_TRUST_SCHEMA},
-            }
-        },
+        **formats(CODECS, schema=answer_schema(FRAME_TRUST_SCHEMA)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
-_ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
+_ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
     **RESPONSES,
     200: _SUCCESS,
     422: problem(
@@ -104,26 +96,17 @@ _ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
     ),
 }
 
-_REQUEST_BODY = {
-    "required": True,
-    "content": {
-        **REQUEST_BODY["content"],
-        JSON.media_type: {
-            **REQUEST_BODY["content"][JSON.media_type],
-            "examples": {
-                "by channel": {
-                    "summary": "a field for model navier-stokes-2d, on 64 x 64 points",
-                    "value": {"inputs": {"vorticity": vorticity_field()}},
-                }
-            },
-        },
+_REQUEST_BODY = arrays_body(
+    INPUT_ARRAYS,
+    {
+        "by channel": (
+            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": vorticity_field()},
+        )
     },
-}
+)  # fmt: skip
 
 
 class Parameters(NamedTuple):
-    """Parameters of a rollout."""
-
     start: int
     last: int
     every: int
@@ -227,7 +210,11 @@ async def _run(call: Call) -> Reply:
     writer = parameters.writer
     assert writer is not None
     _hold_frames(call, job, writer)
-    stack, frames = await _collect(engine.rollout(job))
+    async with aclosing(engine.rollout(job)) as progress:
+        frames = [one async for one in progress if one.fields is not None]
+    stack = np.stack([one.fields for one in frames if one.fields is not None])
+    for one in frames:
+        one.fields = None
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
@@ -266,7 +253,6 @@ def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dic
 
 
 def _count(job: RolloutRequest) -> int:
-    """Number of frames."""
     if not job.every:
         return 1
     return job.last // job.every - job.start // job.every + bool(job.last % job.every)
@@ -285,14 +271,6 @@ def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
         )
     assert call.admitted is not None
     call.admitted.hold(2 * fields.nbytes + size)
-
-
-async def _collect(frames: AsyncGenerator[Frame]) -> tuple[Fields, list[Frame]]:
-    """Collect the frames: their fields as [frames, n, channels, *grid], and the frames without fields."""
-    async with aclosing(frames):
-        made = [one async for one in frames if one.fields is not None]
-    stack = np.stack([one.fields for one in made if one.fields is not None])
-    return stack, [Frame(one.step, trust=one.trust) for one in made]
 
 
 def _trust_of(frames: list[Frame]) -> FrameTrust:

@@ -12,12 +12,12 @@ from turbofno.service.codec.fields import (
     arrays_from_fields,
     check_shape,
 )
-from turbofno.service.codec.negotiate import NPY, codec_for_answer
+from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
-from turbofno.service.http.call import Operation
-from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem
+from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem, problems
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
 from turbofno.service.settings import env_name
@@ -26,17 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from turbofno.models.core.config import Channel
-    from turbofno.service.codec.negotiate import Codec
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Call, Reply
 
 SEEDS = 1 << 20
 _MAX_STEPS = 1000
 
-_CODES = (400, 401, 404, 406, 408, 413, 415, 422, 429, 503, 504)
-_ERRORS: dict[int, dict[str, Any]] = {
-    **{code: RESPONSES[code] for code in _CODES},
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    **problems(400, 401, 406, 408, 413, 415, 422, 503),
     403: problem("The web page and what belongs to it are switched off on this server."),
     404: problem("No such model, or no sampler and solver for its PDE."),
     429: problem("Too many wait for the solver: come back after Retry-After seconds."),
@@ -68,8 +65,6 @@ _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
 class Parameters(NamedTuple):
-    """Parameters of a sample or a solution."""
-
     job: Job | None
     """None: the field to solve is in the body."""
     steps: int

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from turbofno.service.settings import Settings
+from turbofno.service.settings import Settings, env_name
 
 
 def tls_options(settings: Settings) -> dict[str, Any]:

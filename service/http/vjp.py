@@ -6,29 +6,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
 from turbofno.service.codec.fields import ResponseData
-from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
+from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
-from turbofno.service.http.call import Operation
+from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, infer
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
-    REQUEST_BODY,
     RESPONSES,
-    array_of,
+    arrays_body,
     burgers_field,
     described,
-    object_of,
     problem,
 )
 from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays, status_headers
 
 if TYPE_CHECKING:
-    from turbofno.service.codec.negotiate import Codec
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Call, Reply
     from turbofno.service.http.served import Served
 
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"
@@ -36,42 +32,24 @@ _PARAMETERS = (flag("output", "also give the output"), PRIORITY)
 
 _FIELD = burgers_field()
 _MEAN = [1 / len(_FIELD)] * len(_FIELD)
-_REQUEST_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {
-        codec.media_type: REQUEST_BODY["content"][codec.media_type]
-        for codec in CODECS
-        if codec is not NPY
+_REQUEST_BODY = arrays_body(
+    "The input as for a prediction; and the cotangent, of the output's shape: either 'cotangent' with shape [batch, "
+    "channels, *grid] or [channels, *grid], or 'cotangent.NAME' for every output channel, with shape [*grid] or "
+    "[batch, *grid].",
+    {
+        "by channel": (
+            "gradient of the mean of model burgers-1d's output, at a field on 256 points",
+            {"u0": _FIELD, "cotangent.u": _MEAN},
+        ),
+        "as tensors": (
+            "the same as tensors [batch, channels, x]",
+            {"input": [[_FIELD]], "cotangent": [[_MEAN]]},
+        ),
     },
-}
-_REQUEST_BODY["content"][JSON.media_type] = {
-    "schema": object_of(
-        {
-            "inputs": {
-                "type": "object",
-                "description": (
-                    "The input as for a prediction; and the cotangent, of the output's shape: either 'cotangent' "
-                    "with shape [batch, channels, *grid] or [channels, *grid], or 'cotangent.NAME' for every "
-                    "output channel, with shape [*grid] or [batch, *grid]."
-                ),
-                "minProperties": 2,
-                "additionalProperties": array_of({}, description="Nested lists."),
-            }
-        },
-        additionalProperties=False,
-    ),
-    "examples": {
-        "by channel": {
-            "summary": "gradient of the mean of model burgers-1d's output, at a field on 256 points",
-            "value": {"inputs": {"u0": _FIELD, "cotangent.u": _MEAN}},
-        },
-        "as tensors": {
-            "summary": "the same as tensors [batch, channels, x]",
-            "value": {"inputs": {"input": [[_FIELD]], "cotangent": [[_MEAN]]}},
-        },
-    },
-}
-_RESPONSES: dict[int, dict[str, Any]] = {
+    codecs=[codec for codec in CODECS if codec is not NPY],
+    least=2,
+)
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     **RESPONSES,
     200: {
         **RESPONSES[200],
@@ -87,8 +65,6 @@ _RESPONSES: dict[int, dict[str, Any]] = {
 
 
 class Parameters(NamedTuple):
-    """Parameters of a gradient."""
-
     reader: Codec
     writer: Codec
     priority: int

@@ -11,11 +11,11 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turbofno.service.engine.interface import Frame, unread_bytes
+from turbofno.service.engine.interface import Fields, Frame, RolloutRequest, unread_bytes
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.errors import (
     BlowUp,
@@ -27,11 +27,9 @@ from turbofno.service.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from turbofno.service.engine.interface import Fields, RolloutRequest
     from turbofno.service.engine.runnable import State, Steppable, Turn
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.batcher import Policy
@@ -47,13 +45,6 @@ _MAX_STEPS = 64
 """In a turn."""
 
 
-class _Key(NamedTuple):
-    """Rollouts with equal keys can share a batch. `model` is the id of the instance: a reload makes a new one."""
-
-    model: int
-    shape: tuple[int, ...]
-
-
 class Rollouts:
     """All rollouts of an engine. For the event loop only."""
 
@@ -61,7 +52,8 @@ class Rollouts:
         self._policy = policy
         self._metrics = metrics
         self._run_on_device = run_on_device
-        self._groups: dict[_Key, _Group] = {}
+        self._groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
+        """By the id of the model's instance, since a reload makes a new one, and the shape of a field."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, model: Steppable, request: RolloutRequest) -> AsyncGenerator[Frame]:
@@ -84,7 +76,7 @@ class Rollouts:
 
     def _join(self, model: Steppable, member: _Member) -> _Group:
         fields = member.request.initial.fields
-        key = _Key(id(model), fields.shape[1:])
+        key = id(model), fields.shape[1:]
         group = self._groups.get(key)
         if group is None:
             limit = self._policy.for_model(model.name).limit(fields.nbytes // len(fields))
@@ -187,7 +179,6 @@ class _Member:
             self._trust[name] = np.maximum(self._trust.get(name, 0.0), largest)
 
     def fail(self, error: ServiceError) -> None:
-        """End the rollout with an error."""
         self._error = error
         self._changed.set()
 
@@ -232,7 +223,6 @@ class _Group:
         self._changed.set()
 
     async def run(self, on_end: Callable[[], object]) -> None:
-        """Run turns until no member is left."""
         try:
             while self._members:
                 self._changed.clear()
@@ -243,13 +233,9 @@ class _Group:
                     await self._changed.wait()
         except Exception as error:
             logger.exception("rollouts of model %s failed", self._model.name)
-            fatal = (
-                error
-                if isinstance(error, ServiceError)
-                else InferenceFailed(f"rollouts of model {self._model.name!r} failed")
-            )
+            fatal = InferenceFailed(f"rollouts of model {self._model.name!r} failed")
             for member in self._members:
-                member.fail(fatal)
+                member.fail(error if isinstance(error, ServiceError) else fatal)
         finally:
             on_end()
 
@@ -372,15 +358,12 @@ def _concatenate_signals(
 def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:
     field = int(np.argmin(excess <= 1.0))
     worst = excess[field]
+    reason, why = "not_finite", "NaN, infinity, or values too large to square"
     if np.isfinite(worst):
-        return BlowUp(
-            f"field {field} (counted from 0) blew up at step {step}: its energy is {worst:.3g} times the most that "
-            "the value range in the model's statistics allows; the frames before that step were given",
-            step=step,
-            reason="energy",
-        )
+        limit = "the value range in the model's statistics allows"
+        reason, why = "energy", f"its energy is {worst:.3g} times the most that {limit}"
     return BlowUp(
-        f"field {field} (counted from 0) blew up at step {step}: NaN, infinity, or values too large to square; "
-        "the frames before that step were given",
+        f"field {field} (counted from 0) blew up at step {step}: {why}; the frames before that step were given",
         step=step,
+        reason=reason,
     )

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 
 import uvloop
 
-from turbofno.service import logs
-from turbofno.service.processes.liveness import EX_CONFIG, Launch, die_with_parent
+from turbofno.service.processes.launch import EX_CONFIG, enter
 from turbofno.service.server import SWITCH_SECONDS, keep_objects
-from turbofno.service.system import keep_freed_memory
 
 
 def main() -> int:
-    launch = Launch.load(sys.stdin.buffer.read())
-    die_with_parent(launch.supervisor)
-    # A front end installs its own handler once it serves.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logs.configure(launch.settings, process=launch.name)
-    keep_freed_memory()
+    launch = enter(sys.stdin.buffer.read())
     sys.setswitchinterval(SWITCH_SECONDS)
     if launch.role == "engine":
         from turbofno.service.processes.engine_process import run

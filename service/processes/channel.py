@@ -107,7 +107,6 @@ class Channel:
         self._outgoing.setdefault(to, []).append(message)
 
     def flush(self) -> None:
-        """Send now."""
         outgoing, self._outgoing = self._outgoing, {}
         if self._socket.closed:
             return

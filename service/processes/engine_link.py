@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from turbofno.service import errors
-from turbofno.service.engine.interface import NO_FIELDS
+from turbofno.service.engine.interface import (
+    NO_FIELDS,
+    Fields,
+    Frame,
+    PredictRequest,
+    PredictResult,
+    RolloutRequest,
+)
 from turbofno.service.engine.turn import Turn
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
+from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.joining import Sent, alike, join, part_of
-from turbofno.service.processes.messages import (
-    Ack,
-    Call,
-    Cancel,
-    EngineState,
-    Failed,
-    FrameReady,
-    Message,
-    Predict,
-    Predicted,
-    QueueState,
-    Returned,
-    StartRollout,
-)
-from turbofno.service.processes.rollout_ring import Reader
+from turbofno.service.processes.rollout_ring import copy_completely
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import (
-        Fields,
-        Frame,
-        PredictRequest,
-        PredictResult,
-        RolloutRequest,
-    )
     from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
 
@@ -78,9 +64,10 @@ class EngineLink:
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._turn = Turn(self._send_turn, self._cancel)
-        self._readers: dict[int, Reader] = {}
-        self.state = EngineState(ready=False, failure="", models=())
-        self.queue = QueueState((), 0.0)
+        self._frames: dict[int, asyncio.Queue[Frame | None]] = {}
+        """Of each rollout, the frames not yet read; None marks the end."""
+        self.state = messages.EngineState(ready=False, failure="", models=())
+        self.queue = messages.QueueState((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
         self.fields_in_flight = 0
@@ -113,7 +100,7 @@ class EngineLink:
     def _cancel(self, sent: Sent) -> None:
         sent.wanted -= 1
         if not sent.wanted:
-            self._channel.send(Cancel(sent.number))
+            self._channel.send(messages.Cancel(sent.number))
 
     def _send(self, several: Sequence[Asked[Sent]]) -> None:
         try:
@@ -145,27 +132,30 @@ class EngineLink:
             if len(several) > 1:
                 arrays = inputs[start:stop], outputs[start:stop]
             self._pending[number] = _Pending(asked.outcome, arrays)
-        self._channel.send(Predict(sent.number, request))
+        self._channel.send(messages.Predict(sent.number, request))
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
         """Yield frames that the engine sends through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
         number = next(self._numbers)
         end = self._expect(number, (request.initial.fields, ring))
-        reader = self._readers[number] = Reader()
+        frames = self._frames[number] = asyncio.Queue()
         size = len(request.initial.fields)
         self.fields_in_flight += size
-        self._channel.send(StartRollout(number, request, ring))
+        self._channel.send(messages.StartRollout(number, request, ring))
         try:
-            async with aclosing(reader.frames()) as frames:
-                async for frame in frames:
-                    self._channel.send(Ack(number))
-                    yield frame
+            while (frame := await frames.get()) is not None:
+                if frame.fields is not None:
+                    fields = np.empty_like(frame.fields)
+                    await copy_completely(fields, frame.fields)
+                    frame.fields = fields
+                self._channel.send(messages.Ack(number))
+                yield frame
             end.result()
         finally:
-            del self._readers[number]
+            del self._frames[number]
             self.fields_in_flight -= size
             if end.cancel():
-                self._channel.send(Cancel(number))
+                self._channel.send(messages.Cancel(number))
             else:
                 # Retrieved, else asyncio logs it as never retrieved.
                 end.exception()
@@ -176,7 +166,7 @@ class EngineLink:
         """Call `load`, `unload` or `counters` of the engine."""
         number = next(self._numbers)
         outcome = self._expect(number)
-        self._channel.send(Call(number, method, arguments))
+        self._channel.send(messages.Call(number, method, arguments))
         return await outcome
 
     def close(self, why: str) -> None:
@@ -188,13 +178,11 @@ class EngineLink:
         self._turn.end()
 
     def refer(self, value: Any) -> Any:
-        """See References."""
         if isinstance(value, np.ndarray):
             return self._memory.span(value)
         return self._digest_of(value)
 
     def resolve(self, _: type, reference: Any) -> Fields:
-        """See References."""
         return NO_FIELDS if reference is None else self._memory.view(reference)
 
     def _expect(
@@ -210,18 +198,19 @@ class EngineLink:
             # It died after this engine was chosen.
             raise Unavailable(self._dead, retry_after=1.0)
 
-    def _receive(self, _: bytes, messages: list[Message]) -> None:
-        for message in messages:
+    def _receive(self, _: bytes, received: list[messages.Message]) -> None:
+        for message in received:
             match message:
-                case Predicted():
+                case messages.Predicted():
                     self._settle_all(message)
-                case Returned():
+                case messages.Returned():
                     self._settle(message.id, message.value)
-                case FrameReady() if reader := self._readers.get(message.id):
-                    reader.push(message.frame)
-                case Failed():
-                    self._settle(message.id, _error(message))
-                case EngineState():
+                case messages.FrameReady() if frames := self._frames.get(message.id):
+                    frames.put_nowait(message.frame)
+                case messages.Failed():
+                    kind = getattr(errors, message.error, InferenceFailed)
+                    self._settle(message.id, kind(**message.values))
+                case messages.EngineState():
                     self.state = message
                     self.digests = {
                         (model.status.name, model.status.version): model.digest
@@ -229,11 +218,11 @@ class EngineLink:
                         if model.digest
                     }
                     self._on_state()
-                case QueueState():
+                case messages.QueueState():
                     self.queue = message
                     self._on_queue()
 
-    def _settle_all(self, message: Predicted) -> None:
+    def _settle_all(self, message: messages.Predicted) -> None:
         """Give each of the predictions that were joined its part of the result."""
         result, stop = message.result, 0
         for number in range(message.id, message.id + message.count):
@@ -248,16 +237,9 @@ class EngineLink:
         pending = self._pending.pop(number)
         if pending.outcome.done():
             return
-        if reader := self._readers.get(number):
-            reader.end()
+        if number in self._frames:
+            self._frames[number].put_nowait(None)
         if isinstance(outcome, ServiceError):
             pending.outcome.set_exception(outcome)
         else:
             pending.outcome.set_result(outcome)
-
-
-def _error(refused: Failed) -> ServiceError:
-    """The error that the engine raised."""
-    kind = getattr(errors, refused.error, InferenceFailed)
-    error: ServiceError = kind(**refused.values)
-    return error

@@ -12,34 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turbofno.models.core.config import ModelConfig
-from turbofno.service.engine.interface import NO_FIELDS
+from turbofno.service.engine.interface import NO_FIELDS, ModelStatus, PredictResult
 from turbofno.service.engine.local import LocalEngine
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import AttachedMemory
-from turbofno.service.processes.messages import (
-    Ack,
-    Attach,
-    Call,
-    Cancel,
-    EngineState,
-    Failed,
-    FrameReady,
-    Heartbeat,
-    Message,
-    ModelState,
-    PeerLost,
-    Predict,
-    Predicted,
-    QueueState,
-    Returned,
-    StartRollout,
-)
 from turbofno.service.processes.rollout_ring import Writer
-from turbofno.service.processes.slab_group import SlabGroup, devices_of
+from turbofno.service.processes.slab_group import SlabGroup
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.server import keep_objects
@@ -52,9 +35,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turbofno.service.engine.interface import ModelStatus, PredictResult
     from turbofno.service.pipeline.ticket import Ticket
-    from turbofno.service.processes.liveness import Launch
+    from turbofno.service.processes.launch import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +56,10 @@ class _FrontEnd:
     memory: AttachedMemory
     channel: Channel
     tickets: dict[int, Ticket] = field(default_factory=dict)
-    rollouts: dict[int, asyncio.Task[Returned]] = field(default_factory=dict)
+    rollouts: dict[int, asyncio.Task[messages.Returned]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         self.channel.send(message, self.identity)
 
 
@@ -97,7 +79,7 @@ class _Answer:
     def set_result(self, result: PredictResult) -> None:
         result.fields = NO_FIELDS
         self._end()
-        self._front_end.send(Predicted(self._number, result, self._count))
+        self._front_end.send(messages.Predicted(self._number, result, self._count))
 
     def set_exception(self, error: ServiceError) -> None:
         self._end()
@@ -121,7 +103,7 @@ class EngineServer:
         engine: LocalEngine,
         capacity: QueueCapacity,
         on_call: Callable[[], None],
-        on_memory: Callable[[Attach, NDArray[np.uint8]], object] = lambda *_: None,
+        on_memory: Callable[[messages.Attach, NDArray[np.uint8]], object] = lambda *_: None,
     ) -> None:
         """`on_call` is called after a model was loaded or unloaded, before the answer is sent.
 
@@ -132,15 +114,15 @@ class EngineServer:
         self._on_memory = on_memory
         self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
-        self._arrived: list[tuple[_FrontEnd, Predict]] = []
+        self._arrived: list[tuple[_FrontEnd, messages.Predict]] = []
         """Predictions of this turn of the event loop, which are submitted together."""
-        self._calls: set[asyncio.Task[Returned]] = set()
+        self._calls: set[asyncio.Task[messages.Returned]] = set()
         """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
         """(model, version) -> configuration, its digest, its JSON."""
-        self._state = EngineState(ready=False, failure="", models=())
-        self._queue = QueueState((), 0.0)
+        self._state = messages.EngineState(ready=False, failure="", models=())
+        self._queue = messages.QueueState((), 0.0)
         self.endpoint = new_endpoint()
         self._channel = Channel.listen(self.endpoint, self._receive, self)
 
@@ -166,13 +148,11 @@ class EngineServer:
                 rollout.cancel()
 
     def refer(self, value: Any) -> Any:
-        """See References."""
         if value is NO_FIELDS:
             return None
         return self._front_ends[self._channel.peer].memory.span(value)
 
     def resolve(self, kind: type, reference: Any) -> Any:
-        """See References."""
         if kind is ModelConfig:
             return self._configs.get(reference, _UNKNOWN)
         front_end = self._front_ends.get(self._channel.peer)
@@ -185,14 +165,14 @@ class EngineServer:
         self._channel.flush()
         self._channel.close()
 
-    def _receive(self, sender: bytes, messages: list[Message]) -> None:
+    def _receive(self, sender: bytes, received: list[messages.Message]) -> None:
         front_end = self._front_ends.get(sender)
-        for message in messages:
-            if isinstance(message, Attach):
+        for message in received:
+            if isinstance(message, messages.Attach):
                 front_end = self._attach(sender, message)
             elif front_end is None:
                 continue
-            elif isinstance(message, Predict):
+            elif isinstance(message, messages.Predict):
                 if not self._arrived:
                     asyncio.get_running_loop().call_soon(self._submit_arrived)
                 self._arrived.append((front_end, message))
@@ -201,18 +181,18 @@ class EngineServer:
                 self._submit_arrived()
                 self._handle(front_end, message)
 
-    def _handle(self, front_end: _FrontEnd, message: Message) -> None:
+    def _handle(self, front_end: _FrontEnd, message: messages.Message) -> None:
         match message:
-            case StartRollout() | Call():
+            case messages.StartRollout() | messages.Call():
                 self._start_task(front_end, message)
-            case Ack() if writer := front_end.writers.get(message.id):
+            case messages.Ack() if writer := front_end.writers.get(message.id):
                 writer.ack()
-            case Cancel() if ticket := front_end.tickets.get(message.id):
+            case messages.Cancel() if ticket := front_end.tickets.get(message.id):
                 self._engine.cancel(ticket)
-            case Cancel() if rollout := front_end.rollouts.get(message.id):
+            case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
                 rollout.cancel()
 
-    def _attach(self, identity: bytes, attachment: Attach) -> _FrontEnd | None:
+    def _attach(self, identity: bytes, attachment: messages.Attach) -> _FrontEnd | None:
         try:
             memory = AttachedMemory(attachment)
         except OSError as error:
@@ -244,9 +224,11 @@ class EngineServer:
             if ticket is not None and not ticket.ended:
                 front_end.tickets[message.id] = ticket
 
-    def _start_task(self, front_end: _FrontEnd, message: StartRollout | Call) -> None:
+    def _start_task(
+        self, front_end: _FrontEnd, message: messages.StartRollout | messages.Call
+    ) -> None:
         """Start a task and answer when it is done, even if it is cancelled before its first step."""
-        if isinstance(message, Call):
+        if isinstance(message, messages.Call):
             task = asyncio.create_task(self._call(message))
             self._calls.add(task)
         else:
@@ -254,7 +236,9 @@ class EngineServer:
             front_end.rollouts[message.id] = task
         task.add_done_callback(partial(self._answer, front_end, message.id))
 
-    def _answer(self, front_end: _FrontEnd, number: int, task: asyncio.Task[Returned]) -> None:
+    def _answer(
+        self, front_end: _FrontEnd, number: int, task: asyncio.Task[messages.Returned]
+    ) -> None:
         self._calls.discard(task)
         front_end.rollouts.pop(number, None)
         error = Unavailable("cancelled") if task.cancelled() else task.exception()
@@ -265,17 +249,19 @@ class EngineServer:
             error = _unexpected(number, front_end, error)
         front_end.send(_refused(number, error))
 
-    async def _rollout(self, front_end: _FrontEnd, message: StartRollout) -> Returned:
+    async def _rollout(
+        self, front_end: _FrontEnd, message: messages.StartRollout
+    ) -> messages.Returned:
         writer = front_end.writers[message.id] = Writer(message.ring)
         try:
             async with aclosing(self._engine.rollout(message.request)) as frames:
                 async for frame in frames:
-                    front_end.send(FrameReady(message.id, await writer.put(frame)))
+                    front_end.send(messages.FrameReady(message.id, await writer.put(frame)))
         finally:
             del front_end.writers[message.id]
-        return Returned(message.id, None)
+        return messages.Returned(message.id, None)
 
-    async def _call(self, message: Call) -> Returned:
+    async def _call(self, message: messages.Call) -> messages.Returned:
         method = getattr(self._engine, message.method)
         try:
             value = await method(*message.arguments)
@@ -283,16 +269,13 @@ class EngineServer:
             self._on_call()
         # Before the answer, so that the caller then sees the new state.
         self._publish()
-        return Returned(message.id, value)
+        return messages.Returned(message.id, value)
 
     def _publish(self) -> None:
         statuses = self._engine.statuses()
-        state = EngineState(
-            self._engine.ready,
-            self._engine.failure,
-            tuple(map(self._model_state, statuses)),
-        )
-        queue = QueueState(
+        models = tuple(map(self._model_state, statuses))
+        state = messages.EngineState(self._engine.ready, self._engine.failure, models)
+        queue = messages.QueueState(
             tuple((s.name, s.version, self._capacity.waiting(s.name, s.version)) for s in statuses),
             self._capacity.drain_seconds,
         )
@@ -303,32 +286,28 @@ class EngineServer:
                 front_end.send(queue)
         self._state, self._queue = state, queue
 
-    def _model_state(self, status: ModelStatus) -> ModelState:
+    def _model_state(self, status: ModelStatus) -> messages.ModelState:
         if status.state != "READY":
-            return ModelState(status, "", "")
+            return messages.ModelState(status, "", "")
         config = self._engine.config(status.name, status.version)
-        known = self._published.get((status.name, status.version))
-        if known is None or known[0] is not config:
+        known, digest, text = self._published.get((status.name, status.version), (None, "", ""))
+        if known is not config:
             text = config.model_dump_json()
-            known = (config, hashlib.sha256(text.encode()).hexdigest(), text)
-            self._published[status.name, status.version] = known
-            self._configs[known[1]] = config
-            while len(self._configs) > _MAX_CONFIGS:
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            self._published[status.name, status.version] = config, digest, text
+            self._configs[digest] = config
+            if len(self._configs) > _MAX_CONFIGS:
                 del self._configs[next(iter(self._configs))]
-        return ModelState(status, *known[1:])
+        return messages.ModelState(status, digest, text)
 
 
-def _refused(number: int, error: ServiceError) -> Failed:
-    return Failed(number, type(error).__name__, vars(error))
+def _refused(number: int, error: ServiceError) -> messages.Failed:
+    return messages.Failed(number, type(error).__name__, vars(error))
 
 
 def _unexpected(number: int, front_end: _FrontEnd, error: BaseException) -> InferenceFailed:
-    logger.error(
-        "unexpected failure of request %d of %s",
-        number,
-        front_end.identity.decode(),
-        exc_info=error,
-    )
+    name = front_end.identity.decode()
+    logger.error("unexpected failure of request %d of %s", number, name, exc_info=error)
     return InferenceFailed("the engine failed on this request; the server's log has the cause")
 
 
@@ -342,43 +321,33 @@ async def run(launch: Launch) -> int:
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     capacity = QueueCapacity(launch.settings, metrics)
-    group = await SlabGroup.start(launch, metrics) if len(devices_of(launch)) > 1 else None
+    group = await SlabGroup.start(launch, metrics) if len(launch.devices) > 1 else None
     engine = LocalEngine(launch.settings, metrics, capacity, launch.recovery, group)
     engine.start()
     device = resolve_device(launch.settings.device)
 
-    def on_memory(attachment: Attach, memory: NDArray[np.uint8]) -> None:
+    def on_memory(attachment: messages.Attach, memory: NDArray[np.uint8]) -> None:
         if device.type == "cuda":
             lock(memory, device)
         if group is not None:
             group.map(attachment, memory)
 
-    server = EngineServer(
-        engine,
-        capacity,
-        on_call=lambda: pipe.send_heartbeat(),
-        on_memory=on_memory,
-    )
+    server = EngineServer(engine, capacity, lambda: pipe.send_heartbeat(), on_memory)
 
-    def receive(message: Message) -> None:
-        if isinstance(message, PeerLost):
+    def receive(message: messages.Message) -> None:
+        if isinstance(message, messages.PeerLost):
             server.remove(message.identity)
 
-    pipe = LivenessPipe(
-        launch,
-        metrics.registry,
-        make_heartbeat=lambda: Heartbeat(server.endpoint, engine.recovery_records()),
-        receive=receive,
-    )
+    def heartbeat() -> messages.Heartbeat:
+        return messages.Heartbeat(server.endpoint, engine.recovery_records())
+
+    pipe = LivenessPipe(launch, metrics.registry, make_heartbeat=heartbeat, receive=receive)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    running = asyncio.create_task(server.run())
-    stopped = asyncio.create_task(stop.wait())
-    ends = {running, stopped}
-    if group is not None:
-        ends.add(asyncio.create_task(group.watch()))
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for task in ends:
+    ends = [server.run(), stop.wait(), *([] if group is None else [group.watch()])]
+    tasks = [asyncio.create_task(end) for end in ends]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
         task.cancel()
     if group is not None:
         # First, so that the device thread waits for no rank any more.

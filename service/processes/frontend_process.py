@@ -17,7 +17,7 @@ from turbofno.service.server import DrainingServer, server_config
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from turbofno.service.processes.liveness import Launch
+    from turbofno.service.processes.launch import Launch
 
 
 async def run(launch: Launch) -> int:

@@ -39,7 +39,18 @@ _ALIGNMENT = 64
 _FLOAT = np.dtype(np.float32)
 
 
-class SlotMemory:
+class _Memory:
+    """A memory file, mapped until no array refers to it."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self.bytes = np.frombuffer(mapping, np.uint8)
+        self._start = _address(self.bytes)
+
+    def span(self, fields: Fields) -> Span:
+        return _address(fields) - self._start, fields.shape
+
+
+class SlotMemory(_Memory):
     """A front end's memory, allocated in slots. A slot is freed once no array refers to it."""
 
     def __init__(self, size: int) -> None:
@@ -49,7 +60,7 @@ class SlotMemory:
         os.ftruncate(self._fd, size)
         self._size = size
         self._map = mmap.mmap(self._fd, size)
-        self._start: int = np.frombuffer(self._map, np.uint8).ctypes.data
+        super().__init__(self._map)
         self._free = [(0, size)]
         """(start, stop) in bytes; sorted, never adjacent."""
         self._slots: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
@@ -109,12 +120,7 @@ class SlotMemory:
         return np.ndarray(shape, _FLOAT, self.slot(4 * math.prod(shape)))
 
     def contains(self, fields: Fields) -> bool:
-        """True if an array is in this memory."""
         return 0 <= _address(fields) - self._start < self._size
-
-    def span(self, fields: Fields) -> Span:
-        """The span of an array in this memory."""
-        return _address(fields) - self._start, fields.shape
 
     def view(self, span: Span) -> Fields:
         """The float32 array of a span; valid while another array holds the slot."""
@@ -133,8 +139,8 @@ class SlotMemory:
             self._free.insert(index, (start, stop))
 
 
-class AttachedMemory:
-    """An engine's mapping of a front end's memory; unmapped once no array refers to it."""
+class AttachedMemory(_Memory):
+    """An engine's mapping of a front end's memory."""
 
     def __init__(self, attachment: Attach) -> None:
         """Raises OSError if the front end is gone."""
@@ -144,15 +150,9 @@ class AttachedMemory:
             raise FileNotFoundError(f"{path} is not {attachment.name}")
         fd = os.open(path, os.O_RDWR)
         try:
-            # All other arrays are views of this one.
-            self.bytes = np.frombuffer(mmap.mmap(fd, attachment.size), np.uint8)
-            self._start = _address(self.bytes)
+            super().__init__(mmap.mmap(fd, attachment.size))
         finally:
             os.close(fd)
-
-    def span(self, fields: Fields) -> Span:
-        """The span of an array in this memory."""
-        return _address(fields) - self._start, fields.shape
 
     def array(self, span: Span) -> Fields:
         """The float32 array of a span."""

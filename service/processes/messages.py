@@ -75,11 +75,11 @@ class Cancel(_Message, frozen=True):
 
 
 class Call(_Message, frozen=True):
-    """Front end to engine: call `load`, `unload` or `counters`."""
+    """Call `load`, `unload` or `counters` of an engine; `metrics` of a process, or, of the supervisor, of all."""
 
     id: int
     method: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
 
 
 class Predicted(_Message, frozen=True):
@@ -92,7 +92,7 @@ class Predicted(_Message, frozen=True):
 
 
 class Returned(_Message, frozen=True):
-    """Engine to front end: the call's return value, or the successful end of a rollout."""
+    """The call's return value, or the successful end of a rollout."""
 
     id: int
     value: Any
@@ -158,20 +158,7 @@ class PeerLost(_Message, frozen=True):
     identity: bytes
 
 
-class Scrape(_Message, frozen=True):
-    """Supervisor to child: send your metrics. Front end to supervisor: send the merged metrics of all."""
-
-    id: int
-
-
-class Scraped(_Message, frozen=True):
-    """The answer to Scrape, in the text format."""
-
-    id: int
-    text: bytes
-
-
 Message: TypeAlias = (
     Attach | Predict | StartRollout | FrameReady | Ack | Cancel | Call | Predicted | Returned | Failed | EngineState | QueueState
-    | Heartbeat | Engines | PeerLost | Scrape | Scraped
+    | Heartbeat | Engines | PeerLost
 )  # fmt: skip

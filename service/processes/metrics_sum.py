@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -26,7 +27,7 @@ _GAUGES: dict[str, Combine] = {
 """Functions that merge these gauges; all others are added."""
 
 
-class MetricsSum:
+class MetricsSum(Collector):
     """Merges metrics. Counters of dead processes are kept as of their last scrape, so that sums never fall."""
 
     def __init__(self) -> None:
@@ -49,19 +50,8 @@ class MetricsSum:
         ]
         self._retired = _merge([self._retired, lasting])
 
-    def text(self) -> bytes:
-        """The merged metrics in the text format."""
-        registry = CollectorRegistry()
-        registry.register(_Given(_merge([self._retired, *self._latest.values()])))
-        return generate_latest(registry)
-
-
-class _Given(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
     def collect(self) -> Iterator[Metric]:
-        return iter(self._families)
+        return iter(_merge([self._retired, *self._latest.values()]))
 
 
 def _labelled(family: Metric, process: str) -> Metric:
@@ -75,23 +65,17 @@ def _labelled(family: Metric, process: str) -> Metric:
 
 def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
     merged: dict[str, Metric] = {}
-    values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
-    for families in processes:
-        for family in families:
-            combine = _combination(family)
-            name = family.name
-            merged.setdefault(name, Metric(name, family.documentation, family.type))
-            known = values.setdefault(name, {})
-            for sample in family.samples:
-                key = (sample.name, frozenset(sample.labels.items()))
-                known[key] = combine(known[key], sample.value) if key in known else sample.value
+    values: defaultdict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = defaultdict(
+        dict
+    )
+    for family in chain.from_iterable(processes):
+        merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        usual = min if family.name.endswith("_created") else float.__add__
+        combine, known = _GAUGES.get(family.name, usual), values[family.name]
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            known[key] = combine(known[key], sample.value) if key in known else sample.value
     for name, family in merged.items():
         for (sample_name, labels), value in values[name].items():
             family.add_sample(sample_name, dict(labels), value)
     return list(merged.values())
-
-
-def _combination(family: Metric) -> Combine:
-    if family.name.endswith("_created"):
-        return min
-    return _GAUGES.get(family.name, float.__add__)

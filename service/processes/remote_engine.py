@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from turbofno.models.core.config import ModelConfig
-from turbofno.service.engine.interface import ModelCounters, ModelStatus
+from turbofno.service.engine.interface import (
+    Fields,
+    Frame,
+    ModelCounters,
+    ModelStatus,
+    PredictRequest,
+    PredictResult,
+    RolloutRequest,
+)
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes import joining
 from turbofno.service.processes.engine_link import EngineLink
-from turbofno.service.processes.messages import QueueState
+from turbofno.service.processes.messages import Peer, QueueState
 from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from turbofno.service.engine.interface import (
-        Fields,
-        Frame,
-        PredictRequest,
-        PredictResult,
-        RolloutRequest,
-    )
     from turbofno.service.processes.memory import SlotMemory
-    from turbofno.service.processes.messages import Peer
 
 _MAX_CONFIGS = 256
 """Number of configurations kept, including those of models reloaded since."""
@@ -165,10 +165,10 @@ class RemoteEngine:
                 yield frame
 
     async def load(self, model: str) -> None:
-        await _call_all(self._all_links(), "load", model)
+        await self._change("load", model)
 
     async def unload(self, model: str) -> None:
-        await _call_all(self._all_links(), "unload", model)
+        await self._change("unload", model)
 
     @property
     def ready(self) -> bool:
@@ -180,11 +180,11 @@ class RemoteEngine:
         """Always empty: the supervisor restarts a failed engine."""
         return ""
 
-    def _all_links(self) -> list[EngineLink]:
-        """All engines. Raises Unavailable if one is starting: it would miss a change of the models."""
+    async def _change(self, method: str, model: str) -> None:
+        """Change the models of all engines. Raises Unavailable if one is starting: it would miss the change."""
         if len(self._links) < self._engines:
             raise _no_engine()
-        return list(self._links.values())
+        await _call_all(list(self._links.values()), method, model)
 
     async def _to_shared_memory(self, fields: Fields) -> Fields:
         """Copy fields that were parsed or converted elsewhere."""
@@ -224,38 +224,33 @@ class RemoteEngine:
         )
 
     def _on_state(self) -> None:
-        links = self._links.values()
-        states = [model for link in links for model in link.state.models if model.digest]
-        fresh = {
-            model.digest: self._configs.get(model.digest)
-            or ModelConfig.model_validate_json(model.config)
-            for model in states
-        }
+        links = list(self._links.values())
+        models = [model for link in links for model in link.state.models]
+        fresh: dict[str, ModelConfig] = {}
+        for digest, text in ((model.digest, model.config) for model in models if model.digest):
+            fresh[digest] = self._configs.get(digest) or ModelConfig.model_validate_json(text)
         # Keep old ones: requests validated against them may still be pending.
         self._configs = dict(list((self._configs | fresh).items())[-_MAX_CONFIGS:]) | fresh
         self._digests = {id(config): digest for digest, config in self._configs.items()}
-        merged: dict[tuple[str, str], ModelStatus] = {}
-        for link in links:
-            for model in link.state.models:
-                status = model.status
-                key = (status.name, status.version)
-                if key not in merged or status.state == "READY":
-                    merged[key] = status
-        if not merged:
-            merged = {(one.name, one.version): _restarting(one) for one in self._statuses}
-        self._statuses = sorted(merged.values(), key=lambda one: (one.name, int(one.version)))
+        statuses: dict[tuple[str, str], ModelStatus] = {}
+        for status in (model.status for model in models):
+            key = status.name, status.version
+            if key not in statuses or status.state == "READY":
+                statuses[key] = status
+        merged = statuses.values() or map(_restarting, self._statuses)
+        self._statuses = sorted(merged, key=lambda one: (one.name, int(one.version)))
         self._serving = {}
-        for name, version in ((one.name, one.version) for one in self._statuses):
-            digest = next((d for link in links if (d := link.digests.get((name, version)))), None)
-            if digest is not None:
+        for key in ((one.name, one.version) for one in self._statuses):
+            if serving := [link for link in links if key in link.digests]:
                 # The newest comes last.
-                self._serving[name, version] = self._serving[name, None] = self._configs[digest]
-        self._links_of = {id(config): self._links_for(config) for config in self._configs.values()}
-
-    def _links_for(self, config: ModelConfig) -> list[EngineLink]:
-        key, digest = (config.name, config.version), self._digest_of(config)
-        serving = [link for link in self._links.values() if key in link.digests]
-        return [link for link in serving if link.digests[key] == digest] or serving
+                config = self._configs[serving[0].digests[key]]
+                self._serving[key] = self._serving[key[0], None] = config
+        self._links_of = {}
+        for digest, config in self._configs.items():
+            key = config.name, config.version
+            serving = [link for link in links if key in link.digests]
+            same = [link for link in serving if link.digests[key] == digest]
+            self._links_of[id(config)] = same or serving
 
     def _on_queue(self) -> None:
         self._queue.update([link.queue for link in self._links.values()])
@@ -270,18 +265,16 @@ def _restarting(status: ModelStatus) -> ModelStatus:
 
 def _sum_counters(several: Sequence[ModelCounters]) -> ModelCounters:
     """Totals of one model over several engines."""
-    batches: dict[int, tuple[int, int]] = {}
+    total = ModelCounters()
     for counters in several:
+        for name in (one.name for one in dataclasses.fields(ModelCounters)):
+            if name not in ("batches", "last_inference_ms"):
+                setattr(total, name, getattr(total, name) + getattr(counters, name))
+        total.last_inference_ms = max(total.last_inference_ms, counters.last_inference_ms)
         for size, (count, ns) in counters.batches.items():
-            before = batches.get(size, (0, 0))
-            batches[size] = (before[0] + count, before[1] + ns)
-    totals = {
-        name: sum(getattr(counters, name) for counters in several)
-        for name in (one.name for one in dataclasses.fields(ModelCounters))
-        if name not in ("batches", "last_inference_ms")
-    }
-    latest = max(counters.last_inference_ms for counters in several)
-    return ModelCounters(**totals, last_inference_ms=latest, batches=batches)
+            before = total.batches.get(size, (0, 0))
+            total.batches[size] = (before[0] + count, before[1] + ns)
+    return total
 
 
 async def _call_all(links: Sequence[EngineLink], method: str, *arguments: str) -> list[Any]:

@@ -14,8 +14,6 @@ import numpy as np
 from turbofno.service.processes.memory import HEAVY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from turbofno.service.engine.interface import Fields, Frame
 
 _RING_BYTES = 1024 * 1024
@@ -44,7 +42,7 @@ async def copy_completely(to: Fields, source: Fields) -> None:
 
 
 class Writer:
-    """The engine's end."""
+    """The engine's end. The front end copies each entry before it acknowledges it."""
 
     def __init__(self, ring: Fields) -> None:
         self._ring = ring
@@ -64,27 +62,3 @@ class Writer:
     def ack(self) -> None:
         """Free the oldest entry."""
         self._free.release()
-
-
-class Reader:
-    """The front end's end."""
-
-    def __init__(self) -> None:
-        self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-
-    def push(self, frame: Frame) -> None:
-        """Append a frame that arrived."""
-        self._frames.put_nowait(frame)
-
-    def end(self) -> None:
-        """Mark the end of the frames."""
-        self._frames.put_nowait(None)
-
-    async def frames(self) -> AsyncGenerator[Frame]:
-        """Yield copies of the frames, in order, until the end. Once yielded, a frame's entry may be overwritten."""
-        while (frame := await self._frames.get()) is not None:
-            if frame.fields is not None:
-                fields = np.empty_like(frame.fields)
-                await copy_completely(fields, frame.fields)
-                frame.fields = fields
-            yield frame

@@ -1,121 +1,73 @@
 """Entry point of the ranks of an engine of several devices, except the first, which is the engine process.
 
-    python -m turbofno.service.processes.slab_follower NAME DESCRIPTOR
-
-NAME is only for `ps`; DESCRIPTOR is the socket to the first rank, whose commands it runs until that ends.
+Its standard input is the socket to the first rank, whose commands it runs until that ends; its argument is only for `ps`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from turbofno.models.core.checkpoint import load_model
-from turbofno.service import logs
 from turbofno.service.pipeline.worker import arithmetic_threads
-from turbofno.service.processes.liveness import EX_CONFIG, die_with_parent
+from turbofno.service.processes.launch import EX_CONFIG, enter
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
-from turbofno.service.processes.slab_commands import (
-    Advance,
-    Clear,
-    Command,
-    CommandReader,
-    Done,
-    Failed,
-    Forget,
-    Join,
-    Load,
-    Map,
-    Predict,
-    Unload,
-    Unmap,
-)
+from turbofno.service.processes.messages import Attach
+from turbofno.service.processes.slab_commands import Answer, Done, Failed, decoder
 from turbofno.service.processes.slab_group import join
 from turbofno.service.runtime.device import prepare_device
 from turbofno.service.runtime.page_locked import lock
-from turbofno.service.runtime.slabs import Slabs
-from turbofno.service.settings import Settings
-from turbofno.service.system import keep_freed_memory
+from turbofno.service.runtime.slabs import Slabs, Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from turbofno.models.core.config import Precision
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.processes.messages import Attach
+    from turbofno.service.runtime.slabs import Energies
 
 logger = logging.getLogger(__name__)
 
 
-class _Follower:
-    """Runs the commands of the first rank on this rank's slabs."""
+class Follower(Slabs):
+    """A rank's slabs, whose methods the first rank calls."""
 
     def __init__(self, device: torch.device, repository: Path) -> None:
-        self._device = device
+        super().__init__(device)
         self._repository = repository
         self._memories: dict[int, AttachedMemory] = {}
-        self._slabs = Slabs(device)
 
     def array(self, memory: int, offset: int, shape: Sequence[int]) -> Fields:
-        """The array of a reference."""
         return self._memories[memory].array((offset, shape))
 
-    def note(self, note: Command) -> bool:
-        """Do what a note says. False if it is a command."""
-        match note:
-            case Map():
-                self._memories[note.number] = memory = _mapped(note.attachment)
-                if self._device.type == "cuda":
-                    lock(memory.bytes, self._device)
-            case Unmap():
-                self._memories.pop(note.number, None)
-            case Unload():
-                self._slabs.remove(note.model)
-            case Clear():
-                self._slabs.clear(note.model)
-            case Forget():
-                self._slabs.forget(note.state)
-            case _:
-                return False
-        return True
+    def map(self, number: int, attachment: object) -> None:
+        """Map a memory, in which arrays of commands lie."""
+        self._memories[number] = memory = _mapped(msgspec.convert(attachment, Attach))
+        if self._device.type == "cuda":
+            lock(memory.bytes, self._device)
 
-    def run(self, command: Command) -> Done:
-        """Run a command."""
-        started = time.perf_counter()
-        value: Any = None
-        match command:
-            case Load():
-                self._load(command)
-            case Predict():
-                value = self._slabs.predict(command.model, command.inputs, command.outputs)
-            case Advance():
-                value = self._slabs.advance(
-                    command.model,
-                    command.starts,
-                    command.targets,
-                    command.frames,
-                    command.steps,
-                )
-            case _:
-                raise TypeError(
-                    f"{type(command).__name__} is no command of a group that was joined"
-                )
-        return Done(value, time.perf_counter() - started, self._slabs.memory_bytes())
+    def unmap(self, number: int) -> None:
+        """Unmap a memory that no command uses any more."""
+        self._memories.pop(number, None)
 
-    def _load(self, command: Load) -> None:
-        loaded = load_model(Path(command.path), repository=self._repository)
-        if loaded.config.sha256 != command.sha256:
-            raise ValueError(
-                f"{command.path} was changed while it was loaded; load the model again"
-            )
-        self._slabs.add(command.model, loaded, command.precision)
+    def load(self, model: int, path: str, sha256: str, precision: Precision) -> None:
+        """Load a checkpoint whose weights have this hash."""
+        loaded = load_model(Path(path), repository=self._repository)
+        if loaded.config.sha256 != sha256:
+            raise ValueError(f"{path} was changed while it was loaded; load the model again")
+        self.add(model, loaded, precision)
+
+    def advance(self, model: int, starts: Sequence[Sequence[Any]], *more: Any) -> Energies:
+        """As `Slabs.advance`, for starts as they are sent."""
+        return super().advance(model, [Start(*start) for start in starts], *more)
 
 
 def _mapped(attachment: Attach) -> AttachedMemory:
@@ -128,14 +80,9 @@ def _mapped(attachment: Attach) -> AttachedMemory:
 
 
 def main() -> int:
-    connection = Connection(int(sys.argv[2]))
-    first = CommandReader(connection, None).receive()
-    assert isinstance(first, Join)
-    die_with_parent(first.parent)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    settings = Settings(**first.settings)
-    logs.configure(settings, process=first.name)
-    keep_freed_memory()
+    connection = Connection(sys.stdin.fileno())
+    launch = enter(connection.recv_bytes())
+    settings = launch.settings
     try:
         device = prepare_device(settings)
     except ValueError as error:
@@ -143,23 +90,27 @@ def main() -> int:
         return EX_CONFIG
     on_cpu = device.type == "cpu"
     torch.set_num_threads(settings.torch_threads or arithmetic_threads(on_cpu=on_cpu))
-    follower = _Follower(device, settings.model_repository)
-    reader = CommandReader(connection, follower.array)
-    reader.answer(Done(None, 0.0, 0))
-    join(device, first.store, rank=first.rank, ranks=first.ranks)
+    follower = Follower(device, settings.model_repository)
+    commands = decoder(follower.array)
+    connection.send_bytes(b"ready")
+    join(launch, device)
     while True:
         try:
-            command = reader.receive()
+            command = commands.decode(connection.recv_bytes())
         except EOFError:
             return 0
-        if follower.note(command):
+        call = getattr(follower, command.method)
+        if not command.answered:
+            call(*command.arguments)
             continue
+        began = time.perf_counter()
         try:
-            answer: Done | Failed = follower.run(command)
+            value = call(*command.arguments)
+            answer: Answer = Done(value, time.perf_counter() - began, follower.memory_bytes())
         except Exception as error:
-            logger.exception("%s failed", type(command).__name__)
+            logger.exception("%s failed", command.method)
             answer = Failed(f"{type(error).__name__}: {error}")
-        reader.answer(answer)
+        connection.send_bytes(msgspec.msgpack.encode(answer))
 
 
 if __name__ == "__main__":

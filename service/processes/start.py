@@ -31,11 +31,10 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         return 1
     try:
         settings = with_descriptors(settings)
+        reserved = reserve(settings)
     except ValueError as error:
         logger.error("cannot start: %s", error)
         return 1
-    try:
-        reserved = reserve(settings)
     except OSError as error:
         logger.error(
             "cannot start: %s:%d: %s; set another %s or %s",
@@ -44,7 +43,6 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         return 1
     with reserved:
         settings = settings.model_copy(update={"port": reserved.getsockname()[1]})
-        engines = engine_settings(settings)
         logger.info(
             "%d front ends on %s, engines on %s", settings.frontends,
             http_url(settings.host, settings.port, tls=settings.tls_certificate is not None),
@@ -52,7 +50,7 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         )  # fmt: skip
         supervisor = Supervisor(
             settings,
-            engines=engines,
+            engines=engine_settings(settings),
             frontends=[frontend_settings(settings)] * settings.frontends,
             banner=for_people,
         )

@@ -10,28 +10,21 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
+from prometheus_client import generate_latest
+
+from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.liveness import EX_CONFIG, HEARTBEAT_SECONDS, SCRAPE_SECONDS, Launch
-from turbofno.service.processes.messages import (
-    Engines,
-    Heartbeat,
-    Message,
-    Peer,
-    PeerLost,
-    Scrape,
-    Scraped,
-)
+from turbofno.service.processes.launch import EX_CONFIG, Launch
+from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.metrics_sum import MetricsSum
 from turbofno.service.system import on_hangup
 
 if TYPE_CHECKING:
-    from turbofno.service.engine.interface import RecoveryRecord
     from turbofno.service.settings import Settings
-
-    Role = Literal["engine", "frontend"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,32 +37,26 @@ _QUICK_SECONDS = 10.0
 _PAUSES = tuple(0.1 * 2**n for n in range(8))
 
 
-@dataclass(slots=True)
-class _Running:
-    """A running child process."""
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A child to keep running."""
 
     launch: Launch
-    process: asyncio.subprocess.Process
-    last_heartbeat: float
-    heartbeat: Heartbeat | None = None
-
-
-@dataclass(slots=True)
-class _Child:
-    """A child to keep running: its settings, and its current process."""
-
-    role: Role
-    index: int
-    settings: Settings
-    running: _Running | None = None
-    generation: int = 0
+    """Of the present process, or the next one before the first."""
+    process: asyncio.subprocess.Process | None = None
+    heartbeat: messages.Heartbeat | None = None
+    """The last one of the process."""
+    last_heartbeat: float = 0.0
     was_up: bool = False
-    models: tuple[RecoveryRecord, ...] = ()
-    """An engine's models as of its last heartbeat; its successor serves the same."""
 
     @property
-    def name(self) -> str:
-        return f"{self.role}-{self.index}"
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, which runs."""
+        assert self.process is not None
+        self.process.send_signal(number)
 
 
 class Supervisor:
@@ -85,12 +72,15 @@ class Supervisor:
     ) -> None:
         """`engines` and `frontends` have settings for each child; `settings` are those of the service."""
         self._settings = settings
-        self._banner = banner
-        self._children = [
-            *(_Child("engine", index, one) for index, one in enumerate(engines)),
-            *(_Child("frontend", index, one) for index, one in enumerate(frontends)),
-        ]
         self._endpoint = new_endpoint()
+        first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
+        self._children = [
+            *(_Child(first("engine", i, settings=one)) for i, one in enumerate(engines)),
+            *(
+                _Child(first("frontend", i, settings=one, banner=banner and i == 0))
+                for i, one in enumerate(frontends)
+            ),
+        ]
         self._metrics = MetricsSum()
         self._numbers = itertools.count()
         self._scrapes: dict[tuple[bytes, int], asyncio.Future[None]] = {}
@@ -123,7 +113,7 @@ class Supervisor:
             try:
                 status = await self._run_once(child)
             except OSError as error:
-                logger.error("%s cannot be started: %s", child.name, error)
+                logger.error("%s cannot be started: %s", child.launch.name, error)
                 status = -1
             if self._stop.is_set():
                 return
@@ -131,7 +121,7 @@ class Supervisor:
                 self._failed = True
                 self._stop.set()
                 return
-            logger.error("%s ended with status %d; starting it again", child.name, status)
+            logger.error("%s ended with status %d; starting it again", child.launch.name, status)
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_SECONDS else 0
             if quick_deaths:
                 pause = _PAUSES[min(quick_deaths, len(_PAUSES)) - 1]
@@ -140,63 +130,58 @@ class Supervisor:
 
     async def _run_once(self, child: _Child) -> int:
         """Start a process and wait for its end. Returns its exit status."""
-        child.generation += 1
-        launch = Launch(
-            child.role,
-            child.index,
-            child.generation,
-            os.getpid(),
-            self._endpoint,
-            child.settings,
-            child.models,
-            banner=self._banner and (child.name, child.generation) == ("frontend-0", 1),
+        old = child.launch
+        launch = child.launch = replace(
+            old,
+            generation=old.generation + 1,
+            recovery=old.recovery if child.heartbeat is None else child.heartbeat.models,
+            banner=old.banner and not old.generation,
         )
+        child.heartbeat, child.last_heartbeat = None, time.monotonic()
         # Its own process group: Ctrl-C must reach only the supervisor, which stops the others in order.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turbofno.service.processes", child.name,
+        process = child.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "turbofno.service.processes", launch.name,
             stdin=asyncio.subprocess.PIPE, process_group=0,
         )  # fmt: skip
         if self._stop.is_set():
             process.kill()
-        running = child.running = _Running(launch, process, time.monotonic())
-        watching = asyncio.create_task(self._kill_if_silent(running))
+        watching = asyncio.create_task(self._kill_if_silent(child))
         await process.communicate(launch.dump())
         watching.cancel()
-        child.running = None
-        self._on_exit(child.role, launch.identity)
+        self._on_exit(launch)
         assert process.returncode is not None
         return process.returncode
 
-    async def _kill_if_silent(self, running: _Running) -> None:
+    async def _kill_if_silent(self, child: _Child) -> None:
         while True:
             before = time.monotonic()
             await asyncio.sleep(HEARTBEAT_SECONDS)
             late = time.monotonic() - before - HEARTBEAT_SECONDS
             if late > HEARTBEAT_SECONDS:
                 # The supervisor was stopped itself, perhaps with all others (a paused container).
-                running.last_heartbeat += late
-            patience = self._settings.hang_seconds if running.heartbeat else START_SECONDS
-            silent = time.monotonic() - running.last_heartbeat
+                child.last_heartbeat += late
+            patience = self._settings.hang_seconds if child.heartbeat else START_SECONDS
+            silent = time.monotonic() - child.last_heartbeat
             if silent > patience:
                 logger.error(
-                    "%s sent no heartbeat for %.1f s; killing it", running.launch.name, silent
+                    "%s sent no heartbeat for %.1f s; killing it", child.launch.name, silent
                 )
-                running.process.kill()
+                child.send(signal.SIGKILL)
                 return
 
-    async def _terminate(self, role: Role, seconds: float) -> None:
+    async def _terminate(self, role: str, seconds: float) -> None:
         """Terminate all processes of a role; kill those still running after that time."""
-        all_running = self._running(role)
-        for running in all_running:
-            running.process.terminate()
-        ends = [asyncio.create_task(running.process.wait()) for running in all_running]
+        ends = []
+        for child in self._running(role):
+            assert child.process is not None
+            child.send(signal.SIGTERM)
+            ends.append(asyncio.create_task(child.process.wait()))
         if not ends:
             return
         await asyncio.wait(ends, timeout=seconds)
-        for running in all_running:
-            if running.process.returncode is None:
-                logger.error("%s did not end in time; killing it", running.launch.name)
-                running.process.kill()
+        for child in self._running(role):
+            logger.error("%s did not end in time; killing it", child.launch.name)
+            child.send(signal.SIGKILL)
         await asyncio.gather(*ends)
 
     def _on_signal(self) -> None:
@@ -205,82 +190,77 @@ class Supervisor:
             logger.info("draining: no new work, finishing what was accepted")
             self._stop.set()
             return
-        for running in self._running("frontend"):
-            running.process.terminate()
+        for child in self._running("frontend"):
+            child.send(signal.SIGTERM)
 
     def _on_hangup(self) -> None:
         if self._terminal_is_gone():
             self._on_signal()
             return
-        for running in self._running("frontend"):
-            running.process.send_signal(signal.SIGHUP)
+        for child in self._running("frontend"):
+            child.send(signal.SIGHUP)
 
-    def _running(self, role: Role | None = None, *, up: bool = False) -> list[_Running]:
-        """The running processes of a role; with `up` only those that sent a heartbeat."""
-        children = (child for child in self._children if role in (None, child.role))
-        found = [child.running for child in children if child.running is not None]
-        return [running for running in found if running.heartbeat is not None or not up]
+    def _running(self, *roles: str, up: bool = False) -> list[_Child]:
+        """The children of these roles that run; with `up` only those that sent a heartbeat."""
+        found = [one for one in self._children if one.running and one.launch.role in roles]
+        return [one for one in found if one.heartbeat is not None or not up]
 
-    def _on_exit(self, role: Role, identity: bytes) -> None:
-        self._metrics.retire(identity)
+    def _on_exit(self, launch: Launch) -> None:
+        self._metrics.retire(launch.identity)
         for (asked, _), scrape in self._scrapes.items():
-            if asked == identity and not scrape.done():
+            if asked == launch.identity and not scrape.done():
                 scrape.set_result(None)
-        if role == "engine":
+        if launch.role == "engine":
             self._send_engines(self._running("frontend", up=True))
         else:
             for engine in self._running("engine", up=True):
-                self._channel.send(PeerLost(identity), engine.launch.identity)
+                self._channel.send(messages.PeerLost(launch.identity), engine.launch.identity)
 
-    def _send_engines(self, front_ends: list[_Running]) -> None:
+    def _send_engines(self, front_ends: list[_Child]) -> None:
         peers = tuple(
-            Peer(engine.launch.identity, engine.heartbeat.endpoint)
+            messages.Peer(engine.launch.identity, engine.heartbeat.endpoint)
             for engine in self._running("engine", up=True)
             if engine.heartbeat is not None
         )
         for front_end in front_ends:
-            self._channel.send(Engines(peers), front_end.launch.identity)
+            self._channel.send(messages.Engines(peers), front_end.launch.identity)
 
-    def _receive(self, sender: bytes, messages: list[Message]) -> None:
-        for message in messages:
+    def _receive(self, sender: bytes, received: list[messages.Message]) -> None:
+        for message in received:
             match message:
-                case Heartbeat():
+                case messages.Heartbeat():
                     self._on_heartbeat(sender, message)
-                case Scrape():
-                    task = asyncio.create_task(self._scrape(sender, message))
+                case messages.Call():
+                    task = asyncio.create_task(self._scrape(sender, message.id))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-                case Scraped():
+                case messages.Returned():
                     scrape = self._scrapes.get((sender, message.id))
                     if scrape is not None and not scrape.done():
-                        self._metrics.update(sender, message.text)
+                        self._metrics.update(sender, message.value)
                         scrape.set_result(None)
 
-    def _on_heartbeat(self, sender: bytes, heartbeat: Heartbeat) -> None:
+    def _on_heartbeat(self, sender: bytes, heartbeat: messages.Heartbeat) -> None:
         for child in self._children:
-            running = child.running
-            if running is None or running.launch.identity != sender:
+            if child.launch.identity != sender:
                 continue
-            first = running.heartbeat is None
-            running.heartbeat, running.last_heartbeat = heartbeat, time.monotonic()
+            first = child.heartbeat is None and child.running
+            child.heartbeat, child.last_heartbeat = heartbeat, time.monotonic()
             child.was_up = True
-            child.models = heartbeat.models
-            if first and child.role == "engine":
+            if first and child.launch.role == "engine":
                 self._send_engines(self._running("frontend", up=True))
             elif first:
-                self._send_engines([running])
+                self._send_engines([child])
 
-    async def _scrape(self, sender: bytes, asked: Scrape) -> None:
+    async def _scrape(self, sender: bytes, asked: int) -> None:
         """Collect and send the metrics of all processes; the last ones of those that do not answer in time."""
-        number = next(self._numbers)
-        loop = asyncio.get_running_loop()
-        identities = [running.launch.identity for running in self._running(up=True)]
-        for identity in identities:
-            self._scrapes[identity, number] = loop.create_future()
-            self._channel.send(Scrape(number), identity)
-        await asyncio.wait(
-            [self._scrapes[identity, number] for identity in identities], timeout=SCRAPE_SECONDS
-        )
-        for identity in identities:
-            del self._scrapes[identity, number]
-        self._channel.send(Scraped(asked.id, self._metrics.text()), sender)
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        asked_now = self._running("engine", "frontend", up=True)
+        scrapes = {(child.launch.identity, number): loop.create_future() for child in asked_now}
+        self._scrapes |= scrapes
+        for identity, _ in scrapes:
+            self._channel.send(messages.Call(number, "metrics"), identity)
+        await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
+        for key in scrapes:
+            del self._scrapes[key]
+        self._channel.send(messages.Returned(asked, generate_latest(self._metrics)), sender)

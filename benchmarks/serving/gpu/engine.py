@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.serving.gpu.stack import Setup, cpu_seconds
 from benchmarks.serving.servers import ROOT
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.liveness import Launch
+from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.messages import Heartbeat, Message
 from turbofno.service.settings import Settings
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from turbofno.service.codec import oip_binary
-from turbofno.service.codec.oip_binary import InferRequest, RequestedOutput
+from turbofno.service.codec.oip_binary import InferRequest
 from turbofno.service.errors import BadRequest, InvalidField, ServiceError
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
@@ -54,7 +54,7 @@ def test_request_written_by_tritonclient_is_read(array: np.ndarray[Any, Any], bi
     )
     call = decode(body, length)
     assert (call.id, call.priority, call.timeout_us) == ("r1", 2, 500)
-    assert call.outputs == (RequestedOutput("output", binary=True),)
+    assert call.binary
     np.testing.assert_array_equal(call.tensor, array)
     assert call.tensor.shape == array.shape
 
@@ -64,7 +64,7 @@ def test_request_written_by_tritonclient_is_read(array: np.ndarray[Any, Any], bi
 def test_answer_is_read_by_tritonclient(array: np.ndarray[Any, Any], binary: bool) -> None:
     answer = oip_binary.encode(
         array,
-        outputs=(RequestedOutput("output", binary),),
+        binary=binary,
         model="m",
         version="3",
         request_id="r1",
@@ -83,7 +83,7 @@ def test_answer_is_read_by_tritonclient(array: np.ndarray[Any, Any], binary: boo
 def test_answer_has_an_id_only_if_the_request_had() -> None:
     answer = oip_binary.encode(
         np.ones((1, 1, 4), "f4"),
-        outputs=(RequestedOutput("output", binary=False),),
+        binary=False,
         model="m",
         version="1",
     )
@@ -134,7 +134,7 @@ def test_output_own_parameter_overrides_the_requests(
     if own is not None:
         output["parameters"] = {"binary_data": own}
     call = decode(request_of(r_parameters=parameters, r_outputs=[output])[0])
-    assert call.outputs == (RequestedOutput("output", expected),)
+    assert call.binary == expected
 
 
 SIZE = {"binary_data_size": 16}
@@ -248,7 +248,7 @@ def test_raw_body_needs_a_shape_of_its_size() -> None:
     values = np.arange(4, dtype="<f4")
     call = oip_binary.decode_raw(values.tobytes(), shape="1,1,4", model="m")
     np.testing.assert_array_equal(call.tensor, values.reshape(1, 1, 4))
-    assert call.outputs == (RequestedOutput("output", binary=True),)
+    assert call.binary
     for shape in (None, "", "1,1,5", "a", "1,,4", "-1,4", "1," * 9 + "4", "9" * 19):
         with pytest.raises(BadRequest):
             oip_binary.decode_raw(values.tobytes(), shape=shape, model="m")
@@ -259,8 +259,8 @@ def test_nonfinite_output_is_refused_in_json_and_sent_in_binary(value: float) ->
     output = np.full((1, 1, 2), value, dtype="f4")
     options: dict[str, Any] = {"model": "m", "version": "1"}
     with pytest.raises(InvalidField, match="binary_data = true"):
-        oip_binary.encode(output, outputs=(RequestedOutput("output", binary=False),), **options)
-    answer = oip_binary.encode(output, outputs=(RequestedOutput("output", binary=True),), **options)
+        oip_binary.encode(output, binary=False, **options)
+    answer = oip_binary.encode(output, binary=True, **options)
     assert answer.body[answer.json_length :] == output.tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Work is cancelled when its client leaves, watched at once or after a delay; other cancellation is passed on."""
+"""Work is cancelled when its client leaves; other cancellation is passed on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from turbofno.service.http.asgi import ReceivedBody, unless_left
 from turbofno.service.http.call import ClientLeft
-
-WATCHED_AFTER = 0.02
 
 
 class Client:
@@ -49,18 +47,8 @@ def body_of(client: Client) -> ReceivedBody:
     return body
 
 
-async def outcome(client: Client, work: Work, watched_after: float = WATCHED_AFTER) -> str:
-    return await unless_left(body_of(client), work.run(), watched_after=watched_after)
-
-
-def test_short_work_is_not_watched() -> None:
-    async def main() -> tuple[str, int, int]:
-        client = Client()
-        answer = await outcome(client, Work(0.0))
-        await asyncio.sleep(0.05)
-        return answer, client.asked, len(asyncio.all_tasks())
-
-    assert asyncio.run(main()) == ("answer", 0, 1)
+async def outcome(client: Client, work: Work) -> str:
+    return await unless_left(body_of(client), work.run())
 
 
 def test_work_continues_while_the_client_waits() -> None:
@@ -73,14 +61,13 @@ def test_work_continues_while_the_client_waits() -> None:
     assert asyncio.run(main()) == ("answer", 1, 1)
 
 
-@pytest.mark.parametrize("watched_after", [0.0, WATCHED_AFTER])
 @pytest.mark.parametrize("leaves_after", [0.0, 0.05])
-def test_a_client_that_leaves_cancels_the_work(leaves_after: float, watched_after: float) -> None:
+def test_a_client_that_leaves_cancels_the_work(leaves_after: float) -> None:
     async def main() -> tuple[Work, int]:
         client, work = Client(), Work(5.0)
         asyncio.get_running_loop().call_later(leaves_after, client.left.set)
         with pytest.raises(ClientLeft):
-            await asyncio.wait_for(outcome(client, work, watched_after), 2)
+            await asyncio.wait_for(outcome(client, work), 2)
         task = asyncio.current_task()
         assert task is not None
         return work, task.cancelling()
@@ -110,6 +97,6 @@ def test_an_error_of_the_work_is_raised() -> None:
 
     async def main() -> None:
         with pytest.raises(ValueError, match="its own"):
-            await unless_left(body_of(Client()), fail(), watched_after=WATCHED_AFTER)
+            await unless_left(body_of(Client()), fail())
 
     asyncio.run(main())

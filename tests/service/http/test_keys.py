@@ -134,7 +134,7 @@ def test_access_line_names_the_caller_and_no_line_holds_a_key(
 
 
 def test_file_is_read_with_its_limits(key_file: Path) -> None:
-    keys = Keys.read(key_file)
+    keys = Keys(key_file)
     assert keys.caller(f"Bearer {ALICE}".encode()) == Caller("alice", 8, 0)
     assert keys.caller(f"bearer  {BOB} ".encode()) == Caller("bob", 2, 1000)
     assert ALICE not in str(vars(keys))
@@ -142,7 +142,7 @@ def test_file_is_read_with_its_limits(key_file: Path) -> None:
 
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"TURBOFNO_API_KEYS_FILE=\S*none cannot be read: No such"):
-        Keys.read(tmp_path / "none")
+        Keys(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_wrong_file_is_refused_by_line_without_showing_a_key(
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(ValueError, match="TURBOFNO_API_KEYS_FILE") as caught:
-        Keys.read(path)
+        Keys(path)
     assert says in str(caught.value)
     assert ALICE not in str(caught.value)
     assert BOB not in str(caught.value)

@@ -22,7 +22,6 @@ from tests.service.tiny import rollable_config, tiny_config
 from turbofno.service.app import create_app
 from turbofno.service.errors import BlowUp as ServerBlowUp
 from turbofno.service.errors import QueueFull, Unavailable
-from turbofno.service.http import asgi
 from turbofno.service.settings import Settings
 from turbofno_client import AsyncClient, BlowUp, ConnectionFailed, ServerError
 
@@ -220,11 +219,8 @@ def test_a_failure_before_the_first_frame_is_an_ordinary_error() -> None:
 
 @pytest.mark.parametrize("accept", [FRAMES, NPY])
 def test_a_disconnect_ends_the_rollout_at_once_and_releases_its_bytes(
-    accept: str, monkeypatch: pytest.MonkeyPatch
+    accept: str,
 ) -> None:
-    # Predictions wait this long before they watch the connection; rollouts must not.
-    monkeypatch.setattr(asgi, "WATCHED_AFTER_SECONDS", 60.0)
-
     async def main() -> None:
         engine = FakeEngine(rollable_config())
         engine.held = True

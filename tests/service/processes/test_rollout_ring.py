@@ -20,7 +20,7 @@ from turbofno.service.processes import rollout_ring
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.rollout_ring import Reader, Writer, copy_completely, ring_size
+from turbofno.service.processes.rollout_ring import Writer, copy_completely, ring_size
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,33 +39,31 @@ def test_a_ring_has_few_entries_and_at_least_one() -> None:
 def test_frames_arrive_in_order_and_are_not_overwritten_before_they_are_read() -> None:
     async def main() -> None:
         ring = np.zeros((3, 2, 5), np.float32)
-        writer, reader = Writer(ring), Reader()
-        written = []
+        writer = Writer(ring)
+        written: list[int] = []
+        sent: asyncio.Queue[Frame] = asyncio.Queue()
 
         async def write() -> None:
             for step in range(1, 41):
                 fields = np.full((2, 5), step, np.float32) if step % 4 else None
-                reader.push(await writer.put(Frame(step, fields)))
+                sent.put_nowait(await writer.put(Frame(step, fields)))
                 written.append(step)
-            reader.end()
 
         writing = asyncio.create_task(write())
         for _ in range(10):
             await asyncio.sleep(0)
         assert written == [1, 2, 3]
-        found = []
-        async for frame in reader.frames():
-            writer.ack()
-            found.append(frame)
-            await asyncio.sleep(0)
-        await writing
-        assert [frame.step for frame in found] == list(range(1, 41))
-        for frame in found:
-            if frame.step % 4:
+        for step in range(1, 41):
+            frame = await sent.get()
+            assert frame.step == step
+            if step % 4:
                 assert frame.fields is not None
-                assert (frame.fields == frame.step).all()
+                assert (frame.fields == step).all()
             else:
                 assert frame.fields is None
+            writer.ack()
+            await asyncio.sleep(0)
+        await writing
 
     asyncio.run(main())
 
@@ -155,7 +153,7 @@ def test_over_real_messages_a_rollout_ends_once_and_frees_its_memory() -> None:
         await until(
             lambda: not (link._pending or front_end.rollouts or front_end.writers or engine.running)
         )
-        assert (memory.used_bytes, link.fields_in_flight, link._readers) == (0, 0, {})
+        assert (memory.used_bytes, link.fields_in_flight, link._frames) == (0, 0, {})
         link.close("over")
         server.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -17,26 +18,29 @@ from turbofno.models.core.checkpoint import LoadedModel
 from turbofno.models.core.fno import FNO
 from turbofno.service.errors import DeviceLost
 from turbofno.service.metrics import Metrics
-from turbofno.service.processes.liveness import Launch
+from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.slab_commands import Answer, Done, Failed, Load, Predict
+from turbofno.service.processes.slab_commands import Answer, Done, Failed
 from turbofno.service.processes.slab_follower import _mapped
-from turbofno.service.processes.slab_group import LARGE, GroupModel, SlabGroup, _Rank
+from turbofno.service.processes.slab_group import SlabGroup, _Rank
+from turbofno.service.processes.slab_model import LARGE, SlabModel
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 SETTINGS = Settings(frontends=1, devices="cpu+cpu")
 LAUNCH = Launch("engine", 0, 1, 1, "", SETTINGS)
-COMMAND = Predict(1, [], [])
+PREDICT = ("predict", 1, [], [])
 
 
-def group_whose_other_rank_answers(answer: Answer | None) -> SlabGroup:
-    """A group of two whose other rank answers once, or ends."""
+def group_whose_other_rank_answers(
+    answer: Answer | None, own: Callable[[], float] = lambda: 0.0
+) -> SlabGroup:
+    """A group of two whose other rank answers once, or ends; its first rank predicts by `own`."""
     group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+    group.slabs.predict = lambda *_: own()  # type: ignore[method-assign]
     ours, theirs = Pipe()
     group._ranks = [_Rank(1, cast("asyncio.subprocess.Process", None), ours)]
 
@@ -55,16 +59,16 @@ def failing() -> float:
 
 
 def test_the_values_of_all_ranks_are_given_in_their_order() -> None:
-    group = group_whose_other_rank_answers(Done(2.5, 0.25, 7))
-    assert group.run(COMMAND, lambda: 1.5, key=0, field_steps=1) == [1.5, 2.5]
+    group = group_whose_other_rank_answers(Done(2.5, 0.25, 7), lambda: 1.5)
+    assert group.run(*PREDICT, key=0, field_steps=1) == [1.5, 2.5]
     assert not group.lost
     assert group._metrics.rank_seconds.labels("engine-0", "1")._value.get() == 0.25
 
 
 def test_an_error_that_all_ranks_have_is_the_error_of_the_command() -> None:
-    group = group_whose_other_rank_answers(Failed("MemoryError: no memory"))
+    group = group_whose_other_rank_answers(Failed("MemoryError: no memory"), failing)
     with pytest.raises(MemoryError):
-        group.run(COMMAND, failing, key=0, field_steps=1)
+        group.run(*PREDICT, key=0, field_steps=1)
     assert not group.lost
 
 
@@ -78,9 +82,9 @@ def test_an_error_that_all_ranks_have_is_the_error_of_the_command() -> None:
     ],
 )
 def test_a_group_whose_ranks_differ_is_lost(answer: Answer | None, own_fails: bool) -> None:
-    group = group_whose_other_rank_answers(answer)
+    group = group_whose_other_rank_answers(answer, failing if own_fails else lambda: 0.0)
     with pytest.raises(DeviceLost) as raised:
-        group.run(COMMAND, failing if own_fails else lambda: 0.0, key=0, field_steps=1)
+        group.run(*PREDICT, key=0, field_steps=1)
     assert raised.value.headers["Retry-After"] == "1"
     assert group.lost
 
@@ -88,7 +92,7 @@ def test_a_group_whose_ranks_differ_is_lost(answer: Answer | None, own_fails: bo
 def test_a_model_that_another_rank_cannot_load_is_refused_with_its_reason() -> None:
     group = group_whose_other_rank_answers(Failed("ValueError: it was changed"))
     with pytest.raises(ValueError, match="rank 1 cannot load it: ValueError: it was changed"):
-        group.load(Load(1, "folder", "0", "fp32"))
+        group.load(1, Path("folder"), "0", "fp32")
     assert not group.lost
 
 
@@ -103,7 +107,6 @@ def test_arrays_from_elsewhere_are_copied_once_into_shared_memory() -> None:
 
 
 def test_a_command_on_a_new_grid_may_take_longer_and_less_once_this_rank_failed() -> None:
-    group = group_whose_other_rank_answers(Failed("MemoryError: no memory"))
     limits = []
 
     def failing_later() -> float:
@@ -111,8 +114,9 @@ def test_a_command_on_a_new_grid_may_take_longer_and_less_once_this_rank_failed(
         limits.append(group._running.left)
         return failing()
 
+    group = group_whose_other_rank_answers(Failed("MemoryError: no memory"), failing_later)
     with pytest.raises(MemoryError):
-        group.run(COMMAND, failing_later, key=0, field_steps=3)
+        group.run(*PREDICT, key=0, field_steps=3)
     assert limits == [SETTINGS.hang_seconds + 60 + 3 * 10]
 
 
@@ -143,7 +147,7 @@ def test_a_field_is_cut_by_its_size_unless_the_configuration_decides(
     group.device = torch.device("cuda", 0)
     supported = SimpleNamespace(refusal=lambda _: None)
     monkeypatch.setattr(group.slabs, "network", lambda _: supported)
-    model = GroupModel(group, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model = SlabModel(group, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
     reason = model.why_whole((points, points))
     assert bool(reason) == bool(whole)
     assert whole in reason
@@ -161,7 +165,7 @@ def alone(tmp_path: Path) -> Iterator[SlabGroup]:
 
 def test_a_field_of_one_axis_runs_whole_and_says_so(alone: SlabGroup, tmp_path: Path) -> None:
     config = tiny_config().model_copy(update={"slabs": True})
-    model = GroupModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model = SlabModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
     model.load()
     assert "fields of one grid axis are not cut" in model.why_whole((16,))
 
@@ -173,7 +177,7 @@ def test_the_states_of_rollouts_are_freed_when_nobody_has_a_part_of_them(
     arch = config.architecture.model_copy(update={"out_channels": 1})
     config = config.model_copy(update={"architecture": arch, "outputs": config.inputs})
     module = FNO(arch).eval()
-    model = GroupModel(alone, tmp_path, LoadedModel(config, module), "fp32")
+    model = SlabModel(alone, tmp_path, LoadedModel(config, module), "fp32")
     model.load()
     fields = np.random.default_rng(1).standard_normal((3, 1, 12, 10), np.float32)
     turn = model.advance([fields[:2], fields[2:]], [[], [1]], steps=1)
@@ -192,7 +196,7 @@ def test_the_states_of_rollouts_are_freed_when_nobody_has_a_part_of_them(
 
 def test_a_model_that_nobody_has_is_removed(alone: SlabGroup, tmp_path: Path) -> None:
     config = tiny_config(n_dim=2).model_copy(update={"slabs": True})
-    model = GroupModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
+    model = SlabModel(alone, tmp_path, LoadedModel(config, FNO(config.architecture)), "fp32")
     model.load()
     assert alone.slabs._networks
     del model
