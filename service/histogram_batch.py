@@ -9,12 +9,10 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from prometheus_client import CollectorRegistry
-
-_MAX_PENDING = 4096
 
 
 class HistogramBatch(Collector):
@@ -64,31 +62,17 @@ class Child:
 
     def __init__(self, bounds: NDArray[np.float64]) -> None:
         self._bounds = bounds
-        self._pending: list[float] = []
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Add a value."""
-        self._pending.append(value)
-        if len(self._pending) >= _MAX_PENDING:
-            self._count()
-
-    def observe_all(self, values: Iterable[float]) -> None:
-        """Add several values."""
-        self._pending.extend(values)
-        if len(self._pending) >= _MAX_PENDING:
-            self._count()
+    def observe(self, *values: float) -> None:
+        """Add values; one call for many costs little more than for one."""
+        array = np.asarray(values, np.float64)
+        # bounds are inclusive
+        buckets = np.searchsorted(self._bounds, array, side="left")
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        self._total += float(array.sum())
 
     def counted(self) -> tuple[list[int], float]:
         """Cumulative counts of the buckets, the last of all values, and the sum of the values."""
-        self._count()
         return np.cumsum(self._counts).tolist(), self._total
-
-    def _count(self) -> None:
-        values = np.asarray(self._pending, np.float64)
-        self._pending.clear()
-        # bounds are inclusive
-        buckets = np.searchsorted(self._bounds, values, side="left")
-        self._counts += np.bincount(buckets, minlength=len(self._counts))
-        self._total += float(values.sum())

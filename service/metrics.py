@@ -310,9 +310,9 @@ class Metrics:
             *_, sizes, ratios, depths, predicted, differentiated = zip(*several, strict=True)
             self.fields.labels(model, version).inc(sum(predicted))
             self.gradients.labels(model, version).inc(sum(differentiated))
-            self.batch_size.labels(*labels).observe_all(sizes)
-            self.batch_fill_ratio.labels(*labels).observe_all(ratios)
-            self.batch_queue_depth.labels(*labels).observe_all(depths)
+            self.batch_size.labels(*labels).observe(*sizes)
+            self.batch_fill_ratio.labels(*labels).observe(*ratios)
+            self.batch_queue_depth.labels(*labels).observe(*depths)
 
     def _count_answered(self) -> None:
         alike: defaultdict[tuple[str, str, str, int], list[_Answered]] = defaultdict(list)
@@ -328,12 +328,12 @@ class Metrics:
                 self.prediction_warnings.labels(model, version, reason).inc(times)
             # A streamed rollout lasts as long as its client reads, so it would distort the latency.
             if protocol != "rollout":
-                self.request_duration.labels(model, version).observe_all(durations)
+                self.request_duration.labels(model, version).observe(*durations)
             for step, all_taken in zip(
                 self.steps.values(), (decode, queue, compute, encode), strict=True
             ):
                 if taken := [seconds for seconds in all_taken if seconds is not None]:
-                    step.labels(model, version).observe_all(taken)
+                    step.labels(model, version).observe(*taken)
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""
@@ -342,7 +342,7 @@ class Metrics:
     def note_trust(self, model: str, version: str, trust: Mapping[str, Sequence[float]]) -> None:
         """Record the trust signals of fields."""
         for signal, values in trust.items():
-            self._trust[signal].labels(model, version).observe_all(values)
+            self._trust[signal].labels(model, version).observe(*values)
 
     async def text(self) -> bytes:
         """All metrics in the text format."""

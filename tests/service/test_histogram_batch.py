@@ -34,7 +34,7 @@ def test_the_samples_equal_those_of_a_histogram() -> None:
     rng = generator()
     for model in ("a", "b", "a"):
         values = [*BOUNDS, 1e6, *rng.exponential(1.0, rng.integers(0, 9)).tolist()]
-        histogram_batch.labels(model, "1").observe_all(values)
+        histogram_batch.labels(model, "1").observe(*values)
         histogram_batch.labels(model, "1").observe(0.5)
         for value in (*values, 0.5):
             histogram.labels(model, "1").observe(value)
@@ -42,16 +42,3 @@ def test_the_samples_equal_those_of_a_histogram() -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-12)
-
-
-def test_values_are_counted_without_a_scrape() -> None:
-    registry = CollectorRegistry()
-    histogram_batch = HistogramBatch("signal", "A signal.", ("model",), BOUNDS, registry=registry)
-    child = histogram_batch.labels("m")
-    for _ in range(10_000):
-        child.observe(1.0)
-    child.observe_all([2.0] * 10_000)
-    assert len(child._pending) < 10_000, "they would pile up where nobody scrapes"
-    assert registry.get_sample_value("signal_count", {"model": "m"}) == 20_000
-    assert registry.get_sample_value("signal_bucket", {"model": "m", "le": "1.0"}) == 10_000
-    assert registry.get_sample_value("signal_sum", {"model": "m"}) == 30_000
