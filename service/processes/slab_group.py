@@ -154,24 +154,29 @@ class SlabGroup:
     async def watch(self) -> None:
         """Wait until a rank ends or a command takes too long; `lost` then says which."""
         ends = [asyncio.create_task(rank.process.wait()) for rank in self._ranks]
-        while not self.lost:
+
+        async def ended() -> bool:
             done, _ = await asyncio.wait(
                 ends, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
+            return bool(done)
+
+        while not self.lost and not await ended():
             if running := self._running:
                 running.left -= HEARTBEAT_SECONDS
+                if running.left <= 0:
+                    self.lost = f"a command did not end within {running.seconds:.0f} s"
             else:
                 # A rank that ended is found next time.
                 with suppress(OSError):
                     self._send()
-            if done:
-                self.lost = ", ".join(
-                    f"rank {number} on {self.devices[number]} ended with status {process.returncode}"
-                    for number, process, _ in self._ranks
-                    if process.returncode is not None
-                )
-            elif running and running.left <= 0:
-                self.lost = f"a command did not end within {running.seconds:.0f} s"
+        # A command may have failed on it first.
+        if await ended():
+            self.lost = ", ".join(
+                f"rank {number} on {self.devices[number]} ended with status {process.returncode}"
+                for number, process, _ in self._ranks
+                if process.returncode is not None
+            )
         logger.error("the group of %s is lost: %s", self.name, self.lost)
 
     async def close(self) -> None:
