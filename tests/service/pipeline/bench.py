@@ -29,12 +29,14 @@ LARGE = tuple(float(value % 500) for value in range(4000))
 
 
 class Doubler:
-    """output = 2 * input. A gate lets a test block the device; `sizes` records the batches."""
+    """output = 2 * input. A gate lets a test block the device; `sizes` and `values` record the batches."""
 
     name, version = "doubler", "1"
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.values: list[list[float]] = []
+        """First value of each field."""
         self.freed = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -56,6 +58,7 @@ class Doubler:
         self.entered.set()
         assert self.gate.wait(10)
         self.sizes.append(len(fields))
+        self.values.append(fields[:, 0, 0].tolist())
         self.threads.append(threading.get_ident())
         time.sleep(self.seconds)
         if (fields[:, 0, 0] == BAD).any():

@@ -78,14 +78,16 @@ async def test_single_fields_take_turns_with_a_request_of_thousands(bench: Bench
     blocking = await bench.block()
     large = bench.submit(*LARGE)
     await asyncio.sleep(0)
-    for number in range(3):
+    for number in (1001.0, 1002.0, 1003.0):
         # The device is blocked by an earlier request.
-        before = len(bench.model.sizes)
-        single = bench.submit(float(number), deadline=time.monotonic() + 30)
+        before = len(bench.model.values)
+        single = bench.submit(number, deadline=time.monotonic() + 30)
         await asyncio.sleep(0)
         bench.model.gate.set()
         await single
-        assert len(bench.model.sizes) - before <= 4
+        (place,) = [i for i, values in enumerate(bench.model.values) if number in values]
+        # One may run, and one may have been next, when it comes.
+        assert place - before <= 2
     assert not large.done()
     assert (await large).fields.tolist() == (2 * fields(*LARGE)).tolist()
     await blocking
