@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import PredictRequest, PredictResult
 
 W = TypeVar("W")
+
+logger = logging.getLogger(__name__)
 
 
 class Asked(msgspec.Struct, Generic[W], eq=False):
@@ -52,5 +55,14 @@ class Turn(Generic[W]):
     def end(self) -> None:
         """Take the requests so far: at the turn's end, or before something that concerns them."""
         asked, self._asked = self._asked, []
-        if wanted := [one for one in asked if not one.outcome.done()]:
+        wanted = [one for one in asked if not one.outcome.done()]
+        if not wanted:
+            return
+        try:
             self._take(wanted)
+        except Exception as error:
+            # Nobody would hear of it, and their callers would wait for ever.
+            for one in wanted:
+                if not one.outcome.done():
+                    one.outcome.set_exception(error.with_traceback(None))
+            logger.exception("%d predictions could not be taken", len(wanted))

@@ -99,6 +99,12 @@ class Batcher:
             queue.limit = self.limit(kind)
         queue.add(kind.flow, tickets)
 
+    def restore(self, tickets: Sequence[Ticket]) -> None:
+        """Put tickets of one kind, which were joined, where they were in their lane."""
+        self.add(*tickets)
+        kind = tickets[0].kind
+        self._queues[kind.bucket].sort(kind.flow)
+
     def limit(self, kind: Kind) -> int:
         """Most fields in a batch of this kind."""
         limit = self._policy_limit(kind)
@@ -186,6 +192,9 @@ class _Queue:
     def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
         self.lanes.setdefault(flow, OrderedDict()).update((one.order, one) for one in tickets)
         self._fields += sum(one.size for one in tickets)
+
+    def sort(self, flow: Flow) -> None:
+        self.lanes[flow] = OrderedDict(sorted(self.lanes[flow].items()))
 
     def discard(self, ticket: Ticket) -> None:
         if ticket.order in self.lanes.get(ticket.kind.flow, ()):

@@ -99,6 +99,11 @@ class QueueCapacity:
         self._count(kind, fields, ahead)
         return True
 
+    def restore(self, tickets: Sequence[Ticket]) -> None:
+        """Count the fields of tickets of one kind as waiting again: they were admitted before."""
+        limit, sizes = self._batch_limit(tickets[0].kind), [ticket.size for ticket in tickets]
+        self._count(tickets[0].kind, sum(sizes), sum([min(size, limit) for size in sizes]))
+
     def release(self, ticket: Ticket, fields: int) -> None:
         """Give back the last `fields` that a ticket counts as dispatched: they were dropped from the queue."""
         self._release((Slice(ticket, ticket.dispatched - fields, ticket.dispatched),))

@@ -328,18 +328,34 @@ class Scheduler:
 
     def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""
+        limit = self._batcher.limit(tickets[0].kind)
+        if any(ticket.size > limit and ticket.request.joined for ticket in tickets):
+            tickets = self._alone(tickets)
         if not self._capacity.reserve_all(tickets):
-            apart = [one for ticket in tickets for one in ticket.alone()]
-            tickets = [one for one in apart if self._reserve(one)]
-            if not tickets:
-                return
+            tickets = [one for one in self._alone(tickets) if self._reserve(one)]
+        if not tickets:
+            return
+        self._batcher.add(*tickets)
+        self._watch(tickets)
+
+    def _watch(self, tickets: Sequence[Ticket]) -> None:
+        """Wait for the end of tickets that were queued, and for their deadlines."""
         if not self._live:
             self._idle.clear()
         self._live.update(tickets)
-        self._batcher.add(*tickets)
         deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
         if deadlines:
             self._expire_at(min(deadlines))
+
+    def _alone(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Tickets for the single requests, without those that nobody wants any more."""
+        alone = [one for ticket in tickets for one in ticket.alone()]
+        unwanted = [one for one in alone if one.settled]
+        for ticket in unwanted:
+            ticket.ended, ticket.error = True, CANCELLED
+        if unwanted:
+            self._on_ended(unwanted)
+        return [one for one in alone if not one.ended]
 
     def _reserve(self, ticket: Ticket) -> bool:
         """True if the ticket got its capacity; else it was refused."""
@@ -403,7 +419,7 @@ class Scheduler:
             self._resolve([ticket])
 
     def _resolve(self, ended: list[Ticket]) -> None:
-        """Set the outcomes of queued tickets that ended. Joined requests that failed together are queued alone."""
+        """Set the outcomes of queued tickets that ended. Joined requests that failed together run again, alone."""
         failed_together = []
         for ticket in ended:
             if ticket.outcome.done():
@@ -415,18 +431,22 @@ class Scheduler:
                 failed_together.append(ticket)
             else:
                 ticket.outcome.set_exception(ticket.error)
-        self._capacity.release_quota(*[ticket.request for ticket in ended])
         self._live.difference_update(ended)
-        if failed_together:
-            ended = [one for one in ended if one not in failed_together]
-            for _, tickets in by_kind(
-                [one for ticket in failed_together for one in ticket.alone()]
-            ):
-                self._queue(tickets)
-            self._schedule_pump()
+        for ticket in failed_together:
+            ended.remove(ticket)
+            self._run_alone(ticket)
+        self._capacity.release_quota(*[ticket.request for ticket in ended])
         if not self._live:
             self._idle.set()
         self._on_ended(ended)
+
+    def _run_alone(self, ticket: Ticket) -> None:
+        """Queue joined requests again, where they were: they were admitted. They have no quota, else they were apart before."""
+        if tickets := self._alone([ticket]):
+            self._capacity.restore(tickets)
+            self._batcher.restore(tickets)
+            self._watch(tickets)
+            self._schedule_pump()
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
         """Set the error of a ticket that was not queued."""

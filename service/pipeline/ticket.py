@@ -6,7 +6,6 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
-from msgspec import field
 
 from turbofno.service.errors import Unavailable
 from turbofno.service.pipeline.shares import Flow, level_of
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from turbofno.service.engine.vjp import VjpShapes
     from turbofno.service.errors import ServiceError
 
-_serial = itertools.count()
+_serial = itertools.count(1)
 
 
 class Outcome(Protocol):
@@ -37,7 +36,10 @@ class JoinedOutcome(Outcome, Protocol):
     """The outcome of a request that was made of several: each of them gets the error, or its part of the result."""
 
     def alone(self) -> Sequence[Outcome]:
-        """The outcomes of the joined requests; this one is not set any more."""
+        """The outcomes of the joined requests; this one is not set any more. Those that nobody wants are set."""
+
+    def divided(self, tickets: Sequence[Ticket]) -> None:
+        """Note the tickets of these outcomes, to cancel them."""
 
 
 class Bucket(NamedTuple):
@@ -90,8 +92,9 @@ class Ticket(msgspec.Struct, eq=False):
     outcome: Outcome
     """A JoinedOutcome if the request is made of several."""
     size: int
-    order: int = field(default_factory=_serial.__next__)
-    """Its position in its lane: by arrival; at the end again after each batch that took a part of it."""
+    order: int = 0
+    """Its position in its lane: by arrival; at the end again after each batch that took a part of it. Joined requests have
+    those that follow it too."""
     dispatched: int = 0
     """Fields taken out of the queue so far."""
     answered: int = 0
@@ -104,9 +107,15 @@ class Ticket(msgspec.Struct, eq=False):
     """It succeeded or failed; its outcome is set once no batch can write to the request's `output_buffer`."""
     error: ServiceError | None = None
 
+    def __post_init__(self) -> None:
+        if not self.order:
+            self.requeue()
+
     def requeue(self) -> None:
         """Move behind all tickets that wait now."""
         self.order = next(_serial)
+        for _ in self.request.joined[1:]:
+            next(_serial)
 
     @property
     def requests(self) -> int:
@@ -117,11 +126,16 @@ class Ticket(msgspec.Struct, eq=False):
         """A ticket for each of its requests; only itself if they are not joined."""
         if not self.request.joined:
             return [self]
-        outcomes = cast("JoinedOutcome", self.outcome).alone()
-        return [
-            Ticket(self.kind, request, self.arrival, outcome, len(request.fields))
-            for request, outcome in zip(self.request.alone(), outcomes, strict=True)
+        joined = cast("JoinedOutcome", self.outcome)
+        requests, outcomes = self.request.alone(), joined.alone()
+        tickets = [
+            Ticket(
+                self.kind, request, self.arrival, outcome, len(request.fields), self.order + place
+            )
+            for place, (request, outcome) in enumerate(zip(requests, outcomes, strict=True))
         ]
+        joined.divided(tickets)
+        return tickets
 
     @property
     def waiting(self) -> int:

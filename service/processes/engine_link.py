@@ -21,7 +21,7 @@ from turbofno.service.engine.turn import Turn
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.joining import Sent, alike, join, part_of
+from turbofno.service.processes.joining import alike, join, part_of
 from turbofno.service.processes.rollout_ring import copy_completely
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class EngineLink:
     async def predict(self, request: PredictRequest) -> PredictResult:
         """Send a request at the end of this turn of the event loop, joined with those like it (see `joining.join`).
 
-        Cancelling drops work not yet started, once all that were joined are cancelled. Raises as Engine.predict.
+        Cancelling drops work not yet started; of joined requests, once all are cancelled. Raises as Engine.predict.
         """
         self._refuse_if_dead()
         size = len(request.fields)
@@ -92,17 +92,15 @@ class EngineLink:
         finally:
             self.fields_in_flight -= size
 
-    def _send_turn(self, turn: list[Asked[Sent]]) -> None:
+    def _send_turn(self, turn: list[Asked[int]]) -> None:
         for several in alike(turn, self._most_joined):
             self._send(several)
         self._channel.flush()
 
-    def _cancel(self, sent: Sent) -> None:
-        sent.wanted -= 1
-        if not sent.wanted:
-            self._channel.send(messages.Cancel(sent.number))
+    def _cancel(self, number: int) -> None:
+        self._channel.send(messages.Cancel(number))
 
-    def _send(self, several: Sequence[Asked[Sent]]) -> None:
+    def _send(self, several: Sequence[Asked[int]]) -> None:
         try:
             self._refuse_if_dead()
             request = join(several, self._memory)
@@ -119,20 +117,19 @@ class EngineLink:
             return
         several[0].outcome.set_exception(failure)
 
-    def _send_joined(self, several: Sequence[Asked[Sent]], request: PredictRequest) -> None:
+    def _send_joined(self, several: Sequence[Asked[int]], request: PredictRequest) -> None:
         numbers = [next(self._numbers) for _ in several]
-        sent = Sent(numbers[0], len(several))
         inputs, outputs = request.fields, request.output_buffer
         assert outputs is not None
         stop = 0
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
-            asked.work = sent
+            asked.work = number
             arrays = inputs, outputs
             if len(several) > 1:
                 arrays = inputs[start:stop], outputs[start:stop]
             self._pending[number] = _Pending(asked.outcome, arrays)
-        self._channel.send(messages.Predict(sent.number, request))
+        self._channel.send(messages.Predict(numbers[0], request))
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
         """Yield frames that the engine sends through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
@@ -164,6 +161,7 @@ class EngineLink:
 
     async def ask(self, method: str, arguments: tuple[str, ...]) -> Any:
         """Call `load`, `unload` or `counters` of the engine."""
+        self._turn.end()
         number = next(self._numbers)
         outcome = self._expect(number)
         self._channel.send(messages.Call(number, method, arguments))

@@ -17,6 +17,7 @@ from turbofno.service.engine.local import LocalEngine
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.pipeline.ticket import CANCELLED
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.liveness import LivenessPipe
@@ -30,7 +31,7 @@ from turbofno.service.triton_metrics import TritonMetrics
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class _FrontEnd:
     identity: bytes
     memory: AttachedMemory
     channel: Channel
-    tickets: dict[int, Ticket] = field(default_factory=dict)
+    answers: dict[int, _Answer] = field(default_factory=dict)
     rollouts: dict[int, asyncio.Task[messages.Returned]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
 
@@ -66,12 +67,15 @@ class _FrontEnd:
 class _Answer:
     """The outcome of a prediction, or of joined ones (pipeline/ticket.py), sent as a message."""
 
-    __slots__ = ("_count", "_front_end", "_number", "_sent")
+    __slots__ = ("_front_end", "_numbers", "_sent", "_unwanted", "ticket")
 
-    def __init__(self, front_end: _FrontEnd, number: int, count: int = 1) -> None:
-        """`count` joined requests have ids from `number` on."""
-        self._front_end, self._number, self._count = front_end, number, count
+    def __init__(self, front_end: _FrontEnd, numbers: range) -> None:
+        """`numbers` are the ids of the joined requests, or of the one."""
+        self._front_end, self._numbers = front_end, numbers
+        self._unwanted: set[int] = set()
         self._sent = False
+        self.ticket: Ticket | None = None
+        front_end.answers.update(dict.fromkeys(numbers, self))
 
     def done(self) -> bool:
         return self._sent
@@ -79,20 +83,36 @@ class _Answer:
     def set_result(self, result: PredictResult) -> None:
         result.fields = NO_FIELDS
         self._end()
-        self._front_end.send(messages.Predicted(self._number, result, self._count))
+        self._front_end.send(messages.Predicted(self._numbers[0], result, len(self._numbers)))
 
     def set_exception(self, error: ServiceError) -> None:
         self._end()
-        for number in range(self._number, self._number + self._count):
+        for number in self._numbers:
             self._front_end.send(_refused(number, error))
 
     def alone(self) -> list[_Answer]:
         self._end()
-        return [_Answer(self._front_end, self._number + i) for i in range(self._count)]
+        answers = [_Answer(self._front_end, range(n, n + 1)) for n in self._numbers]
+        for number, answer in zip(self._numbers, answers, strict=True):
+            if number in self._unwanted:
+                answer.set_exception(CANCELLED)
+        return answers
+
+    def divided(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            outcome = ticket.outcome
+            assert isinstance(outcome, _Answer)
+            outcome.ticket = ticket
+
+    def drop(self, number: int) -> bool:
+        """Note that a request is not wanted any more. True if none is."""
+        self._unwanted.add(number)
+        return len(self._unwanted) == len(self._numbers)
 
     def _end(self) -> None:
         self._sent = True
-        self._front_end.tickets.pop(self._number, None)
+        for number in self._numbers:
+            self._front_end.answers.pop(number, None)
 
 
 class EngineServer:
@@ -142,8 +162,9 @@ class EngineServer:
         self._submit_arrived()
         front_end = self._front_ends.pop(identity, None)
         if front_end is not None:
-            for ticket in list(front_end.tickets.values()):
-                self._engine.cancel(ticket)
+            for answer in list(front_end.answers.values()):
+                if answer.ticket is not None:
+                    self._engine.cancel(answer.ticket)
             for rollout in front_end.rollouts.values():
                 rollout.cancel()
 
@@ -187,8 +208,9 @@ class EngineServer:
                 self._start_task(front_end, message)
             case messages.Ack() if writer := front_end.writers.get(message.id):
                 writer.ack()
-            case messages.Cancel() if ticket := front_end.tickets.get(message.id):
-                self._engine.cancel(ticket)
+            case messages.Cancel() if answer := front_end.answers.get(message.id):
+                if answer.drop(message.id) and answer.ticket is not None:
+                    self._engine.cancel(answer.ticket)
             case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
                 rollout.cancel()
 
@@ -208,21 +230,20 @@ class EngineServer:
         arrived, self._arrived = self._arrived, []
         if not arrived:
             return
-        answers = [
-            _Answer(front_end, message.id, len(message.request.joined) or 1)
+        block = [
+            (message.request, _Answer(front_end, _numbers(message)))
             for front_end, message in arrived
         ]
-        requests = [message.request for _, message in arrived]
         try:
-            tickets = self._engine.submit(list(zip(requests, answers, strict=True)))
+            tickets = self._engine.submit(block)
         except Exception as error:
-            for (front_end, message), answer in zip(arrived, answers, strict=True):
-                if not answer.done():
-                    answer.set_exception(_unexpected(message.id, front_end, error))
+            for front_end, message in arrived:
+                for number in _numbers(message):
+                    if answer := front_end.answers.get(number):
+                        answer.set_exception(_unexpected(number, front_end, error))
             return
-        for (front_end, message), ticket in zip(arrived, tickets, strict=True):
-            if ticket is not None and not ticket.ended:
-                front_end.tickets[message.id] = ticket
+        for (_, answer), ticket in zip(block, tickets, strict=True):
+            answer.ticket = ticket
 
     def _start_task(
         self, front_end: _FrontEnd, message: messages.StartRollout | messages.Call
@@ -299,6 +320,11 @@ class EngineServer:
             if len(self._configs) > _MAX_CONFIGS:
                 del self._configs[next(iter(self._configs))]
         return messages.ModelState(status, digest, text)
+
+
+def _numbers(message: messages.Predict) -> range:
+    """The ids of a message's predictions."""
+    return range(message.id, message.id + (len(message.request.joined) or 1))
 
 
 def _refused(number: int, error: ServiceError) -> messages.Failed:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from turbofno.service.engine.interface import Joined
@@ -24,31 +23,22 @@ MOST_BYTES = 128 * 1024
 """Larger fields are not joined, since their copy here would take long, and their request costs little beside their work."""
 
 MOST_JOINED_BYTES = 1024 * 1024
-"""Most bytes of joined fields: a client that reads its answer slowly keeps those of all."""
+"""Most bytes of joined fields, and of their outputs: a client that reads its answer slowly keeps those of all."""
+DEADLINES_APART = 0.25
+"""Seconds within which deadlines of joined requests lie: the first to pass has the others run apart."""
 
 
 def most_joined(settings: Settings) -> int:
-    """Most fields of joined requests: a small part of a batch, because a request is split only if it is larger than a batch,
-    and large ones would leave batches unfilled.
-    """
+    """Most fields of joined requests: a small part of a batch, since large requests, which stay whole, leave batches unfilled."""
     return max(1, settings.max_batch_size // 4)
 
 
-class Sent(msgspec.Struct, eq=False):
-    """A message with one prediction or several."""
-
-    number: int
-    """The id of the first."""
-    wanted: int
-    """Number of its predictions that were not cancelled."""
-
-
-def alike(turn: Sequence[Asked[Sent]], most: int) -> Iterator[Sequence[Asked[Sent]]]:
+def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]]]:
     """Divide the predictions of a turn into those that can be joined, up to `most` fields together and MOST_JOINED_BYTES."""
     if len(turn) == 1:
         yield turn
         return
-    groups: dict[object, list[Asked[Sent]]] = {}
+    groups: dict[object, list[Asked[int]]] = {}
     sizes: dict[object, int] = {}
     for asked in turn:
         request = asked.request
@@ -58,10 +48,11 @@ def alike(turn: Sequence[Asked[Sent]], most: int) -> Iterator[Sequence[Asked[Sen
             yield (asked,)
             continue
         key = (
-            request.model, request.version, id(request.config), *shape,
-            request.priority, request.vjp, request.client,
+            request.model, request.version, id(request.config), *shape, request.priority, request.vjp, request.client,
+            request.deadline and request.deadline // DEADLINES_APART,
         )  # fmt: skip
-        room = min(most, MOST_JOINED_BYTES * size // fields.nbytes)
+        outputs = fields.nbytes // shape[0] * _output_channels(request)
+        room = min(most, MOST_JOINED_BYTES * size // max(fields.nbytes, outputs))
         if sizes.get(key, room) + size > room:
             if key in groups:
                 yield groups[key]
@@ -72,34 +63,32 @@ def alike(turn: Sequence[Asked[Sent]], most: int) -> Iterator[Sequence[Asked[Sen
 
 
 def _can_be_joined(request: PredictRequest) -> bool:
-    # A trace has one request; without fields there is nothing to run; an output buffer is the caller's.
-    return (
-        0 < request.fields.nbytes <= MOST_BYTES
-        and request.output_buffer is None
-        and not request.trace
-    )
+    # A trace has one request; without fields there is nothing to run.
+    return 0 < request.fields.nbytes <= MOST_BYTES and not request.trace
 
 
-def join(several: Sequence[Asked[Sent]], memory: SlotMemory) -> PredictRequest:
-    """One request for all, with its arrays in `memory`. Fields of more than MOST_BYTES must be there already.
+def _output_channels(request: PredictRequest) -> int:
+    if request.vjp is not None:
+        return request.fields.shape[1]
+    assert request.config is not None
+    return request.config.architecture.out_channels
+
+
+def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
+    """One request for all, with its arrays in `memory`: fields are copied there, unless there is one request that has them there.
 
     Raises:
         Unavailable, PayloadTooLarge: as `SlotMemory.array`.
     """
     request, *others = [asked.request for asked in several]
-    if request.output_buffer is not None:
-        return request
     fields = request.fields
-    size, channels, *grid = fields.shape
+    size, _, *grid = fields.shape
     if others:
         sizes = [size, *[len(other.fields) for other in others]]
         size = sum(sizes)
         request = _joined([request, *others], sizes)
-    if request.vjp is None:
-        assert request.config is not None
-        channels = request.config.architecture.out_channels
-    request.output_buffer = memory.array((size, channels, *grid))
-    if fields.nbytes <= MOST_BYTES:
+    request.output_buffer = memory.array((size, _output_channels(request), *grid))
+    if others or not memory.contains(fields):
         request.fields = memory.array((size, *fields.shape[1:]))
         np.concatenate([fields, *[other.fields for other in others]], out=request.fields)
     return request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 from typing import Literal
@@ -58,7 +59,8 @@ class Launch:
 
     def dump(self) -> bytes:
         """Serialise for `enter`."""
-        return _SERIAL.dump_json(self)
+        # Unlike dump_json this keeps infinite seconds.
+        return json.dumps(_SERIAL.dump_python(self, mode="json")).encode()
 
 
 _SERIAL = TypeAdapter(Launch)

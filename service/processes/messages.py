@@ -69,7 +69,10 @@ class Ack(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """Front end to engine: drop this prediction, with all that were joined to it, or this rollout. It is still answered."""
+    """Front end to engine: drop this prediction or rollout. It is still answered.
+
+    Joined predictions are dropped once all of them are cancelled.
+    """
 
     id: int
 

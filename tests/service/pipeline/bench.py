@@ -89,7 +89,10 @@ class Bench:
         self.metrics = Metrics()
         self.settings = Settings(**settings)
         self.capacity = QueueCapacity(self.settings, self.metrics)
-        self.scheduler = Scheduler(self.settings, self.metrics, self.capacity)
+        self.ended: list[Ticket] = []
+        self.scheduler = Scheduler(
+            self.settings, self.metrics, self.capacity, on_ended=self.ended.extend
+        )
         self.model = Doubler()
 
     def submit(self, *values: float, **options: Any) -> asyncio.Task[Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from tests.service.pipeline.bench import BAD, NAN, Bench, fields, on_bench
 from turbofno.service.engine.interface import Joined, PredictRequest
@@ -19,6 +20,9 @@ from turbofno.service.errors import (
 )
 from turbofno.service.pipeline.ticket import Kind, Ticket
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class Outcomes:
     """The outcome of joined requests: a future for all, and one for each once they run alone."""
@@ -27,6 +31,7 @@ class Outcomes:
         loop = asyncio.get_running_loop()
         self.together: asyncio.Future[Any] = loop.create_future()
         self.each = [loop.create_future() for _ in range(count)]
+        self.tickets: list[Ticket] = []
         self.done = self.together.done
         self.set_result = self.together.set_result
         self.set_exception = self.together.set_exception
@@ -34,6 +39,9 @@ class Outcomes:
     def alone(self) -> list[asyncio.Future[Any]]:
         self.together.cancel()
         return self.each
+
+    def divided(self, tickets: Sequence[Ticket]) -> None:
+        self.tickets = list(tickets)
 
 
 def joined(bench: Bench, *parts: tuple[float, ...], deadlines: Any = ()) -> tuple[Ticket, Outcomes]:
@@ -106,6 +114,56 @@ async def test_only_the_late_one_misses_its_deadline(bench: Bench) -> None:
     assert await errors(outcomes) == [None, DeadlineExceeded, None]
     assert bench.rejections("deadline") == 1
     await blocking
+
+
+@on_bench(max_queued_fields_per_model=4, max_fields_per_request=4)
+async def test_those_that_were_admitted_are_not_refused_when_they_run_again(bench: Bench) -> None:
+    bench.model.gate.clear()
+    _, outcomes = joined(bench, (1.0,), (NAN,), (3.0,))
+    await asyncio.to_thread(bench.model.entered.wait, 5)
+    others = [bench.submit(float(value)) for value in (5, 6, 7, 8)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await bench.submit(9.0)
+    bench.model.gate.set()
+    assert await errors(outcomes) == [None, InvalidField, None]
+    await asyncio.gather(*others)
+    assert bench.rejections("queue_full") == 1
+
+
+@on_bench(max_batch_size=2)
+async def test_they_run_again_where_they_were(bench: Bench) -> None:
+    bench.model.gate.clear()
+    _, outcomes = joined(bench, (1.0,), (NAN,))
+    await asyncio.to_thread(bench.model.entered.wait, 5)
+    later = [bench.submit(float(value)) for value in (5, 6, 7, 8)]
+    await asyncio.sleep(0)
+    bench.model.gate.set()
+    assert await errors(outcomes) == [None, InvalidField]
+    await asyncio.gather(*later)
+    assert bench.model.values == [[1.0, NAN], [1.0, NAN], [5.0, 6.0], [7.0, 8.0]]
+
+
+@on_bench(max_batch_size=8, model_limits={"doubler": {"batch": 2}})
+async def test_what_does_not_fit_into_a_batch_is_not_joined(bench: Bench) -> None:
+    _, outcomes = joined(bench, (1.0,), (2.0,), (3.0,))
+    assert await errors(outcomes) == [None, None, None]
+    sizes = [one.result().batch_sizes for one in outcomes.each]
+    assert all(len(batches) == 1 and batches[0] <= 2 for batches in sizes)
+
+
+@on_bench()
+async def test_what_nobody_wants_any_more_does_not_run_again(bench: Bench) -> None:
+    blocking = await bench.block()
+    _, outcomes = joined(bench, (1.0,), (NAN,), (3.0,))
+    outcomes.each[0].cancel()
+    bench.model.gate.set()
+    found = await asyncio.wait(outcomes.each, timeout=10)
+    assert not found[1]
+    assert bench.model.values.count([1.0]) == 0
+    await blocking
+    # Yet it is counted as ended, once, as each of the others.
+    assert [bench.ended.count(one) for one in outcomes.tickets] == [1, 1, 1]
 
 
 @on_bench()

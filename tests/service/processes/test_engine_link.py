@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.service.tiny import rollable_config
@@ -21,6 +22,8 @@ from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
+
+CONFIG = rollable_config()
 
 
 class Engine:
@@ -49,7 +52,7 @@ def kinds(kind: type[ServiceError] = ServiceError) -> list[type[ServiceError]]:
 
 def server_of(engine: Any) -> EngineServer:
     server = EngineServer(engine, QueueCapacity(Settings(), Metrics()), lambda: None)
-    server._configs["digest"] = rollable_config()
+    server._configs["digest"] = CONFIG
     return server
 
 
@@ -67,9 +70,8 @@ def test_every_error_arrives_as_it_was_raised() -> None:
         link = link_to(server, memory)
 
         async def raised() -> ServiceError:
-            fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
-            request = PredictRequest("m", None, fields, "id", output_buffer=answer)
-            del fields, answer
+            fields = np.zeros((1, 1, 8), np.float32)
+            request = PredictRequest("m", None, fields, "id", config=CONFIG)
             try:
                 await link.predict(request)
             except ServiceError as error:
@@ -161,13 +163,11 @@ def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
         link = link_to(server, memory)
 
         async def one(value: int) -> None:
-            fields, answer = memory.array((1, 1, 8)), memory.array((1, 1, 8))
-            fields[:] = value
+            fields = np.full((1, 1, 8), value, np.float32)
             request = PredictRequest(
-                "m", None, fields, f"id-{value}", config=rollable_config(), output_buffer=answer
+                "m", None, fields, f"id-{value}", config=CONFIG, priority=value + 1
             )
             result = await link.predict(request)
-            assert result.fields is answer
             assert (result.fields == 2 * value).all()
             assert (result.queue_seconds, result.batch_sizes) == (0.5, (2,))
 

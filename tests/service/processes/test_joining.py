@@ -18,7 +18,7 @@ from turbofno.service.engine.interface import PredictRequest, PredictResult
 from turbofno.service.engine.turn import Asked
 from turbofno.service.errors import InvalidField, ServiceError, Unavailable
 from turbofno.service.processes.engine_link import EngineLink
-from turbofno.service.processes.joining import MOST_BYTES, Sent, alike
+from turbofno.service.processes.joining import MOST_BYTES, alike
 from turbofno.service.processes.memory import SlotMemory
 
 pytestmark = pytest.mark.timeout(20)
@@ -92,35 +92,50 @@ def test_each_gets_its_own_part() -> None:
     asyncio.run(main())
 
 
-def test_different_requests_are_not_joined() -> None:
-    def asked(size: int, **options: Any) -> Asked[Sent]:
-        request = PredictRequest("m", None, np.zeros((size, 1, 8), np.float32), "id", **options)
-        return Asked(request, None)  # type: ignore[arg-type]
+OTHER = rollable_config()
 
+
+def asked(size: int = 1, **options: Any) -> Asked[int]:
+    given: dict[str, Any] = {"version": None, "config": CONFIG} | options
+    fields = np.zeros((size, 1, 8), np.float32)
+    return Asked(PredictRequest("m", given.pop("version"), fields, "id", **given), None)  # type: ignore[arg-type]
+
+
+def test_different_requests_are_not_joined() -> None:
     draw = random.Random(8)
-    kinds = [{}, {"priority": 3}, {"client": "a"}, {"version": "2"}, {"config": CONFIG}]
+    kinds: list[dict[str, Any]] = [
+        {}, {"priority": 3}, {"client": "a"}, {"version": "2"}, {"config": OTHER}, {"deadline": 3.0},
+    ]  # fmt: skip
     for _ in range(50):
-        turn = []
-        for _ in range(draw.randint(1, 30)):
-            options = {"version": None} | draw.choice(kinds)
-            request = PredictRequest(
-                "m", options.pop("version"), np.zeros((draw.randint(1, 6), 1, 8), np.float32), "id", **options
-            )  # fmt: skip
-            turn.append(Asked(request, None))  # type: ignore[arg-type]
+        turn = [asked(draw.randint(1, 6), **draw.choice(kinds)) for _ in range(draw.randint(1, 30))]
         groups = list(alike(turn, 4))
         assert Counter(id(one) for group in groups for one in group) == Counter(map(id, turn))
         for group in groups:
-            assert len(group) == 1 or sum(len(one.request.fields) for one in group) <= 4
+            requests = [one.request for one in group]
+            assert len(group) == 1 or sum(len(one.fields) for one in requests) <= 4
             about = {
-                (one.request.priority, one.request.client, one.request.version, id(one.request.config))
-                for one in group
-            }  # fmt: skip
+                (one.priority, one.client, one.version, id(one.config), one.deadline)
+                for one in requests
+            }
             assert len(about) == 1
-    half = [asked(MOST_BYTES // 64) for _ in range(40)]
-    assert [len(group) for group in alike(half, 10**6)] == [16, 16, 8]
     large = MOST_BYTES // 32 + 1
     alone = [asked(large), asked(large), asked(0), asked(0), asked(1, trace="00-1-1-01"), asked(1)]
     assert [len(group) for group in alike(alone, 4 * large)] == [1] * 6
+
+
+def test_deadlines_that_are_close_are_joined() -> None:
+    turn = [asked(deadline=seconds) for seconds in (60.01, 60.02, 60.6, 60.2)]
+    groups = [[one.request.deadline for one in group] for group in alike(turn, 4)]
+    assert groups == [[60.01, 60.02, 60.2], [60.6]]
+
+
+def test_few_bytes_are_joined() -> None:
+    half = [asked(MOST_BYTES // 64) for _ in range(40)]
+    assert [len(group) for group in alike(half, 10**6)] == [16, 16, 8]
+    architecture = CONFIG.architecture.model_copy(update={"out_channels": 4})
+    wide = CONFIG.model_copy(update={"architecture": architecture})
+    half = [asked(MOST_BYTES // 64, config=wide) for _ in range(10)]
+    assert [len(group) for group in alike(half, 10**6)] == [4, 4, 2]
 
 
 def test_each_gets_its_own_error() -> None:
@@ -128,7 +143,7 @@ def test_each_gets_its_own_error() -> None:
         engine, memory = Doubler(hold=True), SlotMemory(2**20)
         server = server_of(engine)
         link = link_to(server, memory)
-        asked = [asking(link, float(value)) for value in range(3)]
+        tasks = [asking(link, float(value)) for value in range(3)]
         await until(lambda: bool(engine.asked))
         ((request, outcome),) = engine.asked
         first, second, third = outcome.alone()
@@ -136,10 +151,10 @@ def test_each_gets_its_own_error() -> None:
         third.set_result(engine.result(alone[2]))
         second.set_exception(InvalidField("the second is wrong"))
         first.set_result(engine.result(alone[0]))
-        assert (await asked[0]).fields[0, 0, 0] == 0.0
+        assert (await tasks[0]).fields[0, 0, 0] == 0.0
         with pytest.raises(InvalidField, match="the second is wrong"):
-            await asked[1]
-        assert (await asked[2]).fields[0, 0, 0] == 4.0
+            await tasks[1]
+        assert (await tasks[2]).fields[0, 0, 0] == 4.0
         assert link.fields_in_flight == 0
         link.close("over")
         server.close()
@@ -147,23 +162,23 @@ def test_each_gets_its_own_error() -> None:
     asyncio.run(main())
 
 
-def test_only_the_last_cancellation_reaches_the_engine() -> None:
+def test_joined_requests_are_dropped_once_all_are_cancelled() -> None:
     async def main() -> None:
         engine, memory = Doubler(hold=True), SlotMemory(2**20)
         server = server_of(engine)
         link = link_to(server, memory)
         unsent = asking(link, 9.0)
-        asked = [asking(link, float(value)) for value in range(3)]
+        tasks = [asking(link, float(value)) for value in range(3)]
         await asyncio.sleep(0)
         unsent.cancel()
         await until(lambda: bool(engine.asked))
         ((request, outcome),) = engine.asked
         assert [one.request_id for one in request.joined] == ["id-0", "id-1", "id-2"]
-        asked[0].cancel()
-        asked[1].cancel()
+        tasks[0].cancel()
+        tasks[1].cancel()
         await asyncio.sleep(0.05)
         assert not engine.cancelled
-        asked[2].cancel()
+        tasks[2].cancel()
         await until(lambda: bool(engine.cancelled))
         assert engine.cancelled == ["id-0"]
         outcome.set_exception(Unavailable("cancelled"))
@@ -214,6 +229,20 @@ def test_an_engine_that_dies_in_the_turn_fails_all() -> None:
         assert all(isinstance(one, ServiceError) and "dead" in str(one) for one in found)
         await asyncio.sleep(0)
         assert link.fields_in_flight == 0
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_an_unexpected_failure_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        server, memory = server_of(Doubler()), SlotMemory(2**20)
+        link = link_to(server, memory)
+        monkeypatch.setattr(memory, "array", lambda _: 1 / 0)
+        for one in (asking(link, 1.0), asking(link, 2.0)):
+            with pytest.raises(ZeroDivisionError):
+                await one
+        link.close("over")
         server.close()
 
     asyncio.run(main())
