@@ -46,7 +46,7 @@ export function scaleOf(arrays, kind = "sequential") {
 
 // The scale of one channel, diverging if its values have both signs. `seen`: the channel in the training data.
 export function scaleFor(planes, seen) {
-  const values = planes.map((plane) => plane.values);
+  const values = planes.map((plane) => plane.all);
   const scale = scaleOf(values);
   const { minimum, maximum } = seen ?? scale;
   return planes[0].grid.length > 1 && minimum < 0 && maximum > 0 ? scaleOf(values, "diverging") : scale;
