@@ -18,6 +18,7 @@ import torch
 from benchmarks.trust.cases import noise_like
 from benchmarks.trust.ranking import BAD, RECORD
 from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
 from turbofno.models.trust.calibrate import sampled, signals_of
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import HELD_OUT_SEED, PROBLEMS, problem_named
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _TRAJECTORIES = 100
 """Simulated samples of a time-dependent problem; fields are taken from the frames of all of them."""
 _GROSS_FIELDS = 16
+_SIGNALS = (INPUT_DISTANCE, RESIDUAL)
 
 
 def _sine(fields: Tensor, waves: int) -> Tensor:
@@ -78,8 +80,8 @@ def good_row(model: LoadedModel, problem: Problem, count: int) -> str:
     found = signals_of(model, held_out_fields(problem, count))
     above = {name: found[name] > limit for name, limit in limits.items()}
     either = torch.stack(list(above.values())).any(0)
-    shares = (f"{100 * warned.float().mean():.1f} %" for warned in (*above.values(), either))
-    values = (f"{limit:.3g}" for limit in limits.values())
+    values = (f"{limits[name]:.3g}" if name in limits else "-" for name in _SIGNALS)
+    shares = [_share(above[name]) if name in above else "-" for name in _SIGNALS] + [_share(either)]
     return f"| {problem.name} | {len(either)} | {' | '.join((*values, *shares))} |"
 
 
@@ -118,8 +120,15 @@ def gross_rows(model: LoadedModel, problem: Problem) -> Iterator[str]:
             yield f"| {problem.name} | {name} | refused | refused |"
             continue
         found = signals_of(model, iter([changed]))
-        shares = (_counted(found[signal] > limit, None) for signal, limit in limits.items())
+        shares = (
+            _counted(found[signal] > limits[signal], None) if signal in limits else "-"
+            for signal in _SIGNALS
+        )
         yield f"| {problem.name} | {name} | {' | '.join(shares)} |"
+
+
+def _share(warned: Tensor) -> str:
+    return f"{100 * warned.float().mean():.1f} %"
 
 
 def _counted(part: Tensor, whole: Tensor | None) -> str:

@@ -8,10 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
-from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d, periodic_1d, periodic_2d
+from turbofno.models.zoo.pde import burgers, darcy, nagumo, navier_stokes
+from turbofno.models.zoo.pde.random_fields import (
+    Covariance,
+    neumann_2d,
+    neumann_3d,
+    periodic_1d,
+    periodic_2d,
+)
 from turbofno.models.zoo.problems import HELD_OUT_SEED
 
 Pair = tuple[Tensor, Tensor]
@@ -199,8 +206,63 @@ NAVIER_STOKES_CASES = (
     Case("solved with nu 3e-3", partial(_navier_stokes, nu=3e-3)),
 )
 
+_BLOCK_NODES = 61
+
+
+def _nagumo(
+    samples: range,
+    *,
+    factor: float = nagumo.RATE_FACTOR,
+    tau: float | None = None,
+    alpha: float | None = None,
+    change: Callable[[Tensor], Tensor] = lambda k: k,
+    n: int = 21,
+) -> Pair:
+    usual = nagumo.FIELD_COVARIANCE
+    covariance = replace(usual, tau=tau or usual.tau, alpha=alpha or usual.alpha)
+    field = neumann_3d(covariance, samples, seed=HELD_OUT_SEED, n=_BLOCK_NODES)
+    if covariance != usual:
+        field = field / field.std((1, 2, 3), keepdim=True)
+    k = change(nagumo.MEDIAN_RATE * factor ** torch.tanh(field)).float()
+    times = nagumo.extrapolated_times(k, dt=2.2 / max(12.5, k.max().item()))
+    return nagumo.subsample(k, n), nagumo.subsample(times, n)
+
+
+def _two_halves(k: Tensor) -> Tensor:
+    """The median rate times 2 where x is below 10 mm, divided by 2 beyond."""
+    halves = torch.full_like(k, nagumo.MEDIAN_RATE / 2)
+    halves[:, : k.shape[1] // 2] = 2 * nagumo.MEDIAN_RATE
+    return halves
+
+
+def _noise_of_nodes(k: Tensor, share: float) -> Tensor:
+    """k plus noise that is linear between the nodes of the 21^3 grid."""
+    noise = noise_like(nagumo.subsample(k, 21), share)
+    size = k.shape[1:]
+    finer = F.interpolate(noise[:, None], size=size, mode="trilinear", align_corners=True)[:, 0]
+    return (k + finer).clamp_min(1.5)
+
+
+NAGUMO_CASES = (
+    Case("in distribution", _nagumo, in_distribution=True),
+    Case("contrast 1.5", partial(_nagumo, factor=1.5)),
+    Case("contrast 3", partial(_nagumo, factor=3.0)),
+    Case("rates x 0.8", partial(_nagumo, change=lambda k: 0.8 * k)),
+    Case("rates x 1.5", partial(_nagumo, change=lambda k: 1.5 * k)),
+    Case("constant", partial(_nagumo, factor=1.0)),
+    Case("two halves", partial(_nagumo, change=_two_halves)),
+    Case("shorter waves (tau 25)", partial(_nagumo, tau=25.0)),
+    Case("longer waves (tau 3)", partial(_nagumo, tau=3.0)),
+    Case("rougher (alpha 1.5)", partial(_nagumo, alpha=1.5)),
+    Case("noise 20 %", partial(_nagumo, change=partial(_noise_of_nodes, share=0.2))),
+    Case("noise 60 %", partial(_nagumo, change=partial(_noise_of_nodes, share=0.6))),
+    Case("grid 16", partial(_nagumo, n=16)),
+    Case("grid 31", partial(_nagumo, n=31)),
+)
+
 CASES = {
     "burgers": BURGERS_CASES,
     "darcy": DARCY_CASES,
     "navier-stokes": NAVIER_STOKES_CASES,
+    "nagumo": NAGUMO_CASES,
 }

@@ -19,9 +19,10 @@ def draw(file: Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]) -
     """Write a PNG with a scatter plot for each signal and a panel of ROC curves."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 4.4), layout="constrained")
-    axes = figure.subplots(1, len(SHOWN) + 1)
-    for axis, name in zip(axes, SHOWN, strict=False):
+    names = [name for name in SHOWN if name in summary]
+    figure = Figure(figsize=(5 * len(names) + 5, 4.4), layout="constrained")
+    axes = figure.subplots(1, len(names) + 1)
+    for axis, name in zip(axes, names, strict=False):
         _scatter(axis, name, lines, summary)
     _curves(axes[-1], lines, summary)
     handles, labels = axes[0].get_legend_handles_labels()

@@ -34,9 +34,14 @@ if TYPE_CHECKING:
 
     from turbofno.models.zoo.problems import Problem
 
-SAMPLES = {"burgers": 4096, "darcy": 1024, "navier-stokes": 128}
+SAMPLES = {"burgers": 4096, "darcy": 1024, "navier-stokes": 128, "nagumo": 4096}
 """The first training samples, which are simulated again; so few that a CPU needs minutes."""
-CALIBRATION_SAMPLES = {"burgers": (4096, 4096), "darcy": (2048, 64), "navier-stokes": (128, 16)}
+CALIBRATION_SAMPLES = {
+    "burgers": (4096, 4096),
+    "darcy": (2048, 64),
+    "navier-stokes": (128, 16),
+    "nagumo": (4096, 256),
+}
 """Samples for the thresholds: on the training grid, and on each other grid that was evaluated."""
 EXCEEDED_BY = 0.001
 """Share of the calibration fields whose signal is above its threshold."""
@@ -68,7 +73,7 @@ def distribution_of(fields: Tensor, std: Tensor) -> InputDistribution:
 
 
 def thresholds_of(model: LoadedModel, problem: Problem) -> Thresholds:
-    """The values of both signals that 1 in 1000 fresh fields exceeds, on every evaluated grid.
+    """The values of the model's signals that 1 in 1000 fresh fields exceeds, on every evaluated grid.
 
     Other grids than the training grid have fewer fields, which underestimate the tail, so no threshold is below that
     of the training grid.
@@ -93,14 +98,15 @@ def _thresholds_on(
         grid=(points,) * len(problem.grid.training),
         n_fields=len(found[INPUT_DISTANCE]),
         input_distance=exceeded[INPUT_DISTANCE],
-        residual=exceeded[RESIDUAL],
+        residual=exceeded.get(RESIDUAL),
     )
 
 
 def _at_least(first: GridThresholds, other: GridThresholds) -> GridThresholds:
-    larger = {
-        name: max(getattr(first, name), getattr(other, name)) for name in (INPUT_DISTANCE, RESIDUAL)
-    }
+    larger = {}
+    for name in (INPUT_DISTANCE, RESIDUAL):
+        values = [getattr(one, name) for one in (first, other)]
+        larger[name] = None if None in values else max(values)
     return other.model_copy(update=larger)
 
 
@@ -157,9 +163,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_config(folder, model.config.model_copy(update=calibrated))
         sys.stdout.write(f"{problem.name}: {samples} training samples\n")
         for one in thresholds.grids:
+            limits = [f"{name} {value:g}" for name, value in thresholds.on(one.grid).items()]
             sys.stdout.write(
                 f"  grid {'x'.join(map(str, one.grid))}: {one.n_fields} fields, 1 in {1 / EXCEEDED_BY:.0f} above "
-                f"{INPUT_DISTANCE} {one.input_distance:g} or {RESIDUAL} {one.residual:g}\n"
+                f"{' or '.join(limits)}\n"
             )
 
 

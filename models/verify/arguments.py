@@ -8,7 +8,7 @@ from pathlib import Path
 _FEWEST_SAMPLES = 3
 _SEEDS = range(2, 1 << 12)
 # The keys of PROBLEMS in models/zoo/problems.py, which imports PyTorch.
-SOLVERS = ("burgers", "darcy", "navier-stokes")
+SOLVERS = ("burgers", "darcy", "navier-stokes", "nagumo")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turbofno.models.verify.report import Finding, Report
-from turbofno.models.zoo.card import draw_sample
+from turbofno.models.zoo.card import draw_sample, sample_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,8 @@ def _draw_samples(file: Path, report: Report) -> None:
     finding = report.findings[-1]
     errors = finding.outcome.errors.sort().values
     ranks = {"best": 0, "median": len(errors) // 2, "worst": len(errors) - 1}
-    size = (12.0, 10.0) if finding.task.truth.ndim == 3 else (14.0, 9.9)
-    figure = Figure(figsize=size, layout="constrained")
+    width, height = sample_size(finding.task.truth.ndim - 2)
+    figure = Figure(figsize=(width, 2.9 * height), layout="constrained")
     rows = figure.subfigures(3, 1, squeeze=False)[:, 0]
     for (name, rank), row in zip(ranks.items(), rows, strict=True):
         draw_sample(row, report.config, finding.outcome.example(finding.task, rank))

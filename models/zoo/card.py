@@ -98,7 +98,7 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
             "",
             "## Trust",
             "",
-            "Each answer carries the distance of its input from the training data and the residual of the PDE. Their relation",
+            _signals(config),
             f"to the true error, by `python -m benchmarks.trust.ranking {config.name} --write` (docs/explanation/trust.md):",
             "",
             "![signals against the true error, in and out of distribution, and ROC curves](trust.png)",
@@ -124,17 +124,29 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _signals(config: ModelConfig) -> str:
+    """The opening of the sentence on the signals, which goes on with their relation to the true error."""
+    carried = "Each answer carries the distance of its input from the training data"
+    if config.pde is not None and config.pde.residual is not None:
+        return f"{carried} and the residual of the PDE. Their relation"
+    return f"{carried}; its PDE has no residual here. The relation"
+
+
 def _draw(file: Path, config: ModelConfig, example: CardExample) -> None:
     from matplotlib.figure import Figure
 
-    size = (12, 3.3) if example.truth.ndim == 1 else (14, 3.5)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=sample_size(example.truth.ndim), layout="constrained")
     draw_sample(figure, config, example)
     figure.savefig(file, dpi=100)
 
 
+def sample_size(n_dim: int) -> tuple[float, float]:
+    """Width and height in inches of a figure for `draw_sample`."""
+    return {1: (12.0, 3.3), 2: (14.0, 3.5), 3: (14.0, 6.8)}[n_dim]
+
+
 def draw_sample(figure: FigureBase, config: ModelConfig, example: CardExample) -> None:
-    """Draw input, truth, prediction and error of a sample in a row: lines in 1D, heat maps in 2D."""
+    """Draw input, truth, prediction and error of a sample: lines in 1D, heat maps in 2D, of two middle planes in 3D."""
     fields = [t.cpu().numpy() for t in (example.input, example.truth, example.prediction)]
     error = fields[2] - fields[1]
     start, end = ("", "") if example.times is None else (f", t = {t:g}" for t in example.times)
@@ -144,8 +156,10 @@ def draw_sample(figure: FigureBase, config: ModelConfig, example: CardExample) -
         f"prediction{end}",
         f"prediction - truth{end}",
     )
-    draw = _lines if error.ndim == 1 else _maps
-    draw(figure, titles, (*fields, error), config)
+    if error.ndim == 1:
+        _lines(figure, titles, (*fields, error), config)
+    else:
+        _maps(figure, titles, (*fields, error), config)
 
 
 def _quantities(config: ModelConfig) -> tuple[str, str, str, str]:
@@ -185,19 +199,37 @@ def _maps(
         ("viridis", low, high),
         ("RdBu_r", -largest, largest),
     )
-    width, height = config.grid.extent
-    axes = figure.subplots(1, 4)
-    panels = zip(axes, titles, fields, looks, _quantities(config), strict=True)
-    for axis, title, field, (colours, least, most), quantity in panels:
-        image = axis.imshow(
-            field.T,  # the first grid axis is x, to the right
-            origin="lower",
-            extent=(0, width, 0, height),
-            cmap=colours,
-            vmin=least,
-            vmax=most,
-        )
-        axis.set_title(title)
-        axis.set_xlabel("x")
-        axis.set_ylabel("y")
-        figure.colorbar(image, ax=axis, fraction=0.046, pad=0.03, label=quantity)
+    # one row in 2D; in 3D the middle planes of constant z and of constant y
+    rows = ["xy"] if fields[0].ndim == 2 else ["xy", "xz"]
+    axes = figure.subplots(len(rows), 4, squeeze=False)
+    for plane, row in zip(rows, axes, strict=True):
+        across, up = ("xyz".index(name) for name in plane)
+        extent = config.grid.extent
+        panels = zip(row, titles, fields, looks, _quantities(config), strict=True)
+        for axis, title, field, (colours, least, most), quantity in panels:
+            shown, where = _middle_plane(field, plane, config)
+            image = axis.imshow(
+                shown.T,  # the first grid axis is x, to the right
+                origin="lower",
+                extent=(0, extent[across], 0, extent[up]),
+                cmap=colours,
+                vmin=least,
+                vmax=most,
+            )
+            axis.set_title(f"{title}{where}")
+            axis.set_xlabel(plane[0])
+            axis.set_ylabel(plane[1])
+            figure.colorbar(image, ax=axis, fraction=0.046, pad=0.03, label=quantity)
+
+
+def _middle_plane(field: Field, plane: str, config: ModelConfig) -> tuple[Field, str]:
+    """The field's middle plane along the axes in `plane`, and its place for a title; a 2D field as it is."""
+    if field.ndim == 2:
+        return field, ""
+    [name] = set("xyz") - set(plane)
+    axis = "xyz".index(name)
+    points, grid = field.shape[axis], config.grid
+    middle = points // 2
+    place = grid.extent[axis] * middle / (points - (grid.boundary == "nodes"))
+    units = "" if grid.units == "1" else f" {grid.units}"
+    return field.take(middle, axis=axis), f", {name} = {place:g}{units}"

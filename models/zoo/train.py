@@ -160,12 +160,14 @@ class Run:
             windows = windows.to(
                 self.frames.device
             )  # one copy: a copy per step would stall the GPU
+            symmetries = self.problem.symmetries or (_unchanged,)
+            drawn = torch.randint(len(symmetries), (batches,), generator=order).tolist()
             mean_loss = torch.zeros((), device=self.frames.device)
             for step, chosen in enumerate(windows.split(phase.batch)):
                 rate = one_cycle((epoch * batches + step) / total) * phase.learning_rate
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                mean_loss += self._step(optimizer, chosen, phase.unroll)
+                mean_loss += self._step(optimizer, chosen, phase.unroll, symmetries[drawn[step]])
             loss = mean_loss.item() / batches
             seconds = time.monotonic() - began
             self.progress.epoch = epoch + 1
@@ -182,15 +184,20 @@ class Run:
             self._save_state(optimizer)
 
     def _step(
-        self, optimizer: torch.optim.Optimizer, windows: torch.Tensor, unroll: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        windows: torch.Tensor,
+        unroll: int,
+        symmetry: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         starts = self.frames.shape[1] - unroll
         sample, start = windows // starts, windows % starts
-        field = self.frames[sample, start].unsqueeze(1)
+        field = symmetry(self.frames[sample, start]).unsqueeze(1)
         loss = torch.zeros((), device=self.frames.device)
         for ahead in range(1, unroll + 1):
             field = self.module(field)
-            loss = loss + relative_l2(field, self.frames[sample, start + ahead].unsqueeze(1)).mean()
+            truth = symmetry(self.frames[sample, start + ahead]).unsqueeze(1)
+            loss = loss + relative_l2(field, truth).mean()
         loss = loss / unroll
         optimizer.zero_grad()
         loss.backward()
@@ -241,6 +248,10 @@ class Run:
             sha256="0" * 64,
         )
         return save_model(folder, config, self.module)
+
+
+def _unchanged(field: torch.Tensor) -> torch.Tensor:
+    return field
 
 
 def one_cycle(progress: float) -> float:

@@ -24,10 +24,15 @@ class SampleParameter(BaseModel):
 
 
 def _parameter(
-    name: str, span: tuple[float, float], default: float, step: float, description: str
+    name: str,
+    span: tuple[float, float],
+    default: float,
+    step: float,
+    description: str,
+    units: str = "1",
 ) -> SampleParameter:
     return SampleParameter(
-        name=name, minimum=span[0], maximum=span[1], default=default, step=step, description=description
+        name=name, minimum=span[0], maximum=span[1], default=default, step=step, units=units, description=description
     )  # fmt: skip
 
 
@@ -57,6 +62,12 @@ _PARAMETERS = {
         _parameter(
             "time", (0.0, 30.0), 10.0, 1.0, "age of the flow; 0 is the random initial field"
         ),
+    ),
+    "nagumo": (
+        _parameter("rate", (4.0, 6.0), 5.0, 0.1, "median of the excitation rate", "1/ms"),
+        _parameter("factor", (1.0, 3.0), 2.5, 0.05, "largest rate over the median"),
+        _tau((3.0, 14.0), 9.0),
+        _alpha((2.0, 5.0), 3.0),
     ),
 }
 

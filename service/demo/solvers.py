@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from turbofno.models.core.config import PDE
-from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
-from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d, periodic_1d
-from turbofno.models.zoo.problems import BURGERS, DARCY, NAVIER_STOKES, Problem
+from turbofno.models.zoo.pde import burgers, darcy, nagumo, navier_stokes
+from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d, neumann_3d, periodic_1d
+from turbofno.models.zoo.problems import BURGERS, DARCY, NAGUMO, NAVIER_STOKES, Problem
 
 STREAM = 3
 """Seed of the random numbers; training and held-out data use others."""
@@ -31,6 +32,10 @@ _RESOLVED_POINTS = 128
 _USUAL_VORTICITY = 2.5
 """Largest vorticity for which _TIME_STEP is short enough."""
 _TIME_STEP = 0.02
+_NAGUMO_INTERVALS = 50
+_NAGUMO_STEP = 0.18
+_USUAL_RATE = 12.5
+"""Highest rate for which _NAGUMO_STEP is short enough."""
 
 
 class NoSolver(ValueError):
@@ -165,6 +170,26 @@ def _advance_navier_stokes(field: Tensor, time: float) -> Tensor:
     return last.double()
 
 
+def _draw_nagumo(seed: int, n: int, values: Values) -> Tensor:
+    usual = nagumo.FIELD_COVARIANCE
+    k = torch.arange(usual.modes, dtype=torch.float64) ** 2
+    waves = math.pi**2 * (k[:, None, None] + k[:, None] + k)
+    covariance, factor = _reshaped(usual, values, waves)
+    field = torch.tanh(factor * neumann_3d(covariance, [seed], seed=STREAM, n=n))
+    return values["rate"] * values["factor"] ** field
+
+
+def _linear_finer(field: Tensor, n: int) -> Tensor:
+    """Trilinear interpolation, which keeps a field within its values."""
+    return F.interpolate(field[None], size=(n,) * 3, mode="trilinear", align_corners=True)[0]
+
+
+def _advance_nagumo(field: Tensor, _: int) -> Tensor:
+    fastest = max(1.0, float(field.max()) / _USUAL_RATE)
+    # in float32, as the zoo's data
+    return nagumo.extrapolated_times(field.float(), dt=_NAGUMO_STEP / fastest)
+
+
 _SOLVERS = (
     Solver(
         BURGERS,
@@ -189,5 +214,13 @@ _SOLVERS = (
         refine=_periodic_finer,
         coarsen=_every,
         advance=_advance_navier_stokes,
+    ),
+    Solver(
+        NAGUMO,
+        fine=lambda n: (n - 1) * math.ceil(_NAGUMO_INTERVALS / (n - 1)) + 1,
+        draw=_draw_nagumo,
+        refine=_linear_finer,
+        coarsen=nagumo.subsample,
+        advance=_advance_nagumo,
     ),
 )

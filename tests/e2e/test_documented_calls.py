@@ -165,7 +165,7 @@ def test_banner_has_a_line_for_each_model_that_works_when_pasted(
         assert '"outputs"' in paste(line.replace(server.url, recorded.url), folder, recorded)
     # The tiny models are not trained: nothing is known of their answers.
     recorded.exchanges = [one for one in recorded.exchanges if not one.model.startswith("tiny")]
-    assert len(recorded.asked("predict")) == 3
+    assert len(recorded.asked("predict")) == 4
     recorded.check()
     assert f"{server.url}/docs" in log
 

@@ -18,7 +18,14 @@ from tests.e2e.traffic import close_to, npy
 from turbofno.models.core.checkpoint import LoadedModel, load_model
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.pde import navier_stokes
-from turbofno.models.zoo.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
+from turbofno.models.zoo.problems import (
+    BURGERS,
+    DARCY,
+    HELD_OUT_SEED,
+    NAGUMO,
+    NAVIER_STOKES,
+    problem_named,
+)
 from turbofno_client import AsyncClient, Client
 
 if TYPE_CHECKING:
@@ -46,8 +53,8 @@ def held_out(name: str) -> HeldOut:
         start = navier_stokes.sample_inputs(range(1), seed=HELD_OUT_SEED, n=64, dtype=torch.float32)
         frames = navier_stokes.solve(start, times=[10.0, 11.0, 12.0, 13.0, 14.0], dt=0.04)[0]
         pairs = frames[:-1], frames[1:]
-    elif name == DARCY.name:
-        frames = DARCY.simulate(range(2), seed=HELD_OUT_SEED)
+    elif name in (DARCY.name, NAGUMO.name):
+        frames = problem_named(name).simulate(range(2), seed=HELD_OUT_SEED)
         pairs = frames[:, 0], frames[:, 1]
     else:
         assert name == BURGERS.name
@@ -151,7 +158,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("name", [BURGERS.name, DARCY.name, NAVIER_STOKES.name])
+@pytest.mark.parametrize("name", [BURGERS.name, DARCY.name, NAVIER_STOKES.name, NAGUMO.name])
 @pytest.mark.parametrize("ask", WAYS)
 def test_served_answer_is_the_checkpoints_and_near_the_solvers(
     server: ServerProcess, name: str, ask: Ask, tmp_path: Path

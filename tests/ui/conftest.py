@@ -22,6 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("page")
     models = root / "models"
     save_tiny(models, "tiny-1d")
+    save_tiny(models, "tiny-3d", n_dim=3)
     for name in ("burgers-1d", "navier-stokes-2d"):
         (models / name).symlink_to(TRAINED / name)
     with ServerProcess(models, root / "log") as running:

@@ -20,7 +20,7 @@ WIDTH = 1400
 
 
 def main(folder: Path) -> None:
-    """Write ui.png and ui-rollout.png."""
+    """Write ui.png, ui-3d.png and ui-rollout.png."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
         with ServerProcess(TRAINED, log) as server, chromium(server.url) as browser:
@@ -30,6 +30,10 @@ def main(folder: Path) -> None:
             _load(page, server)
             figure(page, "Prediction").locator(".plot").hover()
             _save(page, folder / "ui.png", "header", "#readout + *")
+            open_at(page, "nagumo-3d")
+            page.get_by_label("Plane across").select_option("y")
+            figure(page, "Prediction").locator(".plot").hover()
+            _save(page, folder / "ui-3d.png", "header", "#readout + *")
             page.emulate_media(color_scheme="dark")
             open_at(page, "navier-stokes-2d")
             page.get_by_role("button", name="Play").click()

@@ -86,6 +86,48 @@ def test_a_sample_its_prediction_and_the_solver_are_those_of_the_service(
     assert float(re.findall(NUMBER, said)[-1]) == pytest.approx(100 * share, rel=6e-3)
 
 
+def test_a_field_of_three_dimensions_is_shown_plane_by_plane(
+    page: Page, server: ServerProcess, tmp_path: Path
+) -> None:
+    open_at(page, "tiny-3d")
+    field = np.arange(16.0 * 12 * 10, dtype=np.float32).reshape(1, 16, 12, 10)
+    np.save(tmp_path / "field.npy", field)
+    page.get_by_label("Upload").check()
+    page.get_by_label("File (.npy)").set_input_files(tmp_path / "field.npy")
+    wait_for(page.locator("#state"), "^Predicted in")
+    answer = predict(server, "tiny-3d", field)
+    plot = figure(page, "Input").locator(".plot")
+
+    def told() -> dict[str, float]:
+        plot.focus()
+        plot.press("Home")
+        plot.press("ArrowRight")
+        return readings(page.locator("#readout").text_content() or "")
+
+    middle = told()
+    assert middle["z"] == pytest.approx(5 / 10)
+    assert middle["input"] == pytest.approx(field[0, 1, 6, 5], rel=5e-3)
+    page.get_by_label("Place").press("End")
+    assert "z = 0.9" in (figure(page, "Input").locator(".unit").text_content() or "")
+    assert told()["input"] == pytest.approx(field[0, 1, 6, 9], rel=5e-3)
+    page.get_by_label("Plane across").select_option("x")
+    last = told()
+    assert (last["x"], last["y"]) == (
+        pytest.approx(15 / 16, rel=5e-3),
+        pytest.approx(1 / 12, rel=5e-3),
+    )
+    assert last["input"] == pytest.approx(field[0, 15, 1, 5], rel=5e-3)
+    assert last["u"] == pytest.approx(answer[0, 15, 1, 5], rel=6e-3)
+    ticks = figure(page, "Input").locator(".ticks span").all_text_contents()
+    assert [float(tick) for tick in ticks] == [
+        0.0,
+        pytest.approx(959.5, rel=5e-3),
+        pytest.approx(1919, rel=5e-3),
+    ]
+    open_at(page, "tiny-1d")
+    expect(page.locator("#plane")).to_be_hidden()
+
+
 def test_a_slider_by_keyboard_leaves_the_training_distribution(page: Page) -> None:
     open_at(page, "burgers-1d")
     slider = page.get_by_label("Amplitude")

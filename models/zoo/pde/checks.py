@@ -34,7 +34,7 @@ def check_at_least(value: int, least: int, name: str) -> None:
 
 
 def check_batch(field: Tensor, dimensions: int, least: int, name: str) -> None:
-    """Raise ValueError unless `field` is [batch, n] or [batch, n, n], real, finite, n >= least."""
+    """Raise ValueError unless `field` is [batch, n, ...] with `dimensions` equal axes, real, finite, n >= least."""
     expected = "[batch, " + ", ".join(["n"] * dimensions) + "]"
     shape = tuple(field.shape)
     if field.ndim != dimensions + 1 or len(set(shape[1:])) != 1:

@@ -5,12 +5,12 @@ Every field is a truncated Karhunen-Loeve sum
     g(x) = sum_k sqrt(lambda_k) xi_k phi_k(x),   xi_k ~ N(0, 1) independent,
 
 of N(0, C), C = sigma^2 (-Laplacian + tau^2 I)^(-alpha), with phi_k the eigenfunctions of the
-Laplacian of unit norm in L2 of the unit interval or square and
+Laplacian of unit norm in L2 of the unit interval, square or cube and
 
     periodic:      lambda_k = sigma^2 (4 pi^2 |k|^2 + tau^2)^(-alpha),
                    phi = sqrt(2) cos(2 pi k.x), sqrt(2) sin(2 pi k.x) for each pair {k, -k};
     zero Neumann:  lambda_k = sigma^2 (pi^2 |k|^2 + tau^2)^(-alpha),
-                   phi = c_k1 cos(pi k1 x) c_k2 cos(pi k2 y), c_0 = 1, c_k = sqrt(2) for k > 0.
+                   phi = prod_i c_ki cos(pi ki xi), c_0 = 1, c_k = sqrt(2) for k > 0.
 
 The eigenvalues of -Laplacian on the unit domain thus carry 4 pi^2 (torus) and pi^2 (Neumann), and
 the constant mode k = 0 is left out, so every sample has zero mean over the domain. Both agree
@@ -152,17 +152,49 @@ def neumann_2d(
     axis. Raises ValueError as `periodic_1d`, and for modes < 2, which leaves no mode at all.
     """
     check_at_least(n, 2, "n")
-    check_at_least(covariance.modes, 2, "modes")
-    k = torch.arange(covariance.modes, dtype=torch.float64)
-    scale = covariance.sqrt_eigenvalues(math.pi**2 * (k[:, None] ** 2 + k**2)).to(device)
-    x = torch.arange(n, dtype=torch.float64) / (n - 1)
-    norm = torch.where(k > 0, math.sqrt(2), 1.0)
-    cosines = (norm * torch.cos(math.pi * torch.outer(x, k))).to(device)
+    cosines, scale = _neumann_basis(covariance, n, dimensions=2, device=device)
 
     def evaluate(xi: Tensor) -> Tensor:
         return cosines @ (scale * xi.view(-1, *scale.shape)) @ cosines.mT
 
-    return _evaluate(evaluate, k.numel() ** 2, indices, seed, (n, n), device, dtype)
+    return _evaluate(evaluate, scale.numel(), indices, seed, (n, n), device, dtype)
+
+
+def neumann_3d(
+    covariance: Covariance,
+    indices: Sequence[int],
+    *,
+    seed: int,
+    n: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Samples [len(indices), n, n, n] of the same field as `neumann_2d` on the unit cube.
+
+    Raises ValueError as `neumann_2d`.
+    """
+    check_at_least(n, 2, "n")
+    cosines, scale = _neumann_basis(covariance, n, dimensions=3, device=device)
+
+    def evaluate(xi: Tensor) -> Tensor:
+        amplitudes = scale * xi.view(-1, *scale.shape)
+        planes = (cosines @ amplitudes @ cosines.mT).flatten(2)
+        return (cosines @ planes).unflatten(2, (n, n))
+
+    return _evaluate(evaluate, scale.numel(), indices, seed, (n, n, n), device, dtype)
+
+
+def _neumann_basis(
+    covariance: Covariance, n: int, *, dimensions: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Normalised cosines at the nodes [n, modes], and the standard deviation of each mode [modes, ...]."""
+    check_at_least(covariance.modes, 2, "modes")
+    k = torch.arange(covariance.modes, dtype=torch.float64)
+    squares = sum(torch.meshgrid(*[k**2] * dimensions, indexing="ij"), torch.zeros(()))
+    x = torch.arange(n, dtype=torch.float64) / (n - 1)
+    norm = torch.where(k > 0, math.sqrt(2), 1.0)
+    cosines = norm * torch.cos(math.pi * torch.outer(x, k))
+    return cosines.to(device), covariance.sqrt_eigenvalues(math.pi**2 * squares).to(device)
 
 
 def _evaluate(

@@ -9,7 +9,7 @@ import { Brush } from "./drawing.js";
 import { between, read } from "./metrics.js";
 import { readNpy } from "./npy.js";
 import { Panel } from "./panel.js";
-import { centred, difference, randomWaves, relativeL2, sizeOf } from "./planes.js";
+import { MIDDLE, centred, difference, randomWaves, relativeL2, sizeOf } from "./planes.js";
 import { showNoRequest, showRequest } from "./request.js";
 import { KINDS, Rollout } from "./rollout.js";
 import { Sampler } from "./sampler.js";
@@ -151,6 +151,7 @@ async function loadModel(name) {
     for (const kind of names) one.hide(kind, !model.reference);
   }
   byId("solve-frame").hidden = !model.reference;
+  fitPlane();
   byId("rollout").hidden = model.time_step === null;
   const { minimum, maximum } = model.grid;
   const channels = model.input.channels.map((channel) => channel.name);
@@ -162,6 +163,18 @@ async function loadModel(name) {
   takeFrom("sample");
   forgetInput();
   await predictAnew();
+}
+
+// The plane that shows fields of three dimensions, at first the middle one. The slider counts in percent of the axis.
+function fitPlane() {
+  byId("plane").hidden = model.grid.training.length !== 3;
+  byId("plane-axis").selectedIndex = MIDDLE.axis;
+  byId("plane-place").value = 100 * MIDDLE.share;
+}
+
+function showPlane() {
+  const share = Number(byId("plane-place").value) / 100;
+  for (const one of [panel, rolloutPanel]) one.cutAt(byId("plane-axis").selectedIndex, share);
 }
 
 function describe() {
@@ -383,6 +396,7 @@ function startControls() {
     event.preventDefault();
     predictAnew();
   });
+  for (const id of ["plane-axis", "plane-place"]) byId(id).addEventListener("input", showPlane);
   byId("compare").addEventListener("change", () => byId("compare").checked && predictAnew());
   // So that the same file can be chosen again after a change.
   byId("file").addEventListener("click", () => (byId("file").value = ""));

@@ -44,12 +44,14 @@ export function scaleOf(arrays, kind = "sequential") {
   return { minimum, maximum, kind };
 }
 
-// The scale of one channel, diverging if its values have both signs. `seen`: the channel in the training data.
+// The scale of one channel, diverging if its values have both signs and neither by rounding alone. `seen`: the channel in
+// the training data.
 export function scaleFor(planes, seen) {
-  const values = planes.map((plane) => plane.values);
+  const values = planes.map((plane) => plane.all);
   const scale = scaleOf(values);
   const { minimum, maximum } = seen ?? scale;
-  return planes[0].grid.length > 1 && minimum < 0 && maximum > 0 ? scaleOf(values, "diverging") : scale;
+  const both = Math.min(-minimum, maximum) > 1e-3 * (maximum - minimum);
+  return planes[0].grid.length > 1 && both ? scaleOf(values, "diverging") : scale;
 }
 
 // Paints an image of [height][width] pixels from `at(column, row)`; row 0 is the top.

@@ -60,8 +60,10 @@ export class FieldView {
 
   #axis(axis) {
     this.ends ??= [];
+    this.names ??= [];
     this.ends[axis] = make("span");
-    return [make("span", {}, "0"), make("span", {}, "xy"[axis]), this.ends[axis]];
+    this.names[axis] = make("span", {}, "xy"[axis]);
+    return [make("span", {}, "0"), this.names[axis], this.ends[axis]];
   }
 
   show(plane, scale, note = "") {
@@ -69,7 +71,7 @@ export class FieldView {
     this.scale = scale;
     const flat = plane.grid.length === 1;
     this.element.dataset.kind = flat ? "flat" : "map";
-    this.label.textContent = `${plane.name}, ${inUnits(plane.units)}${plane.cut ? ", its middle plane" : ""}`;
+    this.label.textContent = `${plane.name}, ${inUnits(plane.units)}${plane.where && `, at ${plane.where}`}`;
     if (flat) this.#drawLine();
     else this.#drawMap();
     const range = scale.maximum - scale.minimum;
@@ -78,13 +80,14 @@ export class FieldView {
     this.ticks.forEach((tick, i) => (tick.textContent = shown(values[i])));
     paint(this.scaleCanvas, 1, 256, scale, (_, row) => scale.minimum + (range * (255 - row)) / 255);
     this.ends.forEach((end, axis) => (end.textContent = shown(plane.extent[axis] ?? 0)));
+    plane.axes.forEach((name, axis) => (this.names[axis].textContent = name));
     this.say(note);
     this.save.hidden = !this.kept;
     const size = plane.grid.join(" by ");
     this.plot.setAttribute("aria-roledescription", flat ? "line plot" : "heat map");
     this.plot.setAttribute(
       "aria-label",
-      `${this.title}: ${plane.name}, ${inUnits(plane.units)}, ${size} points, from ${shown(scale.minimum)} to ${shown(scale.maximum)}`,
+      `${this.title}: ${plane.name}, ${inUnits(plane.units)}, ${plane.where && `plane ${plane.where}, `}${size} points, from ${shown(scale.minimum)} to ${shown(scale.maximum)}`,
     );
     this.#showCursor();
   }
@@ -174,7 +177,8 @@ export class FieldView {
 export function inWords(views, cursor) {
   const readings = views.map((view) => [view, view.reading()]).filter(([, reading]) => reading);
   if (!cursor.at || !readings.length) return "";
-  const [, first] = readings[0];
-  const place = first.where.map((value, axis) => `${"xy"[axis]} = ${shown(value)}`).join(", ");
-  return `${place}: ${readings.map(([view, { value }]) => `${view.title.toLowerCase()} ${shown(value)}`).join(", ")}`;
+  const [[view, first]] = readings;
+  const { axes, where } = view.plane;
+  const place = [...first.where.map((value, axis) => `${axes[axis]} = ${shown(value)}`), where].filter(Boolean).join(", ");
+  return `${place}: ${readings.map(([one, { value }]) => `${one.title.toLowerCase()} ${shown(value)}`).join(", ")}`;
 }

@@ -2,7 +2,7 @@
 import { scaleFor, scaleOf } from "./colour.js";
 import { Cursor, FieldView, inWords } from "./field.js";
 import { save } from "./save.js";
-import { planeOf } from "./planes.js";
+import { MIDDLE, planeOf } from "./planes.js";
 
 export class Panel {
   // `kinds`: name -> { title, side }, side "input" or "output"; `moved(text, byKeyboard)` receives the values under the cursor.
@@ -10,13 +10,16 @@ export class Panel {
     Object.assign(this, { place, kinds, moved });
     this.views = {};
     this.fields = {};
+    this.draw = {}; // name -> draws what the views of this name show
   }
 
   // Creates the views for this model's channels: its inputs, then the fields of each output side by side.
   fit(model) {
     this.model = model;
     this.cursor = new Cursor();
+    this.cut = MIDDLE;
     this.fields = {};
+    this.draw = {};
     const rows = new Map([["input", []]]);
     for (const [name, { title, side }] of Object.entries(this.kinds)) {
       const { channels } = model[side];
@@ -43,7 +46,7 @@ export class Panel {
 
   planes(name, field) {
     const { channels } = this.model[this.kinds[name].side];
-    return channels.map((about, channel) => planeOf(field, channel, about, this.model.grid));
+    return channels.map((about, channel) => planeOf(field, channel, about, this.model.grid, this.cut));
   }
 
   // The scale of each channel over all these fields of a kind.
@@ -56,21 +59,32 @@ export class Panel {
   }
 
   show(name, field, scales = this.scales(name, [field]), note = "") {
-    this.fields[name] = field;
-    this.planes(name, field).forEach((plane, channel) => this.views[name][channel].show(plane, scales[channel], note));
+    this.#show(name, field, (plane, channel) => [plane, scales[channel], note]);
   }
 
   // Shows a difference, with colours centred at zero.
   showDifference(name, field, notes) {
+    this.#show(name, field, (plane, channel) => [plane, scaleOf([plane.all], "diverging"), notes[channel]]);
+  }
+
+  // Shows all fields of three dimensions in another plane: `axis` across it, `share` of the way along that axis.
+  cutAt(axis, share) {
+    this.cut = { axis, share };
+    for (const draw of Object.values(this.draw)) draw();
+    this.read();
+  }
+
+  #show(name, field, shownAs) {
     this.fields[name] = field;
-    this.planes(name, field).forEach((plane, channel) =>
-      this.views[name][channel].show(plane, scaleOf([plane.values], "diverging"), notes[channel]),
-    );
+    this.draw[name] = () =>
+      this.planes(name, field).forEach((plane, channel) => this.views[name][channel].show(...shownAs(plane, channel)));
+    this.draw[name]();
   }
 
   clear(names = Object.keys(this.kinds), why = "") {
     for (const name of names) {
       delete this.fields[name];
+      delete this.draw[name];
       for (const view of this.views[name] ?? []) view.clear(why);
     }
   }

@@ -1,25 +1,46 @@
-// Fields for drawing: one channel of [channels, *grid] in one or two dimensions, with the coordinates of its points.
+// Fields for drawing: one channel of [channels, *grid], or a plane of it, with the coordinates of its points.
+import { shown } from "./colour.js";
 
 export function sizeOf(shape) {
   return shape.reduce((a, b) => a * b, 1);
 }
 
-// { name, units, grid, values, place, extent, cut }: for three dimensions, the middle plane.
-export function planeOf({ shape, data }, channel, about, gridAbout) {
-  let grid = shape.slice(1);
-  const cut = grid.length === 3;
-  const size = sizeOf(grid);
-  let values = data.subarray(channel * size, (channel + 1) * size);
-  if (cut) {
-    const [nx, ny, nz] = grid;
-    const middle = nz >> 1;
-    values = Float32Array.from({ length: nx * ny }, (_, i) => values[i * nz + middle]);
-    grid = [nx, ny];
+export const MIDDLE = { axis: 2, share: 0.5 };
+
+// { name, units, grid, axes, values, all, place, extent, where }: in three dimensions the plane at `cut.share` of axis
+// `cut.axis`, described by `where`; `all` are the values of the whole field.
+export function planeOf({ shape, data }, channel, about, gridAbout, cut = MIDDLE) {
+  const full = shape.slice(1);
+  const size = sizeOf(full);
+  const all = data.subarray(channel * size, (channel + 1) * size);
+  const last = gridAbout.boundary === "nodes" ? 1 : 0;
+  const coordinate = (axis, index) => (index * gridAbout.extent[axis]) / (full[axis] - last);
+  let axes = full.map((_, axis) => axis);
+  let values = all;
+  let where = "";
+  if (full.length === 3) {
+    axes = axes.filter((axis) => axis !== cut.axis);
+    const strides = [full[1] * full[2], full[2], 1];
+    const at = Math.round(cut.share * (full[cut.axis] - 1));
+    const [rows, columns] = axes.map((axis) => full[axis]);
+    values = Float32Array.from({ length: rows * columns }, (_, i) => {
+      const row = Math.floor(i / columns);
+      return all[row * strides[axes[0]] + (i - row * columns) * strides[axes[1]] + at * strides[cut.axis]];
+    });
+    where = `${"xyz"[cut.axis]} = ${shown(coordinate(cut.axis, at))}`;
   }
-  const nodes = gridAbout.boundary === "nodes";
-  // The coordinate of point `index` on an axis, in the units of the domain.
-  const place = (axis, index) => (index * gridAbout.extent[axis]) / (grid[axis] - (nodes ? 1 : 0));
-  return { name: about.name, units: about.units, grid, values, place, extent: gridAbout.extent, cut };
+  return {
+    name: about.name,
+    units: about.units,
+    grid: axes.map((axis) => full[axis]),
+    axes: axes.map((axis) => "xyz"[axis]),
+    values,
+    all,
+    // The coordinate of point `index` on an axis of the plane, in the units of the domain.
+    place: (axis, index) => coordinate(axes[axis], index),
+    extent: axes.map((axis) => gridAbout.extent[axis]),
+    where,
+  };
 }
 
 // The difference of two fields { shape, data }.

@@ -3,7 +3,7 @@ import { shown } from "./colour.js";
 import { byId, make } from "./dom.js";
 
 const NAMES = {
-  amplitude: "Amplitude", tau: "Roughness τ", alpha: "Smoothness α", low: "Low value", high: "High value", time: "Time t",
+  amplitude: "Amplitude", tau: "Roughness τ", alpha: "Smoothness α", low: "Low value", high: "High value", time: "Time t", rate: "Rate k", factor: "Contrast",
 };
 
 export class Sampler {

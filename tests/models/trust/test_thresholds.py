@@ -16,7 +16,7 @@ from turbofno.models.trust.calibrate import sampled, signals_of
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import HELD_OUT_SEED, problem_named
 
-NAMES = ["burgers-1d", "darcy-2d", "navier-stokes-2d"]
+NAMES = ["burgers-1d", "darcy-2d", "navier-stokes-2d", "nagumo-3d"]
 
 
 def thresholds(*rows: tuple[int, float | None, float | None]) -> Thresholds:
@@ -65,14 +65,16 @@ def test_the_zoo_has_thresholds_on_every_evaluated_grid(name: str) -> None:
     assert known is not None
     assert known.exceeded_by == 0.001
     assert {one.grid for one in known.grids} == {one.grid for one in config.evaluation}
+    assert config.pde is not None
+    signals = {"input_distance"} | ({"residual"} if config.pde.residual else set())
     least = known.on(config.grid.training)
     for one in known.grids:
-        assert set(known.on(one.grid)) == {"input_distance", "residual"}
-        assert one.input_distance >= least["input_distance"]
-        assert one.residual >= least["residual"]
+        limits = known.on(one.grid)
+        assert set(limits) == signals
+        assert all(limits[name] >= least[name] for name in signals)
 
 
-@pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d"])
+@pytest.mark.parametrize("name", ["burgers-1d", "darcy-2d", "nagumo-3d"])
 def test_held_out_fields_of_the_zoo_seldom_warn(name: str) -> None:
     model, problem = load_model(TRAINED / name), problem_named(name)
     assert model.config.statistics is not None

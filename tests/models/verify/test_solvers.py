@@ -70,6 +70,7 @@ def small_task(key: str) -> Task:
         ("burgers", (16, 8), (128, 96), 1e-4),
         ("darcy", (22, 0.1), (141, 1e-4), 1e-2),
         ("navier-stokes", (16, 2), (48, 16), 1e-3),
+        ("nagumo", (35, 5), (49, 10), 0.02),
     ],
 )
 def test_finer_settings_are_closer_to_the_reference(

@@ -10,10 +10,15 @@ import pytest
 import torch
 
 from turbofno.models.core.config import Metric, ModelConfig, Parameter, Training
-from turbofno.models.core.statistics import ChannelStatistics, Statistics
+from turbofno.models.core.statistics import (
+    ChannelStatistics,
+    FeatureStatistics,
+    InputDistribution,
+    Statistics,
+)
 from turbofno.models.zoo.card import write_card
 from turbofno.models.zoo.evaluate import Example
-from turbofno.models.zoo.problems import BURGERS, DARCY, NAVIER_STOKES, Problem
+from turbofno.models.zoo.problems import BURGERS, DARCY, NAGUMO, NAVIER_STOKES, Problem
 
 MOMENTS = ChannelStatistics(mean=0.25, std=1.5, minimum=-3.0, maximum=4.0)
 
@@ -127,6 +132,35 @@ def test_a_two_dimensional_picture(tmp_path: Path, drawn: list[matplotlib.figure
     assert shown[2, 5] == 5 * 9 + 2, "x goes to the right, y up"
     assert prediction.get_clim() == truth.get_clim()
     assert error.get_clim() == (-2.0, 2.0)
+
+
+def test_a_picture_of_two_planes_in_three_dimensions(
+    tmp_path: Path, drawn: list[matplotlib.figure.Figure]
+) -> None:
+    write_card(tmp_path, config_of(NAGUMO), "", example(5, 6, 9), device="cpu")
+    panels = [axis for axis in drawn[0].axes if axis.images]
+    titles = ["input k", "truth T", "prediction", "prediction - truth"]
+    assert [axis.get_title() for axis in panels] == [
+        f"{title}, {plane}" for plane in ("z = 10 mm", "y = 12 mm") for title in titles
+    ]
+    horizontal, vertical = (np.asarray(panels[i].images[0].get_array()) for i in (0, 4))
+    assert horizontal[1, 2] == (2 * 6 + 1) * 9 + 4, "x goes to the right, y up"
+    assert vertical[1, 2] == (2 * 6 + 3) * 9 + 1, "x goes to the right, z up"
+    # the range of the whole truth, 1 to 270
+    limits = {axis.images[0].get_clim() for axis in (*panels[1:3], *panels[5:7])}
+    assert limits == {(1.0, 270.0)}
+    assert panels[7].images[0].get_clim() == (-2.0, 2.0)
+
+
+def test_a_card_without_a_residual_says_so(tmp_path: Path) -> None:
+    config = config_of(NAGUMO)
+    assert config.statistics is not None
+    features = FeatureStatistics(mean=(0.0, 1.0), std=(1.0, 1.0))
+    distribution = InputDistribution(n_fields=3, edge=1.0, inputs=(features,))
+    statistics = config.statistics.model_copy(update={"distribution": distribution})
+    config = config.model_copy(update={"statistics": statistics})
+    write_card(tmp_path, config, "", example(4, 4, 4), device="cpu")
+    assert "its PDE has no residual here" in (tmp_path / "card.md").read_text()
 
 
 def test_a_rollout_picture_names_its_times(

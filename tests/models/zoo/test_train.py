@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,31 @@ def test_the_loss_of_a_window_is_that_of_a_rollout(tmp_path: Path) -> None:
         truth = frames[:, start + 1 : start + 4]
         errors += [train.relative_l2(rolled[:, i], truth[:, i]).mean().item() for i in range(3)]
     assert f"relative L2 {sum(errors) / 9:.5f}" in reported[0]
+
+
+def test_every_batch_sees_input_and_truth_under_one_symmetry(tmp_path: Path) -> None:
+    seen: list[tuple[str, torch.Tensor]] = []
+
+    def recorded(name: str, sign: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        def change(field: torch.Tensor) -> torch.Tensor:
+            seen.append((name, field))
+            return sign * field.flip(-1)
+
+        return change
+
+    phase = Phase(epochs=2, batch=2, learning_rate=1e-3)
+    problem = replace(BURGERS, recipe=replace(BURGERS.recipe, samples=12, phases=(phase,)))
+    frames = torch.randn(12, 2, 64, generator=torch.Generator().manual_seed(0))
+    mirrored = replace(problem, symmetries=(recorded("odd", -1.0), recorded("even", 1.0)))
+    train.Run(mirrored, frames, tmp_path / "mirrored", "cpu").train(lambda _: None)
+    names = [name for name, _ in seen]
+    assert set(names) == {"odd", "even"}
+    assert names[::2] == names[1::2], "the same map for the input and the truth of a batch"
+    inputs = torch.cat([field for _, field in seen[:12:2]])
+    truths = torch.cat([field for _, field in seen[1:12:2]])
+    order = [int((frames[:, 0] == field).all(-1).nonzero()) for field in inputs]
+    assert sorted(order) == list(range(12))
+    assert torch.equal(truths, frames[order, 1])
 
 
 def test_training_lowers_the_loss(data: Path, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
+from turbofno.models.zoo.pde import burgers, darcy, nagumo, navier_stokes
 from turbofno.models.zoo.problems import (
     BURGERS,
     DARCY,
     HELD_OUT_SEED,
+    NAGUMO,
     NAVIER_STOKES,
     PROBLEMS,
     TRAINING_SEED,
@@ -55,6 +56,8 @@ def test_samples_with_default_parameters_equal_the_zoos_with_another_seed() -> N
     drawn = solver_for(DARCY.pde).sample(seed, 85, defaults(DARCY.pde))
     expected = darcy.subsample(darcy.sample_inputs([seed], seed=STREAM), 85)
     assert (drawn != expected).double().mean() < 1e-3  # a node may lie on the interface
+    drawn = solver_for(NAGUMO.pde).sample(seed, 21, defaults(NAGUMO.pde))
+    torch.testing.assert_close(drawn, nagumo.sample_inputs([seed], seed=STREAM, n=21).float())
     flow = solver_for(NAVIER_STOKES.pde)
     w0 = navier_stokes.sample_inputs([seed], seed=STREAM, n=64, dtype=torch.float32)
     torch.testing.assert_close(flow.sample(seed, 64, defaults(NAVIER_STOKES.pde, time=0.0)), w0)
@@ -74,6 +77,16 @@ def test_the_solution_of_a_sample_is_the_same_on_every_grid() -> None:
     solver, values = solver_for(DARCY.pde), defaults(DARCY.pde)
     fine = solver.solve_sample(seed, 421, values)
     assert relative_l2(solver.solve_sample(seed, 85, values), darcy.subsample(fine, 85)) < 1e-6
+
+
+def test_activation_times_are_as_accurate_as_the_zoos() -> None:
+    solver, values = solver_for(NAGUMO.pde), defaults(NAGUMO.pde, rate=4.5, factor=2.0)
+    solved = solver.solve_sample(7, 11, values)
+    finer = solver.draw(7, 71, values).float()
+    assert relative_l2(solved, nagumo.subsample(nagumo.activation_times(finer, dt=0.1), 11)) < 0.015
+    # 21 nodes resolve the field, 11 do not
+    given = solver.solve(solver.sample(7, 21, values))
+    assert relative_l2(nagumo.subsample(given, 11), solved) < 0.02
 
 
 def test_the_solution_of_a_field_is_close_to_that_of_its_sample() -> None:

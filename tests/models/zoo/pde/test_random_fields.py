@@ -51,6 +51,22 @@ def test_neumann_2d_has_the_stated_covariance_eigenvalues():
         assert coefficient.var().item() == pytest.approx(expected, rel=0.11)
 
 
+def test_neumann_3d_has_the_stated_covariance_eigenvalues():
+    count, n = 2000, 17
+    fields = random_fields.neumann_3d(SMALL, range(count), seed=3, n=n)
+    x = torch.arange(n, dtype=torch.float64) / (n - 1)
+    trapezoid = torch.full((n,), 1.0 / (n - 1), dtype=torch.float64)
+    trapezoid[[0, -1]] /= 2
+    for wave in ((1, 0, 0), (0, 0, 2), (2, 3, 1)):
+        expected = 9.0 * (math.pi**2 * sum(k**2 for k in wave) + 16.0) ** -2.0
+        basis = [
+            (math.sqrt(2) if k else 1.0) * torch.cos(math.pi * k * x) * trapezoid for k in wave
+        ]
+        coefficient = torch.einsum("bijk,i,j,k->b", fields, *basis)
+        # The variance estimate has a relative standard error sqrt(2 / count) = 3.2 %.
+        assert coefficient.var().item() == pytest.approx(expected, rel=0.13)
+
+
 def test_distinct_modes_are_uncorrelated():
     count = 3000
     spectrum = torch.fft.rfft(random_fields.periodic_1d(SMALL, range(count), seed=4, n=16))
@@ -80,6 +96,7 @@ def test_neumann_field_has_zero_normal_derivative():
         (random_fields.periodic_1d, 20, 60, 3),
         (random_fields.periodic_2d, 20, 40, 2),
         (random_fields.neumann_2d, 17, 81, 5),
+        (random_fields.neumann_3d, 9, 33, 4),
     ],
 )
 def test_a_sample_is_the_same_function_on_every_grid(sampler, coarse, fine, stride):
@@ -111,7 +128,9 @@ def test_noise_keeps_its_recorded_values():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_sample_is_the_same_on_cuda():
-    for sampler in (random_fields.periodic_1d, random_fields.periodic_2d, random_fields.neumann_2d):
+    for sampler in (
+        random_fields.periodic_1d, random_fields.periodic_2d, random_fields.neumann_2d, random_fields.neumann_3d,
+    ):  # fmt: skip
         host = sampler(SMALL, range(3), seed=1, n=33)
         device = sampler(SMALL, range(3), seed=1, n=33, device="cuda")
         torch.testing.assert_close(device.cpu(), host, rtol=0, atol=1e-13)
