@@ -443,6 +443,10 @@ class Scheduler:
     def _run_alone(self, ticket: Ticket) -> None:
         """Queue joined requests again, where they were: they were admitted. They have no quota, else they were apart before."""
         if tickets := self._alone([ticket]):
+            if ticket.result is not None:
+                # Their work had started in time.
+                for one in tickets:
+                    one.request.deadline = None
             self._capacity.restore(tickets)
             self._batcher.restore(tickets)
             self._watch(tickets)
