@@ -367,7 +367,8 @@ class Scheduler:
                 self._capacity.release_quota(ticket.request)
                 raise
         except ServiceError as error:
-            self._refuse(ticket, error)
+            # The frames of its traceback refer to the ticket, which keeps it: a cycle.
+            self._refuse(ticket, error.with_traceback(None))
             return False
         return True
 

@@ -102,7 +102,12 @@ class _Answer:
         for ticket in tickets:
             outcome = ticket.outcome
             assert isinstance(outcome, _Answer)
-            outcome.ticket = ticket
+            outcome.expect(ticket)
+
+    def expect(self, ticket: Ticket | None) -> None:
+        """Note the ticket that sets this, to cancel it, unless it was set already."""
+        if not self._sent:
+            self.ticket = ticket
 
     def drop(self, number: int) -> bool:
         """Note that a request is not wanted any more. True if none is."""
@@ -111,6 +116,8 @@ class _Answer:
 
     def _end(self) -> None:
         self._sent = True
+        # The ticket refers to this: a cycle would keep its arrays, and so a dead front end's memory.
+        self.ticket = None
         for number in self._numbers:
             self._front_end.answers.pop(number, None)
 
@@ -243,7 +250,7 @@ class EngineServer:
                         answer.set_exception(_unexpected(number, front_end, error))
             return
         for (_, answer), ticket in zip(block, tickets, strict=True):
-            answer.ticket = ticket
+            answer.expect(ticket)
 
     def _start_task(
         self, front_end: _FrontEnd, message: messages.StartRollout | messages.Call

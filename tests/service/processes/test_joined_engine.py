@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +23,6 @@ from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.settings import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -74,6 +73,35 @@ async def service(root: Path, **settings: Any) -> AsyncIterator[Service]:
     running.link.close("over")
     running.server.close()
     await running.engine.close(within=0)
+
+
+@pytest.mark.parametrize("limit", [0, 2], ids=["together", "apart"])
+def test_memory_of_a_front_end_is_unmapped_without_a_garbage_collection(
+    limit: int, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with service(tmp_path) as running:
+            gc.collect()
+            gc.disable()
+            try:
+                asked = [running.ask(client="a", client_max_fields=limit) for _ in range(4)]
+                found = await asyncio.gather(*asked, return_exceptions=True)
+                assert sum(isinstance(one, PredictResult) for one in found) == (limit or 4)
+                del asked, found
+                await asyncio.sleep(0.1)
+                # The front end's own, and the engine's.
+                assert mapped() == 2
+                running.server.remove(b"front")
+                await until(lambda: mapped() == 1)
+            finally:
+                gc.enable()
+
+    asyncio.run(main())
+
+
+def mapped() -> int:
+    """Number of front ends' memories that this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:turbofno")
 
 
 def test_refused_ones_leave_nothing(tmp_path: Path) -> None:
