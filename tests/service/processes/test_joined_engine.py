@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,6 +50,23 @@ class Service:
         fields = np.ones((size, 1, 32), np.float32)
         request = PredictRequest("tiny-1d", "1", fields, "id", config=self.config, **options)
         return asyncio.create_task(self.link.predict(request))
+
+    @asynccontextmanager
+    async def blocked(self) -> AsyncIterator[None]:
+        """While the device is busy."""
+        entered, leave = threading.Event(), threading.Event()
+
+        def work() -> None:
+            entered.set()
+            leave.wait(30)
+
+        job = asyncio.create_task(self.engine._scheduler.run_on_device(work))
+        await asyncio.to_thread(entered.wait, 10)
+        try:
+            yield
+        finally:
+            leave.set()
+            await job
 
     @property
     def idle(self) -> bool:
@@ -129,9 +147,7 @@ def test_those_beyond_a_quota_are_refused_alone(tmp_path: Path) -> None:
 
 def test_cancelled_ones_with_a_quota_are_dropped_while_they_wait(tmp_path: Path) -> None:
     async def main() -> None:
-        async with service(tmp_path) as running:
-            large = running.ask(4000)
-            await until(lambda: running.capacity.total > 0)
+        async with service(tmp_path) as running, running.blocked():
             asked = [running.ask(client="a", client_max_fields=30) for _ in range(8)]
             await until(lambda: running.capacity._quota_used["caller", "a"] == 8)
             asked[0].cancel()
@@ -139,7 +155,7 @@ def test_cancelled_ones_with_a_quota_are_dropped_while_they_wait(tmp_path: Path)
             for one in asked:
                 one.cancel()
             await until(lambda: running.capacity._quota_used["caller", "a"] == 0)
-            await asyncio.gather(large, *asked, return_exceptions=True)
+            await asyncio.gather(*asked, return_exceptions=True)
             await until(lambda: running.idle)
 
     asyncio.run(main())
@@ -148,15 +164,13 @@ def test_cancelled_ones_with_a_quota_are_dropped_while_they_wait(tmp_path: Path)
 @pytest.mark.parametrize("limit", [0, 30])
 def test_those_of_a_dead_front_end_are_dropped(limit: int, tmp_path: Path) -> None:
     async def main() -> None:
-        async with service(tmp_path) as running:
-            large = running.ask(4000)
-            await until(lambda: running.capacity.total > 0)
+        async with service(tmp_path) as running, running.blocked():
             asked = [running.ask(client="a", client_max_fields=limit) for _ in range(8)]
-            await until(lambda: len(next(iter(running.server._front_ends.values())).answers) == 9)
+            await until(lambda: running.capacity.total == 8)
             running.server.remove(b"front")
             await until(lambda: running.idle)
             running.link.close("the engine does not answer any more")
-            await asyncio.gather(large, *asked, return_exceptions=True)
+            await asyncio.gather(*asked, return_exceptions=True)
 
     asyncio.run(main())
 
