@@ -7,10 +7,12 @@ boundary included.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from turbofno.models.zoo.pde import nodes
 from turbofno.models.zoo.pde.checks import SolverError, check_at_least, check_batch, check_positive
 from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d
 
@@ -44,21 +46,8 @@ def sample_inputs(
     return a.to(dtype)
 
 
-def subsample(field: Tensor, n: int) -> Tensor:
-    """Every s-th node of `field` [..., m, m], s = (m - 1) / (n - 1), boundary kept: [..., n, n].
-
-    421 -> 141 takes every 3rd node, 421 -> 85 every 5th. Raises ValueError if n - 1 does not
-    divide m - 1.
-    """
-    check_at_least(n, 2, "n")
-    m = field.shape[-1]
-    if (m - 1) % (n - 1) != 0:
-        raise ValueError(
-            f"cannot take {n} of {m} nodes; expected n - 1 to divide {m - 1}; "
-            "pass another n or solve on another grid"
-        )
-    stride = (m - 1) // (n - 1)
-    return field[..., ::stride, ::stride]
+subsample = partial(nodes.subsample, dimensions=2)
+"""`nodes.subsample` of the last two axes, [..., n, n]."""
 
 
 @torch.no_grad()

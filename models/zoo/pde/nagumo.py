@@ -15,12 +15,13 @@ Lengths are in mm, times in ms. Grids have n^3 nodes at (i, j, l) SIDE / (n - 1)
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from turbofno.models.zoo.pde import nodes
 from turbofno.models.zoo.pde.checks import (
-    check_at_least,
     check_batch,
     check_positive,
     check_solution,
@@ -63,20 +64,8 @@ def sample_inputs(
     return (MEDIAN_RATE * RATE_FACTOR ** torch.tanh(field)).to(dtype)
 
 
-def subsample(field: Tensor, n: int) -> Tensor:
-    """Every s-th node of `field` [..., m, m, m], s = (m - 1) / (n - 1), faces kept: [..., n, n, n].
-
-    Raises ValueError if n - 1 does not divide m - 1.
-    """
-    check_at_least(n, 2, "n")
-    m = field.shape[-1]
-    if (m - 1) % (n - 1) != 0:
-        raise ValueError(
-            f"cannot take {n} of {m} nodes; expected n - 1 to divide {m - 1}; "
-            "pass another n or solve on another grid"
-        )
-    stride = (m - 1) // (n - 1)
-    return field[..., ::stride, ::stride, ::stride]
+subsample = partial(nodes.subsample, dimensions=3)
+"""`nodes.subsample` of the last three axes, [..., n, n, n]."""
 
 
 def mirrored(field: Tensor, number: int) -> Tensor:
