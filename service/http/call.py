@@ -109,7 +109,7 @@ class Call:
     parameters: Any = None
     """Parameters, the result of the operation's `parse`."""
     admitted: Admitted | None = None
-    """What it holds until the reply has been sent or the client has left."""
+    """Its bytes and queue slot, held until the reply has been sent or the client has left."""
     declared_bytes: int | None = None
     """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
     shed = False

@@ -36,7 +36,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class Problem(msgspec.Struct):
-    """What was wrong, what was expected, how to mend it (RFC 9457)."""
+    """An error, in a form for programs (RFC 9457): its detail says what was wrong, what was expected, how to mend it."""
 
     type: str
     title: str

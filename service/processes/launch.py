@@ -1,4 +1,4 @@
-"""What a child process is launched with, and the first things that it does."""
+"""The launch of a child process: its parameters, and its first steps."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class SlabModel:
         self._excess = Excess(loaded.config.statistics, torch.device("cpu"))
         self._refusal = ""
         self._never = ""
-        """Why no field is cut, whatever its grid, or empty."""
+        """The reason why no field is cut, whatever its grid; empty if fields may be."""
         if self._config.slabs is False:
             self._never = "its config.json says slabs: false"
         elif self._config.slabs is None and group.device.type == "cpu":

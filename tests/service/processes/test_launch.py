@@ -1,4 +1,4 @@
-"""What a child is launched with arrives as it was sent."""
+"""The parameters of a child arrive as they were sent."""
 
 from __future__ import annotations
 
