@@ -8,16 +8,16 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from fastapi import FastAPI
+
 from turbofno.service.context import AppContext
 from turbofno.service.demo.solver_process import SolverProcess
-from turbofno.service.http import problems
 from turbofno.service.http.access_log import AccessLog
-from turbofno.service.http.admin import router as admin_router
 from turbofno.service.http.asgi import CallMiddleware
-from turbofno.service.http.fastapi_app import FastAPIApp
 from turbofno.service.http.guard import Guard
 from turbofno.service.http.keys import Keys
-from turbofno.service.http.pages import PAGE_PATHS, pages
+from turbofno.service.http.operations import openapi
+from turbofno.service.http.pages import PAGE_PATHS
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
 from turbofno.service.metrics import Metrics
@@ -28,8 +28,6 @@ from turbofno.service.version import SERVER, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from fastapi import FastAPI
 
     from turbofno.service.engine.interface import Engine
     from turbofno.service.settings import Settings
@@ -105,16 +103,11 @@ def create_app(
             if settings.tracing:
                 await asyncio.to_thread(setup.stop)
 
-    app = FastAPIApp(
-        title="turbofno",
-        version=VERSION,
-        description="Inference for trained Fourier neural operators.",
+    # Its part is the lifespan; the table of operations serves requests, and describes itself.
+    app = FastAPI(
         lifespan=lifespan,
-        redirect_slashes=False,
-        # FastAPI's documentation pages load files from a CDN.
-        docs_url=None,
-        redoc_url=None,
-        # The service's own spans and metrics also cover what happens outside FastAPI.
+        openapi_url=None,
+        # The service's own spans and metrics cover all requests.
         telemetry={
             "tracing": False,
             "metrics": False,
@@ -123,11 +116,9 @@ def create_app(
             "auto_configure": False,
         },
     )
+    app.openapi = openapi  # type: ignore[method-assign]
     app.state.context = context
     app.add_middleware(CallMiddleware, context=context)
-    problems.install(app)
-    for router in (admin_router, pages):
-        app.include_router(router)
     return app
 
 

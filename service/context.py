@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from fastapi import Request
-
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Engine
     from turbofno.service.http.access_log import AccessLog
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """The objects that requests use; operations access it as `call.context`, FastAPI's routes through `context_of`."""
+    """The objects that requests use, as `call.context`."""
 
     settings: Settings
     engine: Engine
@@ -43,9 +41,3 @@ class AppContext:
     """None: tracing is off."""
     solver: SolverProcess | None = None
     """None: samplers and solvers are off."""
-
-
-def context_of(request: Request) -> AppContext:
-    """The context of the FastAPI application that serves `request`."""
-    context: AppContext = request.app.state.context
-    return context

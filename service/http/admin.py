@@ -3,60 +3,68 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Path, Request, Response
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 
 from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.registry import discover
 from turbofno.models.core.statistics import Statistics
-from turbofno.service.context import AppContext, context_of
 from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
 from turbofno.service.engine.interface import ModelStatus, status_of
-from turbofno.service.errors import NotFound
-from turbofno.service.http.openapi import ModelName, problem, problems
+from turbofno.service.errors import BadRequest, NotFound
+from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.documents import json_content, json_reply, route
+from turbofno.service.http.offload import offload
+from turbofno.service.http.openapi import problem, problems
 from turbofno.service.http.trust import trust_status
+
+if TYPE_CHECKING:
+    from turbofno.service.context import AppContext
 
 CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
 """Size limit of a card and of each of its pictures."""
+_PICTURE = re.compile(r"[A-Za-z0-9_-]{1,64}\.png")
 
 _OF_CONFIG = ("grid", "time_step", "pde", "statistics", "evaluation", "sha256")
 """Members of a model's configuration that are part of its description."""
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter()
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
+OPERATIONS: list[Operation] = []
+_health = partial(route, OPERATIONS, "GET", tag="health")
+_models = partial(route, OPERATIONS, "GET", tag="models")
+_ERRORS = {
     **problems(401),
     404: problem("No such model, or it has no such file."),
     503: problem("The model is not ready; the error says why."),
 }
 
 
-class Health(BaseModel):
+class Health(Struct):
     """The process responds."""
 
     live: bool = True
 
 
-class Readiness(BaseModel):
+class Readiness(Struct):
     """True if this instance should get traffic; otherwise the reasons."""
 
     ready: bool
-    reasons: list[str] = []
+    reasons: list[str]
 
 
-class Signature(BaseModel):
+class Signature(Struct):
     """One tensor: float32 [batch, channels, *grid] in physical units; -1 is any size within the grid limits."""
 
     name: str
-    datatype: str = "FP32"
+    datatype: str
     shape: list[int]
     channels: tuple[Channel, ...]
 
@@ -70,13 +78,13 @@ class ModelSummary(ModelStatus):
     """The trust signals of a READY model's answers, if any, and whether it was evaluated."""
 
 
-class ModelList(BaseModel):
+class ModelList(Struct):
     """All models of this service."""
 
     models: list[ModelSummary]
 
 
-class Reference(BaseModel):
+class Reference(Struct):
     """Routes that draw and solve random inputs of a model, and the sampler's parameters."""
 
     sample: str
@@ -105,22 +113,26 @@ class ModelDescription(ModelSummary):
     """The service's sampler and PDE solver for this model, if any."""
 
 
-@router.get("/healthz", tags=["health"])
-async def health() -> Health:
+@_health("/healthz", summaries=("Is the process alive?",))
+async def health(_: Call) -> Health:
     """Live: the event loop runs."""
     return Health()
 
 
-@router.get(
+@_health(
     "/readyz",
-    tags=["health"],
+    summaries=("Should this instance get traffic?",),
     responses={
-        503: {"model": Readiness, "description": "Loading, draining, or a model is broken."}
+        200: {"description": "Ready.", "content": json_content(Readiness)},
+        503: {
+            "description": "Loading, draining, or a model is broken.",
+            "content": json_content(Readiness),
+        },
     },
 )
-async def readiness(request: Request, response: Response) -> Readiness:
+async def readiness(call: Call) -> Reply:
     """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
-    context = context_of(request)
+    context = call.context
     reasons = ["shutting down"] if context.admission.draining else []
     if context.engine.failure:
         reasons.append(context.engine.failure)
@@ -133,63 +145,65 @@ async def readiness(request: Request, response: Response) -> Readiness:
             if one.state != "READY"
         ]
         reasons = reasons or ["no model is loaded"]
-    response.status_code = 503 if reasons else 200
-    return Readiness(ready=not reasons, reasons=reasons)
+    return json_reply(Readiness(not reasons, reasons), 503 if reasons else 200)
 
 
-@router.get("/metrics", tags=["health"], response_class=Response)
-async def metrics(request: Request) -> Response:
+@_health(
+    "/metrics",
+    summaries=("Metrics",),
+    responses={200: {"description": "Success.", "content": {"text/plain": {}}}},
+)
+async def metrics(call: Call) -> Reply:
     """Prometheus metrics, in the text format."""
-    text = await context_of(request).scrape()
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    return _reply(await call.context.scrape(), CONTENT_TYPE_LATEST)
 
 
-@router.get("/v1/models", tags=["models"])
-async def list_models(request: Request) -> ModelList:
+@_models("/v1/models", summaries=("All models",))
+async def list_models(call: Call) -> ModelList:
     """All models, ready or not."""
-    context = context_of(request)
-    return ModelList(models=[_summary(context, status) for status in context.engine.statuses()])
+    context = call.context
+    return ModelList([_summary(context, status) for status in context.engine.statuses()])
 
 
-@router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
-async def describe_model(request: Request, name: ModelName) -> ModelDescription:
+@_models("/v1/models/{name}", summaries=("Describe a model",), errors=_ERRORS)
+async def describe_model(call: Call) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
-    context = context_of(request)
-    return _description(context, context.engine.config(name))
+    return _description(call.context, call.context.engine.config(call.target.model))
 
 
-@router.get(
+@_models(
     "/v1/models/{name}/card",
-    tags=["models"],
-    response_class=Response,
-    responses={200: {"content": {"text/markdown": {}}}, **_ERRORS},
+    summaries=("A model's card",),
+    errors=_ERRORS,
+    responses={200: {"description": "Success.", "content": {"text/markdown": {}}}},
 )
-def model_card(request: Request, name: ModelName) -> Response:
+async def model_card(call: Call) -> Reply:
     """The model card as Markdown: purpose, training, measured errors."""
-    return Response(_file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8")
+    return _reply(await offload(True, _file_of, call, CARD_FILE), "text/markdown; charset=utf-8")
 
 
-@router.get(
+@_models(
     "/v1/models/{name}/{picture}.png",
-    tags=["models"],
-    response_class=Response,
-    responses={
-        200: {"content": {"image/png": {}}},
-        400: problem("Not a picture's name."),
-        **_ERRORS,
-    },
+    summaries=("A picture of the card",),
+    errors={**_ERRORS, 400: problem("Not a picture's name.")},
+    responses={200: {"description": "Success.", "content": {"image/png": {}}}},
 )
-def model_picture(
-    request: Request,
-    name: ModelName,
-    picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
-) -> Response:
+async def model_picture(call: Call) -> Reply:
     """A picture of the card, whose relative links lead here."""
-    return Response(_file_of(request, name, f"{picture}.png"), media_type="image/png")
+    file = call.path.rpartition("/")[2]
+    if not _PICTURE.fullmatch(file):
+        raise BadRequest(
+            f"{file[:80]!r} is not a picture's name, expected up to 64 of A-Z a-z 0-9 _ - and '.png'"
+        )
+    return _reply(await offload(True, _file_of, call, file), "image/png")
 
 
-def _file_of(request: Request, name: str, file: str) -> bytes:
-    context = context_of(request)
+def _reply(body: bytes, media_type: str) -> Reply:
+    return Reply(200, [(b"content-type", media_type.encode())], (body,))
+
+
+def _file_of(call: Call, file: str) -> bytes:
+    context, name = call.context, call.target.model
     config = context.engine.config(name)
     root = context.settings.model_repository
     for location in discover(root):
@@ -225,11 +239,10 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
         card=f"{base}/card",
         reference=None
         if parameters is None
-        else Reference(sample=f"{base}/sample", solve=f"{base}:solve", parameters=parameters),
+        else Reference(f"{base}/sample", f"{base}:solve", parameters),
     )
 
 
 def _signature(name: str, channels: tuple[Channel, ...], config: ModelConfig) -> Signature:
-    return Signature(
-        name=name, shape=[-1, len(channels), *[-1] * config.architecture.n_dim], channels=channels
-    )
+    shape = [-1, len(channels), *[-1] * config.architecture.n_dim]
+    return Signature(name, "FP32", shape, channels)

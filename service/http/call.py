@@ -41,7 +41,7 @@ class Operation:
     parse: Callable[[Call], Any] | None = None
     """Reads `Call.parameters` from the headers alone. Raises ServiceError.
 
-    None: an operation without fields, for which neither a ready model nor capacity is required.
+    None: an operation without fields, which requires neither a ready model nor capacity.
     """
     protocol: ProtocolLabel = "admin"
     """Label of its requests in the metrics."""
@@ -57,7 +57,7 @@ class Target(NamedTuple):
     path: str
     """Percent-decoded."""
     operations: Mapping[str, Operation]
-    """By method; empty: a model's path with an unknown verb."""
+    """By method; empty: there is no such route."""
     model: str
     version: str | None
     """None: the newest."""
@@ -136,9 +136,9 @@ class Call:
         query: bytes,
         headers: Headers,
         body: Body,
-        target: Target | None = None,
+        target: Target,
     ) -> None:
-        """`path` is percent-decoded, `raw_path` is not; without `target` FastAPI's routes serve the request."""
+        """`path` is percent-decoded, `raw_path` is not."""
         self.started = time.perf_counter()
         self.context = context
         self.method = method

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, get_type_hints
-
-import msgspec
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.engine.interface import status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Call, Operation, Reply, Target
+from turbofno.service.http.call import Call, Operation
+from turbofno.service.http.documents import route
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
-from turbofno.service.http.openapi import described, schema_of
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from turbofno.models.core.config import ModelConfig
-
-    Route = Callable[[Call], Awaitable[object]]
 
 EXTENSIONS = [
     "binary_tensor_data",
@@ -42,37 +37,7 @@ _REGION = "/region/{region}"
 _TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
 
 OPERATIONS: list[Operation] = []
-
-
-def _route(method: str, *paths: str, **about: Any) -> Callable[[Route], Route]:
-    """Add the decorated function, which returns a JSON document or None for an empty body, to OPERATIONS.
-
-    `about`, its docstring and the type of its document describe the operation in OpenAPI, which omits it without `about`.
-    """
-
-    def add(route: Route) -> Route:
-        async def run(call: Call) -> Reply:
-            document = await route(call)
-            if document is None:
-                return Reply(200)
-            return Reply(
-                200, [(b"content-type", b"application/json")], (msgspec.json.encode(document),)
-            )
-
-        entries: dict[str, dict[str, Any]] = {path: {} for path in paths}
-        if about:
-            success: dict[str, Any] = {"description": "Success; the body is empty."}
-            document_type = get_type_hints(route)["return"]
-            if document_type is not type(None):
-                content = {"application/json": {"schema": schema_of(document_type)}}
-                success = {"description": "Success.", "content": content}
-            responses = {200: success, **ERRORS, **about.pop("errors", {})}
-            about.update(name=route.__name__, tag=TAG, description=route.__doc__)
-            entries = described(*paths, responses=responses, **about)
-        OPERATIONS.append(Operation(run, entries, method))
-        return route
-
-    return add
+_route = partial(route, OPERATIONS, tag=TAG, errors=ERRORS)
 
 
 def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +47,7 @@ def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]
 
 _CONTROL: dict[str, Any] = {
     "body": _body({"parameters": {"type": "object"}}, {}),
-    "errors": {403: error("Switched off on this server."), **BODY_ERRORS},
+    "responses": {403: error("Switched off on this server."), **BODY_ERRORS},
 }
 
 
@@ -169,7 +134,7 @@ async def statistics(call: Call) -> oip.ModelStatistics:
     "POST", "/v2/repository/index",
     summaries=("List the model repository",),
     body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
-    errors=BODY_ERRORS,
+    responses=BODY_ERRORS,
 )  # fmt: skip
 async def repository_index(call: Call) -> list[oip.IndexedModel]:
     """Every version known to the server, with its state; only the READY ones if `ready` is true."""
@@ -194,7 +159,7 @@ async def load(call: Call) -> None:
             f"load parameter {min(parameters)[:80]!r} is not supported: a model is loaded as the repository has it"
         )
     # Shielded: a client that disconnects must not leave the model half loaded.
-    await asyncio.shield(call.context.engine.load(_target(call).model))
+    await asyncio.shield(call.context.engine.load(call.target.model))
 
 
 @_route("POST", "/v2/repository/models/{model}/unload", summaries=("Unload a model",), **_CONTROL)
@@ -203,7 +168,7 @@ async def unload(call: Call) -> None:
     unknown = (await _control_parameters(call)).keys() - {"unload_dependents"}
     if unknown:
         raise BadRequest(f"unload parameter {min(unknown)[:80]!r} is not known")
-    await asyncio.shield(call.context.engine.unload(_target(call).model))
+    await asyncio.shield(call.context.engine.unload(call.target.model))
 
 
 # Triton's extensions that are not offered: a client's generic calls get true readings and clear refusals.
@@ -254,15 +219,9 @@ async def update_log_settings(_: Call) -> None:
     )
 
 
-def _target(call: Call) -> Target:
-    assert call.target is not None
-    return call.target
-
-
 def _config(call: Call) -> ModelConfig:
     """The configuration of the requested model. Raises NotFound, Unavailable."""
-    target = _target(call)
-    return call.context.engine.config(target.model, target.version)
+    return call.context.engine.config(call.target.model, call.target.version)
 
 
 async def _control_parameters(call: Call) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from fastapi import Path
+from pydantic import TypeAdapter
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE, Parameter
@@ -18,7 +18,6 @@ from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATU
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 WARNING = "X-Warning"
 """Response header: the warnings of an answer, separated by semicolons."""
 DEADLINE_HEADER: dict[str, Any] = {
@@ -34,13 +33,25 @@ SCHEMAS: dict[str, Any] = {}
 """The document's components, by name."""
 
 
+_REFERENCE = "#/components/schemas/{name}"
+
+
 def schema_of(kind: Any) -> dict[str, Any]:
     """The schema of a type; those of the structures in it are added to SCHEMAS."""
     (schema,), components = msgspec.json.schema_components(
-        (kind,), ref_template="#/components/schemas/{name}"
+        (kind,), schema_hook=_of_pydantic, ref_template=_REFERENCE
     )
     SCHEMAS.update(components)
     return schema
+
+
+def _of_pydantic(kind: type) -> dict[str, Any]:
+    schema = TypeAdapter(kind).json_schema(
+        mode="serialization", ref_template=_REFERENCE.replace("name", "model")
+    )
+    SCHEMAS.update(schema.pop("$defs", {}))
+    SCHEMAS[kind.__name__] = schema
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
 def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def problem(description: str) -> dict[str, Any]:
     return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
 
 
-def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+def problems(*codes: int) -> dict[int, dict[str, Any]]:
     """The OpenAPI responses of errors with their usual meanings."""
     return {code: problem(ERROR_MEANINGS[code]) for code in codes}
 
@@ -132,9 +143,12 @@ def described(
 
 
 def _path_parameters(template: str, example: str) -> list[dict[str, Any]]:
-    version = ("version of the model", "1")
+    known = {
+        "version": ("version of the model", "1"),
+        "picture": ("name of a picture in the card", "card"),
+    }
     found = [
-        (name, *(version if name == "version" else ("name of a model", example)))
+        (name, *known.get(name, ("name of a model", example)))
         for name in re.findall(r"{(\w+)}", template)
     ]
     return [
@@ -244,7 +258,7 @@ def answer_schema(trust: dict[str, Any]) -> dict[str, Any]:
 WARNING_HEADER = _header(
     "in words, why the answer may be worse than the model's card says; absent if nothing is known"
 )
-RESPONSES: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int, dict[str, Any]] = {
     200: {
         "description": "The output fields, laid out and named as the input was: 'output', or "
         "output channel names; in the form that Accept asks for, by default that of the request.",

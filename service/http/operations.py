@@ -4,74 +4,113 @@ from __future__ import annotations
 
 import difflib
 import re
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from turbofno.service.errors import NotFound, QueueFull, ServiceError
-from turbofno.service.http import oip_infer, oip_server, predict, rollout, sample_and_solve, vjp
+from turbofno.service.http import (
+    admin,
+    oip_infer,
+    oip_server,
+    pages,
+    predict,
+    rollout,
+    sample_and_solve,
+    vjp,
+)
 from turbofno.service.http.body import declared_size
 from turbofno.service.http.call import ClientLeft, Reply, Target, encoded
+from turbofno.service.http.documents import route
 from turbofno.service.http.guard import is_preflight, preflight
+from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.problems import not_allowed, problem, unexpected
 from turbofno.service.logs import request_id
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from turbofno.service.http.call import Call, Operation
 
-OPERATIONS: tuple[Operation, ...] = (
+    Methods = Mapping[str, Operation]
+
+
+_WITH_VERBS = (
     predict.OPERATION,
     rollout.OPERATION,
     vjp.OPERATION,
     sample_and_solve.SAMPLE,
     sample_and_solve.SOLVE,
-    oip_infer.OPERATION,
-    *oip_server.OPERATIONS,
 )
+_OTHERS = [oip_infer.OPERATION, *oip_server.OPERATIONS, *admin.OPERATIONS, *pages.OPERATIONS]
+OPERATIONS = [*_WITH_VERBS, *_OTHERS]
 _VERBS = ("predict", "rollout", "vjp", "solve")
 _VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
 _CACHED_BYTES = 256
 """Longest path that is cached: clients choose paths, and long ones would fill the memory."""
 
 
-def _routes() -> list[tuple[re.Pattern[str], dict[str, Operation]]]:
+@route(_OTHERS, "GET", "/openapi.json")
+async def openapi_document(_: Call) -> dict[str, Any]:
+    return openapi()
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of the table."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        for path, about in operation.paths.items():
+            if about:
+                paths.setdefault(path, {})[operation.method.lower()] = about
+    description = "Inference for trained Fourier neural operators."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "turbofno", "version": VERSION, "description": description},
+        "paths": paths,
+        "components": {"schemas": SCHEMAS},
+    }
+
+
+def _routes(operations: Sequence[Operation]) -> Iterator[tuple[re.Pattern[str], Methods]]:
     """A pattern for each path template, with its operations by method."""
     routes: dict[str, dict[str, Operation]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         for template in operation.paths:
             routes.setdefault(template, {})[operation.method] = operation
-    return [
-        (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template)), by_method)
-        for template, by_method in routes.items()
-    ]
+    for template, by_method in routes.items():
+        pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template.replace(".", r"\."))
+        yield re.compile(pattern), by_method
 
 
-_ROUTES = _routes()
+# A wrong verb is no part of a model's name.
+_ROUTES = [*_routes(_WITH_VERBS), (_VERB, {}), *_routes(_OTHERS)]
 
 
-def target_of(raw_path: bytes) -> Target | None:
-    """The target of a percent-encoded path; None if it is none of the table's."""
+def target_of(raw_path: bytes) -> Target:
+    """The target of a percent-encoded path."""
     return _cached(raw_path) if len(raw_path) <= _CACHED_BYTES else _target(raw_path)
 
 
-def _target(raw_path: bytes) -> Target | None:
+def _target(raw_path: bytes) -> Target:
     path = unquote(raw_path.decode("latin-1"))
     for pattern, operations in _ROUTES:
         if found := pattern.fullmatch(path):
             part = found.groupdict()
             model = part.get("name") or part.get("model") or ""
             return Target(path, operations, model, part.get("version"))
-    return Target(path, {}, "", None) if _VERB.fullmatch(path) else None
+    return Target(path, {}, "", None)
 
 
 _cached = lru_cache(maxsize=1024)(_target)
 
 
 def begin(call: Call) -> Reply | None:
-    """Check what the headers decide: host, origin and key of every request; for an operation also method, model,
-    parameters and capacity.
+    """Check what the headers decide: host, origin, key, method, and for an operation on fields model, parameters and
+    capacity.
 
-    Returns the reply if no body is needed; None to go on, with `execute` or FastAPI's routes.
+    Returns the reply if no body is needed; None to go on with `execute`.
     """
     try:
         if call.context.tracer is not None:
@@ -82,7 +121,7 @@ def begin(call: Call) -> Reply | None:
                 return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)
-        return None if call.target is None else _admit(call, call.target)
+        return _admit(call, call.target)
     except Exception as error:
         token = request_id.set(call.request_id)
         try:
@@ -113,7 +152,7 @@ async def execute(call: Call) -> Reply:
 def _admit(call: Call, target: Target) -> Reply | None:
     operations = target.operations
     if not operations:
-        raise _unknown_verb(call.path)
+        raise _no_route(call.path)
     method = "GET" if call.method == "HEAD" else call.method
     if method not in operations:
         refusal = not_allowed(call.method, call.path, sorted(operations))
@@ -147,7 +186,9 @@ def _admit(call: Call, target: Target) -> Reply | None:
     return None
 
 
-def _unknown_verb(path: str) -> NotFound:
+def _no_route(path: str) -> NotFound:
+    if not _VERB.fullmatch(path):
+        return NotFound(f"there is no route {path!r}; GET /docs lists the routes")
     near = difflib.get_close_matches(path.rpartition(":")[2], _VERBS, n=1)
     guess = f"did you mean :{near[0]}? " if near else ""
     verbs = ", ".join(f":{name}" for name in _VERBS)

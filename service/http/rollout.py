@@ -88,7 +88,7 @@ _SUCCESS = {
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
-_ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
+_ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
     **RESPONSES,
     200: _SUCCESS,
     422: problem(

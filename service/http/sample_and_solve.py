@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SEEDS = 1 << 20
 _MAX_STEPS = 1000
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
+_ERRORS: dict[int, dict[str, Any]] = {
     **problems(400, 401, 406, 408, 413, 415, 422, 503),
     403: problem("The web page and what belongs to it are switched off on this server."),
     404: problem("No such model, or no sampler and solver for its PDE."),

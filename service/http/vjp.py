@@ -49,7 +49,7 @@ _REQUEST_BODY = arrays_body(
     codecs=[codec for codec in CODECS if codec is not NPY],
     least=2,
 )
-_RESPONSES: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int, dict[str, Any]] = {
     **RESPONSES,
     200: {
         **RESPONSES[200],
