@@ -269,9 +269,10 @@ class Edge(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _begin(self, exchange: Exchange) -> None:
+        first = not self._unanswered
         self._unanswered.append(exchange)
         self.cycle = exchange
-        if len(self._unanswered) > 1:
+        if not first:
             if len(self._unanswered) > MOST_PIPELINED:
                 self.flow.pause_reading()
         elif not self.flow.write_paused and (reply := exchange.begin()) is not None:
