@@ -19,9 +19,9 @@ from turbofno.service.demo.sample_parameters import SampleParameter, parameters_
 from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import BadRequest, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.documents import json_content, json_reply, route
 from turbofno.service.http.offload import offload
 from turbofno.service.http.openapi import problem, problems
+from turbofno.service.http.route import json_content, json_reply, route
 from turbofno.service.http.trust import trust_status
 
 if TYPE_CHECKING:

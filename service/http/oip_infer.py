@@ -11,12 +11,19 @@ from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Operation
-from turbofno.service.http.inference import count_warnings, infer
+from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
+from turbofno.service.http.oip_openapi import (
+    INFER_BODY,
+    INFER_RESPONSES,
+    LENGTH_HEADER,
+    RAW_SHAPE,
+    TAG,
+)
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
+from turbofno.service.http.route import route
 from turbofno.service.http.trust import largest
 from turbofno.service.settings import Settings, env_name
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
     from turbofno.service.codec.oip_binary import InferRequest, InferResponse
     from turbofno.service.engine.interface import Fields, PredictResult
-    from turbofno.service.http.call import Bytes, Call, Headers, Reply
+    from turbofno.service.http.call import Bytes, Headers
     from turbofno.service.http.served import Served
 
 HEADER = "Inference-Header-Content-Length"
@@ -48,7 +55,22 @@ def _parse(call: Call) -> Parameters:
     return Parameters(None if length is None else length.strip(), shape)
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v2/models/{model}VERSION/infer",
+    summaries=("Infer with the newest version", "Infer with one version"),
+    tag=TAG,
+    parameters=_PARAMETERS,
+    headers=(LENGTH_HEADER,),
+    body=INFER_BODY,
+    responses=INFER_RESPONSES,
+    parse=_parse,
+    protocol="oip",
+)  # fmt: skip
+async def infer(call: Call) -> Reply:
+    """Infer; JSON or binary tensors both ways, whatever Content-Type says."""
     settings, served, admitted = call.context.settings, call.served, call.admitted
     header, raw_shape = call.parameters
     assert admitted is not None
@@ -67,7 +89,7 @@ async def _run(call: Call) -> Reply:
     call.decode_seconds = time.perf_counter() - started
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)
-    result = await infer(
+    result = await run_model(
         call, fields,
         output_grid=grid,
         priority=request.priority,
@@ -131,6 +153,3 @@ def _encode(
         trust=largest(result.trust),
         trust_status=trust_status,
     )
-
-
-OPERATION = Operation(_run, INFER_PATHS, parse=_parse, protocol="oip")

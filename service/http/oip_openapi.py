@@ -9,7 +9,6 @@ from turbofno.service.http.openapi import (
     ERROR_MEANINGS,
     array_of,
     burgers_field,
-    described,
     object_of,
     schema_of,
 )
@@ -122,7 +121,7 @@ _HEADER = {
     "schema": {"type": "integer", "minimum": 0},
 }
 
-_INFER_BODY: dict[str, Any] = {
+INFER_BODY: dict[str, Any] = {
     "required": True,
     "content": {
         "application/json": {
@@ -155,26 +154,17 @@ RAW_SHAPE = Parameter(
     str,
 )
 
-INFER_PATHS = described(
-    "/v2/models/{model}VERSION/infer",
-    name="infer",
-    tag=TAG,
-    summaries=("Infer with the newest version", "Infer with one version"),
-    description="Infer; JSON or binary tensors both ways, whatever Content-Type says.",
-    parameters=(RAW_SHAPE,),
-    headers=({"name": "Inference-Header-Content-Length", "in": "header", **_HEADER},),
-    body=_INFER_BODY,
-    responses={
-        **ERRORS,
-        200: {
-            "description": "The output in the requested form.",
-            "headers": {"Inference-Header-Content-Length": _HEADER},
-            "content": {
-                "application/json": {"schema": _INFER_RESPONSE},
-                "application/octet-stream": _BINARY,
-            },
+LENGTH_HEADER = {"name": "Inference-Header-Content-Length", "in": "header", **_HEADER}
+INFER_RESPONSES = {
+    **ERRORS,
+    200: {
+        "description": "The output in the requested form.",
+        "headers": {"Inference-Header-Content-Length": _HEADER},
+        "content": {
+            "application/json": {"schema": _INFER_RESPONSE},
+            "application/octet-stream": _BINARY,
         },
-        **BODY_ERRORS,
-        **errors(422, 429, 504),
     },
-)
+    **BODY_ERRORS,
+    **errors(422, 429, 504),
+}

@@ -13,8 +13,8 @@ from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsuppor
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
-from turbofno.service.http.documents import route
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
+from turbofno.service.http.route import route
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +10,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
-from turbofno.service.http.parameters import DEADLINE, Parameter
+from turbofno.service.http.parameters import DEADLINE
 from turbofno.service.http.problems import MEDIA_TYPE, Problem
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
@@ -99,68 +98,6 @@ def problem(description: str) -> dict[str, Any]:
 def problems(*codes: int) -> dict[int, dict[str, Any]]:
     """The OpenAPI responses of errors with their usual meanings."""
     return {code: problem(ERROR_MEANINGS[code]) for code in codes}
-
-
-def described(
-    path: str,
-    *,
-    name: str,
-    tag: str,
-    summaries: tuple[str, ...],
-    description: str,
-    responses: Mapping[Any, dict[str, Any]],
-    parameters: tuple[Parameter, ...] = (),
-    headers: tuple[dict[str, Any], ...] = (),
-    body: dict[str, Any] | None = None,
-    example: str = "burgers-1d",
-) -> dict[str, dict[str, Any]]:
-    """The OpenAPI operation at `path`; if that contains VERSION, one for the newest version and one for a given version.
-
-    `summaries` has one text for each; `example` is the name of a model.
-    """
-    shared = {
-        "tags": [tag],
-        "description": description,
-        "responses": {str(code): response for code, response in responses.items()},
-        **({} if body is None else {"requestBody": body}),
-    }
-    asked = [*(one.described() for one in parameters), *headers]
-    paths = {path: name}
-    if "VERSION" in path:
-        paths = {
-            path.replace("VERSION", ""): f"{name}_newest",
-            path.replace("VERSION", "/versions/{version}"): f"{name}_version",
-        }
-    return {
-        template: {
-            "summary": summary,
-            "operationId": identifier,
-            "parameters": [*_path_parameters(template, example), *asked],
-            **shared,
-        }
-        for (template, identifier), summary in zip(paths.items(), summaries, strict=True)
-    }
-
-
-def _path_parameters(template: str, example: str) -> list[dict[str, Any]]:
-    known = {
-        "version": ("version of the model", "1"),
-        "picture": ("name of a picture in the card", "card"),
-    }
-    found = [
-        (name, *known.get(name, ("name of a model", example)))
-        for name in re.findall(r"{(\w+)}", template)
-    ]
-    return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": description,
-            "schema": {"type": "string", "examples": [value]},
-        }
-        for name, description, value in found
-    ]
 
 
 def burgers_field() -> list[float]:

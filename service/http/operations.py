@@ -20,31 +20,32 @@ from turbofno.service.http import (
     vjp,
 )
 from turbofno.service.http.body import declared_size
-from turbofno.service.http.call import ClientLeft, Reply, Target, encoded
-from turbofno.service.http.documents import route
+from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target, encoded
 from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.problems import not_allowed, problem, unexpected
+from turbofno.service.http.route import route
 from turbofno.service.logs import request_id
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from turbofno.service.http.call import Call, Operation
-
     Methods = Mapping[str, Operation]
 
 
-_WITH_VERBS = (
-    predict.OPERATION,
-    rollout.OPERATION,
-    vjp.OPERATION,
-    sample_and_solve.SAMPLE,
-    sample_and_solve.SOLVE,
-)
-_OTHERS = [oip_infer.OPERATION, *oip_server.OPERATIONS, *admin.OPERATIONS, *pages.OPERATIONS]
-OPERATIONS = [*_WITH_VERBS, *_OTHERS]
+_WITH_VERBS = [
+    *predict.OPERATIONS,
+    *rollout.OPERATIONS,
+    *vjp.OPERATIONS,
+    *sample_and_solve.OPERATIONS,
+]
+_OTHERS = [
+    *oip_infer.OPERATIONS,
+    *oip_server.OPERATIONS,
+    *admin.OPERATIONS,
+    *pages.OPERATIONS,
+]
 _VERBS = ("predict", "rollout", "vjp", "solve")
 _VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
 _CACHED_BYTES = 256
@@ -60,7 +61,7 @@ async def openapi_document(_: Call) -> dict[str, Any]:
 def openapi() -> dict[str, Any]:
     """The OpenAPI document of the table."""
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in (*_WITH_VERBS, *_OTHERS):
         for path, about in operation.paths.items():
             if about:
                 paths.setdefault(path, {})[operation.method.lower()] = about

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turbofno.service.errors import Forbidden, NotFound
 from turbofno.service.http.call import Call, Operation, Reply, encoded
-from turbofno.service.http.documents import route
+from turbofno.service.http.route import json_reply, route
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
@@ -53,13 +53,15 @@ _page = partial(route, OPERATIONS, "GET")
 
 
 @_page("/")
-async def root(call: Call) -> Reply | dict[str, Any]:
+async def root(call: Call) -> Reply:
     """Redirect a browser to the demo page, or to the documentation if that is off; list the entry points as JSON for others."""
     page = call.context.settings.ui
     if "text/html" in (call.header(b"accept") or ""):
         return _redirect("ui/" if page else "docs")
     links = {"models": "/v1/models", "documentation": "/docs", "openapi": "/openapi.json"}
-    return {"name": "turbofno", "version": VERSION, **links, **({"page": "/ui/"} if page else {})}
+    return json_reply(
+        {"name": "turbofno", "version": VERSION, **links, **({"page": "/ui/"} if page else {})}
+    )
 
 
 @_page("/docs", "/docs/{file}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from turbofno.service import answer_warnings
 from turbofno.service.answer_warnings import FrameWarnings
-from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData
+from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
@@ -39,13 +39,13 @@ from turbofno.service.http.openapi import (
     WARNING_HEADER,
     answer_schema,
     arrays_body,
-    described,
     formats,
     problem,
     vorticity_field,
 )
 from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
 from turbofno.service.http.predict import fields_reply, read_fields, status_headers
+from turbofno.service.http.route import route
 from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
@@ -159,7 +159,24 @@ def _check(call: Call, start: int, last: int) -> None:
         )
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v1/models/{name}VERSION:rollout",
+    summaries=("Roll the newest version out", "Roll one version out"),
+    tag="rollout",
+    parameters=_PARAMETERS,
+    headers=(DEADLINE_HEADER,),
+    body=_REQUEST_BODY,
+    responses=_ROLLOUT_RESPONSES,
+    example="navier-stokes-2d",
+    parse=_parse,
+    protocol="rollout",
+    queued=False,
+)  # fmt: skip
+async def rollout(call: Call) -> Reply:
+    """Run the model on its own output, on the device, until step `steps`."""
     parameters: Parameters = call.parameters
     context, served, admitted = call.context, call.served, call.admitted
     assert admitted is not None
@@ -219,20 +236,11 @@ async def _run(call: Call) -> Reply:
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     status = status_of(config, engine)
-    answer = ResponseData(
-        model=served.name,
-        version=served.version,
-        outputs=_outputs(stack, served, form),
-        units=served.units,
-        backend=status.backend,
-        precision=status.precision,
-        trust=trust,
-        trust_status=trust_status,
-        warnings=warnings,
-    )
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
-    headers = [*trust_headers(largest), *status_headers(trust_status, warnings)]
-    return await fields_reply(call, answer, headers)
+    return await fields_reply(
+        call, _outputs(stack, served, form), status.backend, status.precision,
+        trust=trust, trust_status=trust_status, warnings=warnings, headers=trust_headers(largest),
+    )  # fmt: skip
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:
@@ -290,23 +298,3 @@ def _outputs(stack: Fields, served: Served, form: Form) -> dict[str, Fields]:
     # The channel axis follows time and, if present, batch.
     by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
     return {channel.name: by_channel[i] for i, channel in enumerate(served.config.outputs)}
-
-
-OPERATION = Operation(
-    _run,
-    described(
-        "/v1/models/{name}VERSION:rollout",
-        name="rollout",
-        tag="rollout",
-        summaries=("Roll the newest version out", "Roll one version out"),
-        description="Run the model on its own output, on the device, until step `steps`.",
-        parameters=_PARAMETERS,
-        headers=(DEADLINE_HEADER,),
-        body=_REQUEST_BODY,
-        responses=_ROLLOUT_RESPONSES,
-        example="navier-stokes-2d",
-    ),
-    parse=_parse,
-    protocol="rollout",
-    queued=False,
-)

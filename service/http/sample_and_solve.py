@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turbofno.service.codec.fields import (
-    INPUT,
-    OUTPUT,
-    ResponseData,
-    arrays_from_fields,
-    check_shape,
-)
+from turbofno.service.codec.fields import INPUT, OUTPUT, arrays_from_fields, check_shape
 from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem, problems
+from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, problem, problems
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
+from turbofno.service.http.route import route
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -94,13 +90,38 @@ def _parse_solve(call: Call) -> Parameters:
     return Parameters(None, steps, *codecs(call))
 
 
-async def _run_sample(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+_route = partial(
+    route, OPERATIONS, tag="solver", errors=_ERRORS, responses={200: _SUCCESS},
+    protocol="solver", queued=False, of_model=False,
+)  # fmt: skip
+
+
+@_route(
+    "GET", "/v1/models/{name}/sample",
+    summaries=("Draw a random input",),
+    parameters=_OF_SAMPLE,
+    parse=_parse_sample,
+)  # fmt: skip
+async def sample(call: Call) -> Reply:
+    """A field that the model takes; with no more parameters, from the distribution that it was trained on."""
     call.body.skip()
     field = await _solved(call, call.parameters.job)
     return await _answer(call, {INPUT: field}, call.served.config.inputs)
 
 
-async def _run_solve(call: Call) -> Reply:
+@_route(
+    "POST", "/v1/models/{name}:solve",
+    summaries=("Solve with the PDE solver",),
+    parameters=_OF_SOLVE,
+    body={**REQUEST_BODY, "required": False},
+    parse=_parse_solve,
+)  # fmt: skip
+async def solve(call: Call) -> Reply:
+    """The solution that the model approximates: for a sample (`seed` and the sampler's parameters), or for a field in the body.
+
+    A sample is solved as the function that it is, on the solver's own grid; a field is first interpolated.
+    """
     parameters, config = call.parameters, call.served.config
     if parameters.job is not None:
         call.body.skip()
@@ -162,52 +183,5 @@ async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
 
 
 async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
-    served = call.served
-    answer = ResponseData(
-        model=served.name,
-        version=served.version,
-        outputs=outputs,
-        units={channel.name: channel.units for channel in channels},
-        backend="solver",
-        precision="fp32",
-    )
-    return await fields_reply(call, answer, [])
-
-
-SAMPLE = Operation(
-    _run_sample,
-    described(
-        "/v1/models/{name}/sample",
-        name="sample",
-        tag="solver",
-        summaries=("Draw a random input",),
-        description="A field that the model takes; with no more parameters, from the distribution that it was "
-        "trained on.",
-        parameters=_OF_SAMPLE,
-        responses={200: _SUCCESS, **_ERRORS},
-    ),
-    method="GET",
-    parse=_parse_sample,
-    protocol="solver",
-    queued=False,
-    of_model=False,
-)
-SOLVE = Operation(
-    _run_solve,
-    described(
-        "/v1/models/{name}:solve",
-        name="solve",
-        tag="solver",
-        summaries=("Solve with the PDE solver",),
-        description="The solution that the model approximates: for a sample (`seed` and the sampler's parameters), or "
-        "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
-        "is first interpolated.",
-        parameters=_OF_SOLVE,
-        body={**REQUEST_BODY, "required": False},
-        responses={200: _SUCCESS, **_ERRORS},
-    ),
-    parse=_parse_solve,
-    protocol="solver",
-    queued=False,
-    of_model=False,
-)
+    units = {channel.name: channel.units for channel in channels}
+    return await fields_reply(call, outputs, "solver", "fp32", units=units)

@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
-from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.inference import count_warnings, infer
+from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
     RESPONSES,
     arrays_body,
     burgers_field,
-    described,
     problem,
 )
 from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
-from turbofno.service.http.predict import codecs, fields_reply, read_arrays, status_headers
+from turbofno.service.http.predict import codecs, fields_reply, read_arrays
+from turbofno.service.http.route import route
 
 if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields
@@ -89,27 +88,35 @@ def _parse(call: Call) -> Parameters:
     return Parameters(reader, writer, given["priority"], seconds_allowed(call), output)
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v1/models/{name}VERSION:vjp",
+    summaries=("Gradient through the newest version", "Gradient through one version"),
+    tag="gradients",
+    parameters=_PARAMETERS,
+    headers=(DEADLINE_HEADER,),
+    body=_REQUEST_BODY,
+    responses=_RESPONSES,
+    parse=_parse,
+    protocol="vjp",
+)  # fmt: skip
+async def vjp(call: Call) -> Reply:
+    """Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input)."""
     parameters: Parameters = call.parameters
     served = call.served
     rows, (shapes, form) = await read_arrays(call, parameters.reader, _decode)
-    result = await infer(
+    result = await run_model(
         call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
     )
     warnings = count_warnings(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
     gradients, outputs = part(result.fields, shapes)
-    answer = ResponseData(
-        model=result.model,
-        version=result.version,
-        outputs=arrays_from_vjp(
-            gradients, outputs if parameters.output else None, served.config, form
-        ),
-        units=units_of_vjp(served.config, output=parameters.output),
-        backend=result.backend,
-        precision=result.precision,
-        warnings=warnings,
-    )
-    return await fields_reply(call, answer, status_headers("", warnings))
+    wanted = outputs if parameters.output else None
+    return await fields_reply(
+        call, arrays_from_vjp(gradients, wanted, served.config, form), result.backend, result.precision,
+        units=units_of_vjp(served.config, output=parameters.output), warnings=warnings,
+    )  # fmt: skip
 
 
 def _decode(
@@ -119,21 +126,3 @@ def _decode(
     fields, cotangents, form = vjp_from_arrays(arrays, served.config, max_fields=served.max_fields)
     rows, shapes = join(fields, cotangents)
     return rows, (shapes, form)
-
-
-OPERATION = Operation(
-    _run,
-    described(
-        "/v1/models/{name}VERSION:vjp",
-        name="vjp",
-        tag="gradients",
-        summaries=("Gradient through the newest version", "Gradient through one version"),
-        description="Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input).",
-        parameters=_PARAMETERS,
-        headers=(DEADLINE_HEADER,),
-        body=_REQUEST_BODY,
-        responses=_RESPONSES,
-    ),
-    parse=_parse,
-    protocol="vjp",
-)
