@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from turbofno.service.http.call import Body, Call, ClientLeft, Reply
@@ -13,7 +13,7 @@ from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexp
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Coroutine
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -134,26 +134,17 @@ class _Sending:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def unless_left(body: ReceivedBody, work: Awaitable[T]) -> T:
+async def unless_left(body: ReceivedBody, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first."""
-    waiting = asyncio.current_task()
-    assert waiting is not None
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        await body.until_left()
-        left = True
-        waiting.cancel()
-
-    watching = asyncio.create_task(watch())
+    working, watching = asyncio.create_task(work), asyncio.create_task(body.until_left())
     try:
-        return await work
-    except asyncio.CancelledError:
-        if left and not waiting.uncancel():
-            raise ClientLeft from None
-        raise
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
     finally:
+        working.cancel()
         watching.cancel()
+        await asyncio.wait((working, watching))
         # Break the reference cycle of error and frame, which would hold the fields until a garbage collection.
-        del work
+        del work, working

@@ -35,6 +35,11 @@ _READY = "READY"
 _SHARED_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 _REGION = "/region/{region}"
 _TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+_NOT_OFFERED = {
+    "register": "shared memory is not offered by this server: send tensors in binary",
+    "setting": "trace settings cannot be changed: this server does not trace requests",
+    "logging": "log settings cannot be changed while the server runs: start it with TURBOFNO_LOG_LEVEL",
+}
 
 OPERATIONS: list[Operation] = []
 _route = partial(route, OPERATIONS, tag=TAG, errors=ERRORS)
@@ -179,11 +184,6 @@ async def shared_memory_status(_: Call) -> list[dict[str, Any]]:
     return []
 
 
-@_route("POST", *(f"{root}{_REGION}/register" for root in _SHARED_MEMORY))
-async def register_shared_memory(_: Call) -> None:
-    raise Unsupported("shared memory is not offered by this server: send tensors in binary")
-
-
 @_route("POST", *(f"{root}{part}/unregister" for root in _SHARED_MEMORY for part in ("", _REGION)))
 async def unregister_shared_memory(_: Call) -> None:
     """Succeed: nothing is registered."""
@@ -192,11 +192,6 @@ async def unregister_shared_memory(_: Call) -> None:
 @_route("GET", *_TRACE)
 async def trace_settings(_: Call) -> dict[str, Any]:
     return {"trace_level": ["OFF"], "trace_rate": "0", "trace_count": "0", "log_frequency": "0"}
-
-
-@_route("POST", *_TRACE)
-async def update_trace_settings(_: Call) -> None:
-    raise Unsupported("trace settings cannot be changed: this server does not trace requests")
 
 
 @_route("GET", "/v2/logging")
@@ -212,11 +207,9 @@ async def log_settings(_: Call) -> dict[str, Any]:
     }
 
 
-@_route("POST", "/v2/logging")
-async def update_log_settings(_: Call) -> None:
-    raise Unsupported(
-        "log settings cannot be changed while the server runs: start it with TURBOFNO_LOG_LEVEL"
-    )
+@_route("POST", *(f"{root}{_REGION}/register" for root in _SHARED_MEMORY), *_TRACE, "/v2/logging")
+async def refuse(call: Call) -> None:
+    raise Unsupported(_NOT_OFFERED[call.path.rpartition("/")[2]])
 
 
 def _config(call: Call) -> ModelConfig:

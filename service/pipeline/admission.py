@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
+from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.model_limits import UNLIMITED
 from turbofno.service.settings import env_name
 
@@ -223,13 +223,13 @@ class Admission:
 
     def check_bytes(self, caller: Caller, model: str, size: int) -> None:
         """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""
-        limit = self._settings.max_inflight_bytes
+        limit, full = self._settings.max_inflight_bytes, self._capacity.full
         if self._bytes + size > limit:
-            raise self._full(
-                "inflight_bytes",
-                model,
+            raise full(
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
                 f"the limit is {limit} ({env_name('max_inflight_bytes')}).",
+                "inflight_bytes",
+                model,
             )
         if not caller.max_bytes and model not in self._settings.model_limits:
             return
@@ -240,25 +240,20 @@ class Admission:
                 f"requests of model {model!r} hold {held} bytes and have no room for {size} more: "
                 f"its limit is {limit} ({env_name('model_limits')})."
             )
-            if size > limit:
-                self._metrics.reject("model_bytes", model)
-                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise self._full("model_bytes", model, message)
+            error = full(message, "model_bytes", model)
+            raise (
+                PayloadTooLarge(f"{message} Send fewer fields in a request.")
+                if size > limit
+                else error
+            )
         held = self._bytes_of["caller", caller.name]
         if caller.max_bytes and held + size > caller.max_bytes:
-            raise self._full(
-                "caller_bytes",
-                model,
+            raise full(
                 f"requests of API key {caller.name!r} hold {held} bytes and have no room for {size} more: "
                 f"its limit is {caller.max_bytes}.",
+                "caller_bytes",
+                model,
             )
-
-    def _full(self, reason: str, model: str, message: str) -> QueueFull:
-        self._metrics.reject(reason, model)
-        return QueueFull(
-            f"{message} Retry after the time in Retry-After.",
-            retry_after=self._capacity.drain_seconds,
-        )
 
     def change_bytes(self, caller: Caller, model: str, size: int) -> None:
         """Count `size` more bytes, or fewer."""
