@@ -168,7 +168,22 @@ async def list_models(call: Call) -> ModelList:
 @_models("/v1/models/{name}", summaries=("Describe a model",), errors=_ERRORS)
 async def describe_model(call: Call) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
-    return _description(call.context, call.context.engine.config(call.target.model))
+    context = call.context
+    config = context.engine.config(call.target.model)
+    base = f"/v1/models/{config.name}"
+    parameters = parameters_of(config.pde) if context.solver else None
+    return ModelDescription(
+        **asdict(_summary(context, status_of(config, context.engine))),
+        input=_signature("input", config.inputs, config),
+        output=_signature("output", config.outputs, config),
+        smallest_grid=config.architecture.smallest_grid,
+        **{name: getattr(config, name) for name in _OF_CONFIG},
+        predict=f"{base}:predict",
+        card=f"{base}/card",
+        reference=None
+        if parameters is None
+        else Reference(f"{base}/sample", f"{base}:solve", parameters),
+    )
 
 
 @_models(
@@ -223,23 +238,6 @@ def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
         **asdict(status),
         description=config.description,
         trust=trust_status(config, enabled=context.settings.trust),
-    )
-
-
-def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
-    base = f"/v1/models/{config.name}"
-    parameters = parameters_of(config.pde) if context.solver else None
-    return ModelDescription(
-        **asdict(_summary(context, status_of(config, context.engine))),
-        input=_signature("input", config.inputs, config),
-        output=_signature("output", config.outputs, config),
-        smallest_grid=config.architecture.smallest_grid,
-        **{name: getattr(config, name) for name in _OF_CONFIG},
-        predict=f"{base}:predict",
-        card=f"{base}/card",
-        reference=None
-        if parameters is None
-        else Reference(f"{base}/sample", f"{base}:solve", parameters),
     )
 
 

@@ -154,7 +154,13 @@ class Exchange(Body):
                 status = reply.status
                 size = await self._send(reply)
         except Exception:
-            status, size = await self._send_unexpected()
+            # Its status is counted even if the reply cannot be sent any more.
+            reply = unexpected(call)
+            status, size = reply.status, 0
+            if self.response_started:
+                self._edge.transport.close()
+            else:
+                size = await self._send(reply)
         except asyncio.CancelledError:
             # The process ends while the reply is sent, or the client has left.
             if not self.disconnected:
@@ -170,19 +176,9 @@ class Exchange(Body):
             return None
         try:
             reply = None if self._begun else self.begin()
-            if reply is None:
-                reply = await execute(self.call)
+            return await execute(self.call) if reply is None else reply
         except asyncio.CancelledError:
             return None if self.disconnected else stopped(self.call)
-        return reply
-
-    async def _send_unexpected(self) -> tuple[int, int]:
-        """Send a 500 if nothing has been sent; return the status and the size of its body."""
-        reply = unexpected(self.call)
-        if self.response_started:
-            self._edge.transport.close()
-            return reply.status, 0
-        return reply.status, await self._send(reply)
 
     async def _send(self, reply: Reply) -> int:
         """Send the reply; return the size of its body."""

@@ -7,7 +7,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.json import json_type, parse_object
+from turbofno.service.codec.oip_binary import DATATYPE
 from turbofno.service.engine.interface import status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
@@ -15,13 +17,17 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
 from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
 from turbofno.service.http.route import route
+from turbofno.service.http.trust import trust_status
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
+    from turbofno.service.context import AppContext
+    from turbofno.service.engine.interface import ModelCounters, ModelStatus
 
+PLATFORM = "turbofno_safetensors"
 EXTENSIONS = [
     "binary_tensor_data",
     "model_configuration",
@@ -84,11 +90,8 @@ async def ready(call: Call) -> oip.Ready:
 @_route("GET", "/v2/models/stats", summaries=("All statistics",))
 async def all_statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load, for every model that is ready."""
-    engine = call.context.engine
-    models = [(one.name, one.version) for one in engine.statuses() if one.state == _READY]
-    return oip.ModelStatistics(
-        [oip.statistics(*model, await engine.counters(*model)) for model in models]
-    )
+    statuses = call.context.engine.statuses()
+    return await _statistics(call, *(one for one in statuses if one.state == _READY))
 
 
 @_route(
@@ -97,12 +100,18 @@ async def all_statistics(call: Call) -> oip.ModelStatistics:
 )  # fmt: skip
 async def metadata(call: Call) -> oip.ModelMetadata:
     """Tensors and versions of a model; -1 is an axis of any size."""
-    engine, config = call.context.engine, _config(call)
-    versions = [
-        one.version for one in engine.statuses() if (one.name, one.state) == (config.name, _READY)
-    ]
-    enabled = call.context.settings.trust
-    return oip.metadata(config, versions, status_of(config, engine), enabled=enabled)
+    context, config = call.context, _config(call)
+    statuses = context.engine.statuses()
+    architecture = config.architecture
+    grid = [-1] * architecture.n_dim
+    return oip.ModelMetadata(
+        config.name,
+        [one.version for one in statuses if (one.name, one.state) == (config.name, _READY)],
+        PLATFORM,
+        inputs=[oip.Tensor(INPUT, DATATYPE, [-1, architecture.in_channels, *grid])],
+        outputs=[oip.Tensor(OUTPUT, DATATYPE, [-1, architecture.out_channels, *grid])],
+        parameters=_facts(context, config),
+    )
 
 
 @_route(
@@ -119,9 +128,45 @@ async def model_ready(call: Call) -> oip.ModelReady:
     summaries=("Model configuration", "Configuration of one version"),
 )  # fmt: skip
 async def configuration(call: Call) -> dict[str, Any]:
-    """Triton's ModelConfig as JSON."""
-    context, config = call.context, _config(call)
-    return oip.configuration(config, status_of(config, context.engine), context.settings)
+    """Triton's ModelConfig as JSON, for its performance tools; `dims` omits the batch axis."""
+    settings, config = call.context.settings, _config(call)
+    architecture = config.architecture
+    lowest, highest = grid_limits(config)
+    facts = {
+        "input_channels": ",".join(channel.name for channel in config.inputs),
+        "output_channels": ",".join(channel.name for channel in config.outputs),
+        "grid_minimum": ",".join(map(str, lowest)),
+        "grid_maximum": ",".join(map(str, highest)),
+        "grid_training": ",".join(map(str, config.grid.training)),
+        **_facts(call.context, config),
+    }
+
+    def tensor(name: str, channels: int) -> dict[str, Any]:
+        dims = [channels, *[-1] * architecture.n_dim]
+        return {
+            "name": name,
+            "data_type": f"TYPE_{DATATYPE}",
+            "dims": dims,
+            "is_shape_tensor": False,
+        }
+
+    return {
+        "name": config.name,
+        "platform": PLATFORM,
+        "backend": "turbofno",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": settings.max_fields_per_request,
+        "input": [tensor(INPUT, architecture.in_channels) | {"optional": False}],
+        "output": [tensor(OUTPUT, architecture.out_channels)],
+        "dynamic_batching": {
+            "preferred_batch_size": [settings.max_batch_size],
+            "max_queue_delay_microseconds": round(settings.max_queue_delay_seconds * 1e6),
+        },
+        "instance_group": [{"name": config.name, "count": 1}],
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+        "parameters": {name: {"string_value": value} for name, value in facts.items()},
+    }
 
 
 @_route(
@@ -130,9 +175,7 @@ async def configuration(call: Call) -> dict[str, Any]:
 )  # fmt: skip
 async def statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load; without a version, of the newest."""
-    config = _config(call)
-    counters = await call.context.engine.counters(config.name, config.version)
-    return oip.ModelStatistics([oip.statistics(config.name, config.version, counters)])
+    return await _statistics(call, _config(call))
 
 
 @_route(
@@ -210,6 +253,51 @@ async def log_settings(_: Call) -> dict[str, Any]:
 @_route("POST", *(f"{root}{_REGION}/register" for root in _SHARED_MEMORY), *_TRACE, "/v2/logging")
 async def refuse(call: Call) -> None:
     raise Unsupported(_NOT_OFFERED[call.path.rpartition("/")[2]])
+
+
+async def _statistics(call: Call, *models: ModelConfig | ModelStatus) -> oip.ModelStatistics:
+    return oip.ModelStatistics(
+        [
+            _of_counters(
+                one.name, one.version, await call.context.engine.counters(one.name, one.version)
+            )
+            for one in models
+        ]
+    )
+
+
+def _of_counters(name: str, version: str, counters: ModelCounters) -> oip.VersionStatistics:
+    answered, spent = counters.success_count, oip.Duration
+    return oip.VersionStatistics(
+        name,
+        version,
+        counters.last_inference_ms,
+        counters.inference_count,
+        counters.execution_count,
+        oip.InferenceStatistics(
+            success=spent(answered, counters.success_ns),
+            fail=spent(counters.fail_count, counters.fail_ns),
+            queue=spent(answered, counters.queue_ns),
+            compute_input=spent(answered, counters.compute_input_ns),
+            compute_infer=spent(answered, counters.compute_infer_ns),
+            compute_output=spent(answered, counters.compute_output_ns),
+            cache_hit=spent(0, 0),
+            cache_miss=spent(0, 0),
+        ),
+        [
+            oip.BatchStatistics(size, spent(count, 0), spent(count, ns), spent(count, 0))
+            for size, (count, ns) in sorted(counters.batches.items())
+        ],
+        memory_usage=[],
+    )
+
+
+def _facts(context: AppContext, config: ModelConfig) -> dict[str, str]:
+    """The trust status of a model, and what it runs by."""
+    status = status_of(config, context.engine)
+    names = ("backend", "precision", "asked_precision", "execution")
+    trust = {"trust": trust_status(config, enabled=context.settings.trust)}
+    return {name: getattr(status, name) for name in names} | trust
 
 
 def _config(call: Call) -> ModelConfig:
