@@ -20,7 +20,7 @@ from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import BadRequest, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.offload import offload
-from turbofno.service.http.openapi import problem, problems
+from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import json_content, json_reply, route
 from turbofno.service.http.trust import trust_status
 
@@ -41,9 +41,9 @@ OPERATIONS: list[Operation] = []
 _health = partial(route, OPERATIONS, "GET", tag="health")
 _models = partial(route, OPERATIONS, "GET", tag="models")
 _ERRORS = {
-    **problems(401),
-    404: problem("No such model, or it has no such file."),
-    503: problem("The model is not ready; the error says why."),
+    **errors(401),
+    404: "No such model, or it has no such file.",
+    503: "The model is not ready; the error says why.",
 }
 
 
@@ -200,7 +200,7 @@ async def model_card(call: Call) -> Reply:
 @_models(
     "/v1/models/{name}/{picture}.png",
     summaries=("A picture of the card",),
-    errors={**_ERRORS, 400: problem("Not a picture's name.")},
+    errors={**_ERRORS, 400: "Not a picture's name."},
     responses={200: {"description": "Success.", "content": {"image/png": {}}}},
 )
 async def model_picture(call: Call) -> Reply:

@@ -15,12 +15,13 @@ from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.oip_openapi import (
+    INFER_ANSWER,
     INFER_BODY,
-    INFER_RESPONSES,
     LENGTH_HEADER,
     RAW_SHAPE,
     TAG,
 )
+from turbofno.service.http.openapi import errors
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
@@ -65,7 +66,8 @@ OPERATIONS: list[Operation] = []
     parameters=_PARAMETERS,
     headers=(LENGTH_HEADER,),
     body=INFER_BODY,
-    responses=INFER_RESPONSES,
+    errors=errors(400, 401, 404, 408, 413, 415, 422, 429, 503, 504),
+    responses={200: INFER_ANSWER},
     parse=_parse,
     protocol="oip",
 )  # fmt: skip

@@ -7,10 +7,6 @@ from typing import Any
 from msgspec import Struct
 
 
-class Error(Struct):
-    error: str
-
-
 class ServerMetadata(Struct):
     name: str
     version: str

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from turbofno.service.http.oip_metadata import Error
 from turbofno.service.http.openapi import (
-    ERROR_MEANINGS,
     array_of,
     burgers_field,
     object_of,
-    schema_of,
 )
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
@@ -18,20 +15,6 @@ from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
 TAG = "Open Inference Protocol v2"
 _EXAMPLE_DATA = burgers_field()
 
-
-def error(description: str) -> dict[str, Any]:
-    """The OpenAPI response of an error in the protocol's form."""
-    content = {"application/json": {"schema": schema_of(Error)}}
-    return {"description": description, "content": content}
-
-
-def errors(*codes: int) -> dict[int, dict[str, Any]]:
-    """The OpenAPI responses of errors with their usual meanings."""
-    return {code: error(ERROR_MEANINGS[code]) for code in codes}
-
-
-ERRORS = errors(400, 401, 404, 503)
-BODY_ERRORS = errors(408, 413, 415)
 
 _PARAMETERS = object_of(
     {
@@ -155,16 +138,11 @@ RAW_SHAPE = Parameter(
 )
 
 LENGTH_HEADER = {"name": "Inference-Header-Content-Length", "in": "header", **_HEADER}
-INFER_RESPONSES = {
-    **ERRORS,
-    200: {
-        "description": "The output in the requested form.",
-        "headers": {"Inference-Header-Content-Length": _HEADER},
-        "content": {
-            "application/json": {"schema": _INFER_RESPONSE},
-            "application/octet-stream": _BINARY,
-        },
+INFER_ANSWER = {
+    "description": "The output in the requested form.",
+    "headers": {"Inference-Header-Content-Length": _HEADER},
+    "content": {
+        "application/json": {"schema": _INFER_RESPONSE},
+        "application/octet-stream": _BINARY,
     },
-    **BODY_ERRORS,
-    **errors(422, 429, 504),
 }

@@ -15,7 +15,8 @@ from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsuppor
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
-from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
+from turbofno.service.http.oip_openapi import TAG
+from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import trust_status
 from turbofno.service.pipeline.admission import Admitted
@@ -48,7 +49,8 @@ _NOT_OFFERED = {
 }
 
 OPERATIONS: list[Operation] = []
-_route = partial(route, OPERATIONS, tag=TAG, errors=ERRORS)
+_route = partial(route, OPERATIONS, tag=TAG, errors=errors(400, 401, 404, 503))
+_BODY_ERRORS = errors(400, 401, 404, 408, 413, 415, 503)
 
 
 def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]
 
 _CONTROL: dict[str, Any] = {
     "body": _body({"parameters": {"type": "object"}}, {}),
-    "responses": {403: error("Switched off on this server."), **BODY_ERRORS},
+    "errors": {**_BODY_ERRORS, 403: "Switched off on this server."},
 }
 
 
@@ -182,7 +184,7 @@ async def statistics(call: Call) -> oip.ModelStatistics:
     "POST", "/v2/repository/index",
     summaries=("List the model repository",),
     body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
-    responses=BODY_ERRORS,
+    errors=_BODY_ERRORS,
 )  # fmt: skip
 async def repository_index(call: Call) -> list[oip.IndexedModel]:
     """Every version known to the server, with its state; only the READY ones if `ready` is true."""

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE
-from turbofno.service.http.problems import MEDIA_TYPE, Problem
 from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
 
 if TYPE_CHECKING:
@@ -74,8 +73,7 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     return {"type": given} if isinstance(given, str) else given
 
 
-_PROBLEM = schema_of(Problem)
-ERROR_MEANINGS = {
+ERRORS = {
     400: "The body or a parameter cannot be understood.",
     401: "No known API key, where the server asks for one.",
     404: "No such model or version.",
@@ -90,14 +88,9 @@ ERROR_MEANINGS = {
 }
 
 
-def problem(description: str) -> dict[str, Any]:
-    """The OpenAPI response of an error that is sent as a problem document."""
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
-
-
-def problems(*codes: int) -> dict[int, dict[str, Any]]:
-    """The OpenAPI responses of errors with their usual meanings."""
-    return {code: problem(ERROR_MEANINGS[code]) for code in codes}
+def errors(*codes: int) -> dict[int, str]:
+    """The usual meanings of these errors."""
+    return {code: ERRORS[code] for code in codes}
 
 
 def burgers_field() -> list[float]:
@@ -195,18 +188,15 @@ def answer_schema(trust: dict[str, Any]) -> dict[str, Any]:
 WARNING_HEADER = _header(
     "in words, why the answer may be worse than the model's card says; absent if nothing is known"
 )
-RESPONSES: dict[int, dict[str, Any]] = {
-    200: {
-        "description": "The output fields, laid out and named as the input was: 'output', or "
-        "output channel names; in the form that Accept asks for, by default that of the request.",
-        "headers": {
-            "X-Model-Version": _header("version that answered"),
-            "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
-            "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
-            **TRUST_HEADERS,
-            WARNING: WARNING_HEADER,
-        },
-        "content": formats(CODECS, schema=answer_schema(TRUST_SCHEMA)),
+ANSWER: dict[str, Any] = {
+    "description": "The output fields, laid out and named as the input was: 'output', or "
+    "output channel names; in the form that Accept asks for, by default that of the request.",
+    "headers": {
+        "X-Model-Version": _header("version that answered"),
+        "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
+        "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
+        **TRUST_HEADERS,
+        WARNING: WARNING_HEADER,
     },
-    **problems(*ERROR_MEANINGS),
+    "content": formats(CODECS, schema=answer_schema(TRUST_SCHEMA)),
 }

@@ -14,9 +14,10 @@ from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.openapi import (
+    ANSWER,
     DEADLINE_HEADER,
+    ERRORS,
     REQUEST_BODY,
-    RESPONSES,
     WARNING,
 )
 from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
@@ -102,7 +103,8 @@ OPERATIONS: list[Operation] = []
     parameters=_PARAMETERS,
     headers=(DEADLINE_HEADER,),
     body=REQUEST_BODY,
-    responses=RESPONSES,
+    errors=ERRORS,
+    responses={200: ANSWER},
     parse=_parse,
     protocol="predict",
 )  # fmt: skip

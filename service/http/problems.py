@@ -33,13 +33,26 @@ class Problem(msgspec.Struct):
     request_id: str
 
 
+class Error(msgspec.Struct):
+    """An error on a path of the Open Inference Protocol."""
+
+    error: str
+
+
+def form_of(path: str) -> tuple[str, type[Problem | Error]]:
+    """Media type and document of the errors of a path."""
+    if path == "/v2" or path.startswith("/v2/"):
+        return "application/json", Error
+    return MEDIA_TYPE, Problem
+
+
 def problem(path: str, error: ServiceError) -> Reply:
     """The reply to `error`, in the format of `path`."""
-    document: dict[str, str] | Problem
-    if path == "/v2" or path.startswith("/v2/"):
-        media_type, document = "application/json", {"error": _text(error.message)}
+    media_type, form = form_of(path)
+    document: Problem | Error
+    if form is Error:
+        document = Error(_text(error.message))
     else:
-        media_type = MEDIA_TYPE
         document = Problem(
             f"urn:turbofno:problem:{error.slug}", error.title, error.status, _text(error.message),
             _text(path), request_id.get(),

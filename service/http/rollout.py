@@ -33,14 +33,13 @@ from turbofno.service.http.frame_stream import (
 from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.openapi import (
     DEADLINE_HEADER,
+    ERRORS,
     INPUT_ARRAYS,
-    RESPONSES,
     WARNING,
     WARNING_HEADER,
     answer_schema,
     arrays_body,
     formats,
-    problem,
     vorticity_field,
 )
 from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
@@ -88,14 +87,7 @@ _SUCCESS = {
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
-_ROLLOUT_RESPONSES: dict[int, dict[str, Any]] = {
-    **RESPONSES,
-    200: _SUCCESS,
-    422: problem(
-        "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
-    ),
-}
-
+_UNUSABLE = "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
 _REQUEST_BODY = arrays_body(
     INPUT_ARRAYS,
     {
@@ -169,7 +161,8 @@ OPERATIONS: list[Operation] = []
     parameters=_PARAMETERS,
     headers=(DEADLINE_HEADER,),
     body=_REQUEST_BODY,
-    responses=_ROLLOUT_RESPONSES,
+    errors={**ERRORS, 422: _UNUSABLE},
+    responses={200: _SUCCESS},
     example="navier-stokes-2d",
     parse=_parse,
     protocol="rollout",

@@ -11,13 +11,12 @@ from pydantic import BaseModel
 
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.openapi import schema_of
+from turbofno.service.http.problems import form_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from turbofno.service.http.parameters import Parameter
-
-    Responses = Mapping[int, dict[str, Any]]
 
 F = TypeVar("F", bound="Callable[[Call], Awaitable[object]]")
 
@@ -31,8 +30,8 @@ def route(
     parameters: tuple[Parameter, ...] = (),
     headers: tuple[dict[str, Any], ...] = (),
     body: dict[str, Any] | None = None,
-    errors: Responses | None = None,
-    responses: Responses | None = None,
+    errors: Mapping[int, str] | None = None,
+    responses: Mapping[int, dict[str, Any]] | None = None,
     example: str = "burgers-1d",
     **options: Any,
 ) -> Callable[[F], F]:
@@ -42,7 +41,8 @@ def route(
     two, that of the newest version and that of a given one, each with a summary. `example` is the name of a model.
 
     Args:
-        errors, responses: by status; the success of a function that returns a document needs none.
+        errors: status -> its meaning.
+        responses: status -> another response; the success of a function that returns a document needs none.
         options: attributes of the `Operation`.
     """
     endings = dict.fromkeys(paths, "")
@@ -61,7 +61,13 @@ def route(
             success = {"description": "Success; the body is empty."}
         elif document_type is not Reply:
             success["content"] = json_content(document_type)
-        given = {200: success, **(errors or {}), **(responses or {})}
+        media_type, form = form_of(next(iter(endings)))
+        failure = {media_type: {"schema": schema_of(form)}}
+        failures = {
+            code: {"description": meaning, "content": failure}
+            for code, meaning in (errors or {}).items()
+        }
+        given = {200: success, **failures, **(responses or {})}
         shared = {
             "tags": [tag],
             "description": inspect.getdoc(function),

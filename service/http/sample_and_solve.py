@@ -12,7 +12,7 @@ from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, problem, problems
+from turbofno.service.http.openapi import ANSWER, REQUEST_BODY, errors
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
 from turbofno.service.http.route import route
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 SEEDS = 1 << 20
 _MAX_STEPS = 1000
 
-_ERRORS: dict[int, dict[str, Any]] = {
-    **problems(400, 401, 406, 408, 413, 415, 422, 503),
-    403: problem("The web page and what belongs to it are switched off on this server."),
-    404: problem("No such model, or no sampler and solver for its PDE."),
-    429: problem("Too many wait for the solver: come back after Retry-After seconds."),
-    504: problem("The solver exceeded its time limit."),
+_ERRORS = {
+    **errors(400, 401, 406, 408, 413, 415, 422, 503),
+    403: "The web page and what belongs to it are switched off on this server.",
+    404: "No such model, or no sampler and solver for its PDE.",
+    429: "Too many wait for the solver: come back after Retry-After seconds.",
+    504: "The solver exceeded its time limit.",
 }
 _SUCCESS = {
     "description": "One field [channels, *grid], in the form that Accept asks for: by default .npy.",
-    "content": RESPONSES[200]["content"],
+    "content": ANSWER["content"],
 }
 _SEED = integer("seed", "which sample", most=SEEDS - 1, default=0)
 _SEED_OR_BODY = integer("seed", "solve this sample; without, the field in the body", most=SEEDS - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from turbofno.service import answer_warnings
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
@@ -12,11 +12,11 @@ from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.openapi import (
+    ANSWER,
     DEADLINE_HEADER,
-    RESPONSES,
+    ERRORS,
     arrays_body,
     burgers_field,
-    problem,
 )
 from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays
@@ -48,18 +48,16 @@ _REQUEST_BODY = arrays_body(
     codecs=[codec for codec in CODECS if codec is not NPY],
     least=2,
 )
-_RESPONSES: dict[int, dict[str, Any]] = {
-    **RESPONSES,
-    200: {
-        **RESPONSES[200],
-        "description": "The gradient, laid out as the input was: 'gradient', or 'gradient.NAME' of each input "
-        "channel; with output=true also the output, laid out as the cotangent was: 'output', or 'output.NAME'. "
-        "In the form that Accept asks for, by default that of the request.",
-    },
-    413: problem(
-        "Over a stated limit, which the error names; also that of the memory for gradients."
-    ),
-    422: problem("The model cannot take these fields or this cotangent, or has no gradient."),
+_ANSWER = {
+    **ANSWER,
+    "description": "The gradient, laid out as the input was: 'gradient', or 'gradient.NAME' of each input "
+    "channel; with output=true also the output, laid out as the cotangent was: 'output', or 'output.NAME'. "
+    "In the form that Accept asks for, by default that of the request.",
+}
+_ERRORS = {
+    **ERRORS,
+    413: "Over a stated limit, which the error names; also that of the memory for gradients.",
+    422: "The model cannot take these fields or this cotangent, or has no gradient.",
 }
 
 
@@ -98,7 +96,8 @@ OPERATIONS: list[Operation] = []
     parameters=_PARAMETERS,
     headers=(DEADLINE_HEADER,),
     body=_REQUEST_BODY,
-    responses=_RESPONSES,
+    errors=_ERRORS,
+    responses={200: _ANSWER},
     parse=_parse,
     protocol="vjp",
 )  # fmt: skip
