@@ -10,18 +10,11 @@ from turbofno.service.codec.compression import answer_coding, compress
 from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
+from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.oip_openapi import (
-    INFER_ANSWER,
-    INFER_BODY,
-    LENGTH_HEADER,
-    RAW_SHAPE,
-    TAG,
-)
-from turbofno.service.http.openapi import errors
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()
 _COMPRESS_HEAVY = 16 * 1024
-_PARAMETERS = (RAW_SHAPE,)
+_PARAMETERS = (oip_openapi.RAW_SHAPE,)
 
 
 class Parameters(NamedTuple):
@@ -62,12 +55,12 @@ OPERATIONS: list[Operation] = []
 @route(
     OPERATIONS, "POST", "/v2/models/{model}VERSION/infer",
     summaries=("Infer with the newest version", "Infer with one version"),
-    tag=TAG,
+    tag=oip_openapi.TAG,
     parameters=_PARAMETERS,
-    headers=(LENGTH_HEADER,),
-    body=INFER_BODY,
-    errors=errors(400, 401, 404, 408, 413, 415, 422, 429, 503, 504),
-    responses={200: INFER_ANSWER},
+    headers=(oip_openapi.LENGTH_HEADER,),
+    body=oip_openapi.INFER_BODY,
+    errors=openapi.errors(400, 401, 404, 408, 413, 415, 422, 429, 503, 504),
+    responses={200: oip_openapi.INFER_ANSWER},
     parse=_parse,
     protocol="oip",
 )  # fmt: skip

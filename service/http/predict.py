@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from turbofno.service.codec.fields import ResponseData, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
+from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.openapi import (
-    ANSWER,
-    DEADLINE_HEADER,
-    ERRORS,
-    REQUEST_BODY,
-    WARNING,
-)
 from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
@@ -101,10 +95,10 @@ OPERATIONS: list[Operation] = []
     summaries=("Predict with the newest version", "Predict with one version"),
     tag="predict",
     parameters=_PARAMETERS,
-    headers=(DEADLINE_HEADER,),
-    body=REQUEST_BODY,
-    errors=ERRORS,
-    responses={200: ANSWER},
+    headers=(openapi.DEADLINE_HEADER,),
+    body=openapi.REQUEST_BODY,
+    errors=openapi.ERRORS,
+    responses={200: openapi.ANSWER},
     parse=_parse,
     protocol="predict",
 )  # fmt: skip
@@ -174,7 +168,7 @@ def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
     if trust_status:
         headers.append((TRUST_HEADER.lower().encode(), trust_status.encode("latin-1")))
     if warnings:
-        headers.append((WARNING.lower().encode(), "; ".join(warnings).encode("latin-1")))
+        headers.append((openapi.WARNING.lower().encode(), "; ".join(warnings).encode("latin-1")))
     return headers
 
 

@@ -22,6 +22,7 @@ from turbofno.service.engine.interface import (
     unread_bytes,
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
+from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.frame_stream import (
     RECORDS,
@@ -31,17 +32,6 @@ from turbofno.service.http.frame_stream import (
     stream,
 )
 from turbofno.service.http.inference import count_warnings, deadline
-from turbofno.service.http.openapi import (
-    DEADLINE_HEADER,
-    ERRORS,
-    INPUT_ARRAYS,
-    WARNING,
-    WARNING_HEADER,
-    answer_schema,
-    arrays_body,
-    formats,
-    vorticity_field,
-)
 from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
 from turbofno.service.http.predict import fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
@@ -80,19 +70,19 @@ _EVERY = {"all": 1, "last": 0}
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
-    "headers": {**TRUST_HEADERS, WARNING: WARNING_HEADER},
+    "headers": {**TRUST_HEADERS, openapi.WARNING: openapi.WARNING_HEADER},
     "content": {
-        **formats(CODECS, schema=answer_schema(FRAME_TRUST_SCHEMA)),
+        **openapi.formats(CODECS, schema=openapi.answer_schema(FRAME_TRUST_SCHEMA)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
 _UNUSABLE = "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
-_REQUEST_BODY = arrays_body(
-    INPUT_ARRAYS,
+_REQUEST_BODY = openapi.arrays_body(
+    openapi.INPUT_ARRAYS,
     {
         "by channel": (
-            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": vorticity_field()},
+            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": openapi.vorticity_field()},
         )
     },
 )  # fmt: skip
@@ -159,9 +149,9 @@ OPERATIONS: list[Operation] = []
     summaries=("Roll the newest version out", "Roll one version out"),
     tag="rollout",
     parameters=_PARAMETERS,
-    headers=(DEADLINE_HEADER,),
+    headers=(openapi.DEADLINE_HEADER,),
     body=_REQUEST_BODY,
-    errors={**ERRORS, 422: _UNUSABLE},
+    errors={**openapi.ERRORS, 422: _UNUSABLE},
     responses={200: _SUCCESS},
     example="navier-stokes-2d",
     parse=_parse,

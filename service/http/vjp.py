@@ -9,15 +9,9 @@ from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
+from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
-from turbofno.service.http.openapi import (
-    ANSWER,
-    DEADLINE_HEADER,
-    ERRORS,
-    arrays_body,
-    burgers_field,
-)
 from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays
 from turbofno.service.http.route import route
@@ -29,9 +23,9 @@ if TYPE_CHECKING:
 _HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"
 _PARAMETERS = (flag("output", "also give the output"), PRIORITY)
 
-_FIELD = burgers_field()
+_FIELD = openapi.burgers_field()
 _MEAN = [1 / len(_FIELD)] * len(_FIELD)
-_REQUEST_BODY = arrays_body(
+_REQUEST_BODY = openapi.arrays_body(
     "The input as for a prediction; and the cotangent, of the output's shape: either 'cotangent' with shape [batch, "
     "channels, *grid] or [channels, *grid], or 'cotangent.NAME' for every output channel, with shape [*grid] or "
     "[batch, *grid].",
@@ -49,13 +43,13 @@ _REQUEST_BODY = arrays_body(
     least=2,
 )
 _ANSWER = {
-    **ANSWER,
+    **openapi.ANSWER,
     "description": "The gradient, laid out as the input was: 'gradient', or 'gradient.NAME' of each input "
     "channel; with output=true also the output, laid out as the cotangent was: 'output', or 'output.NAME'. "
     "In the form that Accept asks for, by default that of the request.",
 }
 _ERRORS = {
-    **ERRORS,
+    **openapi.ERRORS,
     413: "Over a stated limit, which the error names; also that of the memory for gradients.",
     422: "The model cannot take these fields or this cotangent, or has no gradient.",
 }
@@ -94,7 +88,7 @@ OPERATIONS: list[Operation] = []
     summaries=("Gradient through the newest version", "Gradient through one version"),
     tag="gradients",
     parameters=_PARAMETERS,
-    headers=(DEADLINE_HEADER,),
+    headers=(openapi.DEADLINE_HEADER,),
     body=_REQUEST_BODY,
     errors=_ERRORS,
     responses={200: _ANSWER},
