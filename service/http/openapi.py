@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
 from pydantic import TypeAdapter
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE
-from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
+from turbofno.service.http.trust import OF_FIELDS, OF_FRAMES, TRUST_HEADERS, WHY_NO_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ DEADLINE_HEADER: dict[str, Any] = {
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 
+
+GRID_PATTERN = "^[0-9]+(,[0-9]+)*$"
 
 SCHEMAS: dict[str, Any] = {}
 """The document's components, by name."""
@@ -50,27 +53,6 @@ def _of_pydantic(kind: type) -> dict[str, Any]:
     SCHEMAS.update(schema.pop("$defs", {}))
     SCHEMAS[kind.__name__] = schema
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
-
-
-def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The schema of a list; `items` is a schema or the name of a type."""
-    return {"type": "array", "items": _schema(items), **more}
-
-
-def object_of(
-    members: dict[str, str | dict[str, Any]], *, required: Sequence[str] | None = None, **more: Any
-) -> dict[str, Any]:
-    """The schema of an object, given a schema or the name of a type for each member; all are required by default."""
-    return {
-        "type": "object",
-        "required": list(members if required is None else required),
-        "properties": {name: _schema(member) for name, member in members.items()},
-        **more,
-    }
-
-
-def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
-    return {"type": given} if isinstance(given, str) else given
 
 
 ERRORS = {
@@ -141,9 +123,14 @@ def arrays_body(
         "type": "object",
         "description": description,
         "minProperties": least,
-        "additionalProperties": array_of({}, description="Nested lists."),
+        "additionalProperties": {"type": "array", "description": "Nested lists."},
     }
-    schema = object_of({"inputs": arrays}, additionalProperties=False)
+    schema = {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {"inputs": arrays},
+        "additionalProperties": False,
+    }
     shown = {
         name: {"summary": summary, "value": {"inputs": inputs}}
         for name, (summary, inputs) in examples.items()
@@ -165,24 +152,26 @@ def _header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
 
 
-def answer_schema(trust: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an answer in JSON, whose trust signals have this schema."""
-    return object_of(
-        {
-            "model": "string",
-            "version": "string",
-            "backend": "string",
-            "precision": "string",
-            "warnings": array_of(
-                "string", description="as the header X-Warning; absent if there are none"
-            ),
-            "units": {"type": "object", "additionalProperties": {"type": "string"}},
-            "trust": trust,
-            "trust_status": TRUST_STATUS,
-            "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
-        },
-        required=["model", "version", "backend", "precision", "units", "outputs"],
-    )
+class FieldsAnswer(Struct):
+    model: str
+    version: str
+    backend: str
+    precision: str
+    units: dict[str, str]
+    outputs: dict[str, list[Any]]
+    warnings: (
+        Annotated[list[str], Meta(description="as the header X-Warning; absent if there are none")]
+        | UnsetType
+    ) = UNSET
+    trust: Annotated[dict[str, list[float]], Meta(description=OF_FIELDS)] | UnsetType = UNSET
+    trust_status: Annotated[str, Meta(description=WHY_NO_SIGNALS)] | UnsetType = UNSET
+
+
+_OfFrames = Annotated[dict[str, list[list[float]]], Meta(description=OF_FRAMES)]
+
+
+class FramesAnswer(FieldsAnswer):
+    trust: _OfFrames | UnsetType = UNSET  # type: ignore[assignment]
 
 
 WARNING_HEADER = _header(
@@ -198,5 +187,5 @@ ANSWER: dict[str, Any] = {
         **TRUST_HEADERS,
         WARNING: WARNING_HEADER,
     },
-    "content": formats(CODECS, schema=answer_schema(TRUST_SCHEMA)),
+    "content": formats(CODECS, schema=schema_of(FieldsAnswer)),
 }

@@ -38,7 +38,7 @@ _OUTPUT_GRID = Parameter(
     "Points on each axis of the answer, for example 128,128: the model then runs on the grid that it "
     "was trained on, the input is interpolated there and the answer from there, which is as a rule more accurate "
     "than running it on another grid. Without it the model runs on the input's grid and answers there.",
-    {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"},
+    {"type": "string", "pattern": openapi.GRID_PATTERN},
     "points on each axis",
     str,
     example="64",

@@ -35,7 +35,7 @@ from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
 from turbofno.service.http.predict import fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
-from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
+from turbofno.service.http.trust import TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ _SUCCESS = {
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
     "headers": {**TRUST_HEADERS, openapi.WARNING: openapi.WARNING_HEADER},
     "content": {
-        **openapi.formats(CODECS, schema=openapi.answer_schema(FRAME_TRUST_SCHEMA)),
+        **openapi.formats(CODECS, schema=openapi.schema_of(openapi.FramesAnswer)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
