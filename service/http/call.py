@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
+    from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
     from turbofno.service.pipeline.admission import Admitted, Caller
 
@@ -38,8 +39,12 @@ class Operation:
     paths: Mapping[str, dict[str, Any]] = field(repr=False)
     """Path template -> its operation in OpenAPI; empty: not documented."""
     method: str = "POST"
-    parse: Callable[[Call], Any] | None = None
-    """Reads `Call.parameters` from the headers alone. Raises ServiceError.
+    parameters: tuple[Parameter, ...] = ()
+    """Of the query."""
+    hint: str | None = ""
+    """End of the error text for an unknown parameter; None: unknown ones are ignored."""
+    parse: Callable[[Call, Mapping[str, Any]], Any] | None = None
+    """Reads `Call.parameters` from the query's parameters and the headers. Raises ServiceError.
 
     None: an operation without fields, which requires neither a ready model nor capacity.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service.codec import oip_binary
 from turbofno.service.codec.compression import answer_coding, compress
@@ -15,14 +15,13 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import largest
 from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from turbofno.service.codec.oip_binary import InferRequest, InferResponse
     from turbofno.service.engine.interface import Fields, PredictResult
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()
 _COMPRESS_HEAVY = 16 * 1024
-_PARAMETERS = (oip_openapi.RAW_SHAPE,)
 
 
 class Parameters(NamedTuple):
@@ -41,12 +39,11 @@ class Parameters(NamedTuple):
     raw_shape: str | None
 
 
-def _parse(call: Call) -> Parameters:
-    shape: str | None = read_query(call, _PARAMETERS)["shape"]
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     length = call.header(_HEADER_NAME)
     if length is not None and "," in length:
         raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
-    return Parameters(None if length is None else length.strip(), shape)
+    return Parameters(None if length is None else length.strip(), given["shape"])
 
 
 OPERATIONS: list[Operation] = []
@@ -56,7 +53,7 @@ OPERATIONS: list[Operation] = []
     OPERATIONS, "POST", "/v2/models/{model}VERSION/infer",
     summaries=("Infer with the newest version", "Infer with one version"),
     tag=oip_openapi.TAG,
-    parameters=_PARAMETERS,
+    parameters=(oip_openapi.RAW_SHAPE,),
     headers=(oip_openapi.LENGTH_HEADER,),
     body=oip_openapi.INFER_BODY,
     errors=openapi.errors(400, 401, 404, 408, 413, 415, 422, 429, 503, 504),

@@ -23,6 +23,7 @@ from turbofno.service.http.body import declared_size
 from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target, encoded
 from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.openapi import SCHEMAS
+from turbofno.service.http.parameters import read_query
 from turbofno.service.http.problems import not_allowed, problem, unexpected
 from turbofno.service.http.route import route
 from turbofno.service.logs import request_id
@@ -172,7 +173,8 @@ def _admit(call: Call, target: Target) -> Reply | None:
     if first is not None and first.served is served:
         call.parameters, call.declared_bytes = first.parameters, first.declared_bytes
     else:
-        call.parameters, call.declared_bytes = operation.parse(call), declared_size(call)
+        given = read_query(call, operation.parameters, hint=operation.hint)
+        call.parameters, call.declared_bytes = operation.parse(call, given), declared_size(call)
     try:
         call.admitted = context.admission.admit(
             call.declared_bytes,

@@ -14,12 +14,12 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
+from turbofno.service.http.parameters import PRIORITY, Parameter, seconds_allowed
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.codec.fields import Form
     from turbofno.service.codec.grids import Grid
@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 _CACHED_BYTES = 128
 """Longest headers that are cached: clients choose headers, and long ones would fill the memory."""
-_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:predict)"
 _OUTPUT_GRID = Parameter(
     OUTPUT_GRID,
     "Points on each axis of the answer, for example 128,128: the model then runs on the grid that it "
@@ -43,7 +42,6 @@ _OUTPUT_GRID = Parameter(
     str,
     example="64",
 )
-_PARAMETERS = (PRIORITY, _OUTPUT_GRID)
 
 
 class Parameters(NamedTuple):
@@ -56,8 +54,7 @@ class Parameters(NamedTuple):
     output_grid: Grid | None
 
 
-def _parse(call: Call) -> Parameters:
-    given = read_query(call, _PARAMETERS, hint=_HINT)
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     grid = given[OUTPUT_GRID]
     reader, writer = codecs(call)
     return Parameters(
@@ -94,7 +91,7 @@ OPERATIONS: list[Operation] = []
     OPERATIONS, "POST", "/v1/models/{name}VERSION:predict",
     summaries=("Predict with the newest version", "Predict with one version"),
     tag="predict",
-    parameters=_PARAMETERS,
+    parameters=(PRIORITY, _OUTPUT_GRID),
     headers=(openapi.DEADLINE_HEADER,),
     body=openapi.REQUEST_BODY,
     errors=openapi.ERRORS,

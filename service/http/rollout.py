@@ -32,17 +32,18 @@ from turbofno.service.http.frame_stream import (
     stream,
 )
 from turbofno.service.http.inference import count_warnings, deadline
-from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
+from turbofno.service.http.parameters import Parameter, integer, seconds_allowed
 from turbofno.service.http.predict import fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.http.served import Served
 
-_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
 _FRAMES = "(all|last|[1-9][0-9]{0,8})"
 
 
@@ -99,8 +100,7 @@ class Parameters(NamedTuple):
     streamed: StreamFormat | None
 
 
-def _parse(call: Call) -> Parameters:
-    given = read_query(call, _PARAMETERS, hint=_HINT)
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     _check(call, given["start"], given["steps"])
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.openapi import schema_of
-from turbofno.service.http.problems import form_of
+from turbofno.service.http.problems import Error, form_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -45,13 +45,14 @@ def route(
         responses: status -> another response; the success of a function that returns a document needs none.
         options: attributes of the `Operation`.
     """
-    endings = dict.fromkeys(paths, "")
+    endings, hint = dict.fromkeys(paths, ""), None if form_of(paths[0])[1] is Error else ""
     if "VERSION" in paths[0]:
-        (path,) = paths
-        endings = {
-            path.replace("VERSION", ""): "_newest",
-            path.replace("VERSION", "/versions/{version}"): "_version",
-        }
+        newest, given = (paths[0].replace("VERSION", by) for by in ("", "/versions/{version}"))
+        endings = {newest: "_newest", given: "_version"}
+        if hint is not None:
+            hint = (
+                f" (a version goes into the path: {given.format(name='NAME', version='VERSION')})"
+            )
 
     def add(function: F) -> F:
         document_type = get_type_hints(function)["return"]
@@ -67,11 +68,11 @@ def route(
             code: {"description": meaning, "content": failure}
             for code, meaning in (errors or {}).items()
         }
-        given = {200: success, **failures, **(responses or {})}
+        answers = {200: success, **failures, **(responses or {})}
         shared = {
             "tags": [tag],
             "description": inspect.getdoc(function),
-            "responses": {str(code): response for code, response in given.items()},
+            "responses": {str(code): response for code, response in answers.items()},
             **({} if body is None else {"requestBody": body}),
         }
         asked = [*(one.described() for one in parameters), *headers]
@@ -83,7 +84,7 @@ def route(
                 "parameters": [*_path_parameters(path, example), *asked],
                 **shared,
             }
-        operations.append(Operation(run, entries, method, **options))
+        operations.append(Operation(run, entries, method, parameters, hint, **options))
         return function
 
     return add

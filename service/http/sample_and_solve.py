@@ -55,8 +55,6 @@ _SAMPLER = tuple(
     )
     for name in sorted(PARAMETER_NAMES)
 )
-_OF_SAMPLE = (_SEED, _GRID, *_SAMPLER)
-_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER)
 _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
@@ -68,18 +66,16 @@ class Parameters(NamedTuple):
     writer: Codec
 
 
-def _parse_sample(call: Call) -> Parameters:
+def _parse_sample(call: Call, given: Mapping[str, Any]) -> Parameters:
     _solver(call)
-    given = read_query(call, _OF_SAMPLE, hint="")
     return Parameters(
         _sample_job(call, given), 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY)
     )
 
 
-def _parse_solve(call: Call) -> Parameters:
+def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
     _solver(call)
     config = call.served.config
-    given = read_query(call, _OF_SOLVE, hint="")
     steps = given["steps"]
     if steps > 1 and config.time_step is None:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
@@ -100,7 +96,7 @@ _route = partial(
 @_route(
     "GET", "/v1/models/{name}/sample",
     summaries=("Draw a random input",),
-    parameters=_OF_SAMPLE,
+    parameters=(_SEED, _GRID, *_SAMPLER),
     parse=_parse_sample,
 )  # fmt: skip
 async def sample(call: Call) -> Reply:
@@ -113,7 +109,7 @@ async def sample(call: Call) -> Reply:
 @_route(
     "POST", "/v1/models/{name}:solve",
     summaries=("Solve with the PDE solver",),
-    parameters=_OF_SOLVE,
+    parameters=(_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER),
     body={**REQUEST_BODY, "required": False},
     parse=_parse_solve,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
@@ -12,16 +12,16 @@ from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
-from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
+from turbofno.service.http.parameters import PRIORITY, flag, seconds_allowed
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays
 from turbofno.service.http.route import route
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from turbofno.service.engine.interface import Fields
     from turbofno.service.http.served import Served
 
-_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"
-_PARAMETERS = (flag("output", "also give the output"), PRIORITY)
 
 _FIELD = openapi.burgers_field()
 _MEAN = [1 / len(_FIELD)] * len(_FIELD)
@@ -63,8 +63,7 @@ class Parameters(NamedTuple):
     output: bool
 
 
-def _parse(call: Call) -> Parameters:
-    given = read_query(call, _PARAMETERS, hint=_HINT)
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     output = given["output"]
     reader, writer = codecs(call)
     if reader is NPY:
@@ -87,7 +86,7 @@ OPERATIONS: list[Operation] = []
     OPERATIONS, "POST", "/v1/models/{name}VERSION:vjp",
     summaries=("Gradient through the newest version", "Gradient through one version"),
     tag="gradients",
-    parameters=_PARAMETERS,
+    parameters=(flag("output", "also give the output"), PRIORITY),
     headers=(openapi.DEADLINE_HEADER,),
     body=_REQUEST_BODY,
     errors=_ERRORS,
