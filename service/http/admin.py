@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from asyncio import to_thread
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from turbofno.service.demo.sample_parameters import SampleParameter, parameters_
 from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import BadRequest, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.offload import offload
 from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import json_content, json_reply, route
 from turbofno.service.http.trust import trust_status
@@ -194,7 +194,7 @@ async def describe_model(call: Call) -> ModelDescription:
 )
 async def model_card(call: Call) -> Reply:
     """The model card as Markdown: purpose, training, measured errors."""
-    return _reply(await offload(True, _file_of, call, CARD_FILE), "text/markdown; charset=utf-8")
+    return _reply(await to_thread(_file_of, call, CARD_FILE), "text/markdown; charset=utf-8")
 
 
 @_models(
@@ -210,7 +210,7 @@ async def model_picture(call: Call) -> Reply:
         raise BadRequest(
             f"{file[:80]!r} is not a picture's name, expected up to 64 of A-Z a-z 0-9 _ - and '.png'"
         )
-    return _reply(await offload(True, _file_of, call, file), "image/png")
+    return _reply(await to_thread(_file_of, call, file), "image/png")
 
 
 def _reply(body: bytes, media_type: str) -> Reply:
