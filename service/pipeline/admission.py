@@ -223,13 +223,13 @@ class Admission:
 
     def check_bytes(self, caller: Caller, model: str, size: int) -> None:
         """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""
-        limit, full = self._settings.max_inflight_bytes, self._capacity.full
+        limit = self._settings.max_inflight_bytes
         if self._bytes + size > limit:
-            raise full(
-                f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
-                f"the limit is {limit} ({env_name('max_inflight_bytes')}).",
+            raise self._capacity.queue_full(
                 "inflight_bytes",
                 model,
+                f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
+                f"the limit is {limit} ({env_name('max_inflight_bytes')}).",
             )
         if not caller.max_bytes and model not in self._settings.model_limits:
             return
@@ -240,19 +240,17 @@ class Admission:
                 f"requests of model {model!r} hold {held} bytes and have no room for {size} more: "
                 f"its limit is {limit} ({env_name('model_limits')})."
             )
-            error = full(message, "model_bytes", model)
-            raise (
-                PayloadTooLarge(f"{message} Send fewer fields in a request.")
-                if size > limit
-                else error
-            )
+            error = self._capacity.queue_full("model_bytes", model, message)
+            if size > limit:
+                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
+            raise error
         held = self._bytes_of["caller", caller.name]
         if caller.max_bytes and held + size > caller.max_bytes:
-            raise full(
-                f"requests of API key {caller.name!r} hold {held} bytes and have no room for {size} more: "
-                f"its limit is {caller.max_bytes}.",
+            raise self._capacity.queue_full(
                 "caller_bytes",
                 model,
+                f"requests of API key {caller.name!r} hold {held} bytes and have no room for {size} more: "
+                f"its limit is {caller.max_bytes}.",
             )
 
     def change_bytes(self, caller: Caller, model: str, size: int) -> None:
