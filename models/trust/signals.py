@@ -47,16 +47,25 @@ class Signals:
         input_distance: distance from the training distribution; 1 in 100 training fields is above 1.
         residual: residual of the PDE, an estimate of the relative L2 error; absent on grids that it does not support.
         """
-        found = {}
-        if self._distribution is not None:
-            apart = distance(features(inputs, self._scale), self._mean, self._deviation)
-            found[INPUT_DISTANCE] = apart / self._distribution.edge
+        found = self._input_distance(inputs)
         residual = residual_on(self._declared, tuple(inputs.shape[2:]))
         if residual is not None and inputs.shape[2:] == outputs.shape[2:]:
             found[RESIDUAL] = residual(inputs[:, 0], outputs[:, 0])
-        return {
-            name: value.nan_to_num_(LARGEST).clamp_max_(LARGEST) for name, value in found.items()
-        }
+        return _bounded(found)
+
+    def of_inputs(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Signals that need no outputs, and few points of the inputs: input_distance."""
+        return _bounded(self._input_distance(inputs))
+
+    def _input_distance(self, inputs: Tensor) -> dict[str, Tensor]:
+        if self._distribution is None:
+            return {}
+        apart = distance(features(inputs, self._scale), self._mean, self._deviation)
+        return {INPUT_DISTANCE: apart / self._distribution.edge}
+
+
+def _bounded(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.nan_to_num_(LARGEST).clamp_max_(LARGEST) for name, value in found.items()}
 
 
 def residual_on(

@@ -87,7 +87,7 @@ class LocalEngine:
             device=device,
             pipeline=pipeline,
             run_on_device=self._scheduler.run_on_device,
-            max_fields=lambda model, size: policy.for_model(model).limit(size),
+            max_fields=lambda model, size: policy.limit(size, model=model),
             group=group,
         )
         self._locations = self._repository.find(recovery)

@@ -113,7 +113,7 @@ class Admission:
         self._entering: list[Admitted] = []
         self._requests = 0
         self._idle = asyncio.Event()
-        self._idle.set()
+        """Set once no admitted request is left while the service drains."""
         self._reading: set[asyncio.Timeout] = set()
         self._ended = False
         self.draining = False
@@ -154,8 +154,6 @@ class Admission:
         slot = (model, version)
         self._capacity.check(model, version, self.coming[slot] + 1)
         self.check_bytes(caller, model, size)
-        if not self._requests:
-            self._idle.clear()
         self._requests += 1
         if not queued:
             return Admitted(self, caller, model)
@@ -165,7 +163,7 @@ class Admission:
     def leave(self) -> None:
         """Note the end of an admitted request."""
         self._requests -= 1
-        if not self._requests:
+        if self.draining and not self._requests:
             self._idle.set()
 
     def enter_queue(self, request: Admitted) -> None:
@@ -218,8 +216,9 @@ class Admission:
             )
 
     async def wait_idle(self) -> None:
-        """Wait until no admitted request is left."""
-        await self._idle.wait()
+        """Wait until no admitted request is left; call it after `start_draining`."""
+        if self._requests:
+            await self._idle.wait()
 
     def check_bytes(self, caller: Caller, model: str, size: int) -> None:
         """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -42,17 +42,10 @@ class Policy:
             {name: limits.batch for name, limits in settings.model_limits.items() if limits.batch},
         )
 
-    def for_model(self, name: str) -> Policy:
-        """The policy for batches of one model."""
-        if name not in self.max_fields_of:
-            return self
-        return replace(self, max_fields=min(self.max_fields, self.max_fields_of[name]))
-
-    def limit(self, field_bytes: int, gradient_bytes: int = 0) -> int:
-        """Most fields of that size in a batch, each with that much gradient memory; at least 1."""
-        return _limit(
-            self.max_fields, self.max_bytes, self.max_gradient_bytes, field_bytes, gradient_bytes
-        )
+    def limit(self, field_bytes: int, gradient_bytes: int = 0, *, model: str = "") -> int:
+        """Most fields of that size in a batch of a model, each with that much gradient memory; at least 1."""
+        most = min(self.max_fields, self.max_fields_of.get(model, self.max_fields))
+        return _limit(most, self.max_bytes, self.max_gradient_bytes, field_bytes, gradient_bytes)
 
 
 @lru_cache(maxsize=1024)
@@ -95,8 +88,8 @@ class Batcher:
         kind = tickets[0].kind
         queue = self._queues.get(kind.bucket)
         if queue is None:
-            queue = self._queues[kind.bucket] = _Queue(self._policy_limit(kind))
-            queue.limit = self.limit(kind)
+            limit = self._policy_limit(kind)
+            queue = self._queues[kind.bucket] = _Queue(limit, self._lowered.get(kind.bucket, limit))
         queue.add(kind.flow, tickets)
 
     def restore(self, tickets: Sequence[Ticket]) -> None:
@@ -107,8 +100,8 @@ class Batcher:
 
     def limit(self, kind: Kind) -> int:
         """Most fields in a batch of this kind."""
-        limit = self._policy_limit(kind)
-        return min(limit, self._lowered.get(kind.bucket, limit))
+        lowered = self._lowered.get(kind.bucket)
+        return self._policy_limit(kind) if lowered is None else lowered
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
         """Charge the device time of a batch to the flows whose fields ran in it."""
@@ -164,7 +157,7 @@ class Batcher:
         return Decision((), tuple(expired), wake_at)
 
     def _policy_limit(self, kind: Kind) -> int:
-        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.gradient_bytes)
+        return self._policy.limit(kind.field_bytes, kind.gradient_bytes, model=kind.flow.model)
 
     def _lanes_in_order(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """All lanes, ordered by clock, then priority, then age."""
@@ -184,8 +177,8 @@ class Batcher:
 class _Queue:
     """One bucket: for each flow a non-empty lane of tickets in order."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = self.policy_limit = limit
+    def __init__(self, policy_limit: int, limit: int) -> None:
+        self.policy_limit, self.limit = policy_limit, limit
         self._fields = 0
         self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 

@@ -204,6 +204,8 @@ class QueueCapacity:
 
     def wait_seconds(self, model: str, level: int, now: float) -> float:
         """Expected wait of new work: running batches, its model's queue, and other models' share meanwhile."""
+        if not (self.total or self._running):
+            return 0.0
         own = self._backlog(model, level)
         others = sum(
             min(own, self._backlog(other, level)) for other in self._ahead if other != model
@@ -264,7 +266,7 @@ class QueueCapacity:
 
     def _batch_limit(self, kind: Kind) -> int:
         """Most fields in a batch of that kind."""
-        return self._policy.for_model(kind.flow.model).limit(kind.field_bytes, kind.gradient_bytes)
+        return self._policy.limit(kind.field_bytes, kind.gradient_bytes, model=kind.flow.model)
 
     def _count(self, kind: Kind, fields: int, ahead: int) -> None:
         """Add `fields` to the waiting fields; `ahead` of them run before a new request."""

@@ -79,7 +79,7 @@ class Rollouts:
         key = id(model), fields.shape[1:]
         group = self._groups.get(key)
         if group is None:
-            limit = self._policy.for_model(model.name).limit(fields.nbytes // len(fields))
+            limit = self._policy.limit(fields.nbytes // len(fields), model=model.name)
             group = self._groups[key] = _Group(model, limit, self._metrics, self._run_on_device)
             task = asyncio.create_task(group.run(partial(self._groups.pop, key)))
             self._tasks.add(task)

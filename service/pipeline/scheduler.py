@@ -82,9 +82,9 @@ class Scheduler:
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
         self._live: set[Ticket] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closed = False
+        self._idle = asyncio.Event()
+        """Set once no ticket is left after `close`."""
         self._over = False
         """True once nothing can run any more."""
         self._pump_scheduled = False
@@ -137,7 +137,8 @@ class Scheduler:
         self._closed = True
         try:
             async with asyncio.timeout(within):
-                await self._idle.wait()
+                if self._live:
+                    await self._idle.wait()
         except TimeoutError:
             if within:
                 logger.warning(
@@ -340,8 +341,6 @@ class Scheduler:
 
     def _watch(self, tickets: Sequence[Ticket]) -> None:
         """Wait for the end of tickets that were queued, and for their deadlines."""
-        if not self._live:
-            self._idle.clear()
         self._live.update(tickets)
         deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
         if deadlines:
@@ -437,7 +436,7 @@ class Scheduler:
             ended.remove(ticket)
             self._run_alone(ticket)
         self._capacity.release_quota(*[ticket.request for ticket in ended])
-        if not self._live:
+        if self._closed and not self._live:
             self._idle.set()
         self._on_ended(ended)
 

@@ -106,21 +106,20 @@ class Ticket(msgspec.Struct, eq=False):
     ended: bool = False
     """It succeeded or failed; its outcome is set once no batch can write to the request's `output_buffer`."""
     error: ServiceError | None = None
+    requests: int = 1
+    """Number of requests: several if they were joined."""
 
     def __post_init__(self) -> None:
+        if self.request.joined:
+            self.requests = len(self.request.joined)
         if not self.order:
             self.requeue()
 
     def requeue(self) -> None:
         """Move behind all tickets that wait now."""
         self.order = next(_serial)
-        for _ in self.request.joined[1:]:
+        for _ in range(1, self.requests):
             next(_serial)
-
-    @property
-    def requests(self) -> int:
-        """Number of requests: several if they were joined."""
-        return len(self.request.joined) or 1
 
     def alone(self) -> list[Ticket]:
         """A ticket for each of its requests; only itself if they are not joined."""

@@ -106,6 +106,8 @@ class SlabGroup:
         self.lost = ""
         """Why the group can run nothing more, or empty."""
         self._metrics = metrics
+        self.trust = settings.trust
+        """True if answers have trust signals."""
         self._hang_seconds = settings.hang_seconds
         # Frames wait here for their place in a front end's memory. Pages that were never used take no memory.
         self.memory = SlotMemory(8 * max(1, settings.frontends) * settings.shared_memory_bytes)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from turbofno.models.trust.signals import Signals
 from turbofno.service.engine.runnable import ModelOutput, Ran, SlabState, Turn
 from turbofno.service.runtime.rollout_turn import Excess
 from turbofno.service.runtime.slabs import Start
 from turbofno_ops import ChainRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from turbofno.models.core.checkpoint import LoadedModel
     from turbofno.models.core.config import Precision
@@ -30,7 +34,11 @@ LARGE = 1 / 16
 
 
 class SlabModel:
-    """Implements turbofno.service.runtime.slabs.SlabModel."""
+    """Implements turbofno.service.runtime.slabs.SlabModel.
+
+    Its trust signals are those of inputs, computed on the host: they take few points of a field. A residual would take
+    the transform of the whole field.
+    """
 
     def __init__(
         self, group: SlabGroup, path: Path, loaded: LoadedModel, precision: Precision
@@ -39,6 +47,7 @@ class SlabModel:
         self._loaded, self._config = loaded, loaded.config
         self._number = next(group.numbers)
         self._excess = Excess(loaded.config.statistics, torch.device("cpu"))
+        self._signals = Signals(loaded.config) if group.trust else None
         self._refusal = ""
         self._never = ""
         """The reason why no field is cut, whatever its grid; empty if fields may be."""
@@ -93,13 +102,15 @@ class SlabModel:
         )
         seconds = time.perf_counter() - gathered
         ran = Ran(network.backend, network.precision, "slabs")
-        return ModelOutput(whole, ran, gathered - started, seconds, total=sum(totals))
+        judged = [self._judged(part) for part in inputs]
+        trust = {name: [*chain.from_iterable(one[name] for one in judged)] for name in judged[0]}
+        return ModelOutput(whole, ran, gathered - started, seconds, trust, sum(totals))
 
     def advance(
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
         group = self._group
-        starts, news, frames = [], [], []
+        starts, news, frames, counts = [], [], [], []
         for state, steps_wanted in zip(states, wanted, strict=True):
             assert not isinstance(state, torch.Tensor)
             if isinstance(state, SlabState):
@@ -113,6 +124,7 @@ class SlabModel:
             news.append(new)
             shape = (len(state), self._config.architecture.out_channels, *grid)
             frames.append({step: group.memory.array(shape) for step in steps_wanted})
+            counts.append(len(state))
         energies = group.run(
             "advance",
             self._number,
@@ -129,8 +141,32 @@ class SlabModel:
             states=news,
             frames=frames,
             excess=[self._excess.of(energy).numpy() for energy in sums],
-            trust=[{} for _ in states],
+            trust=[
+                self._judged_steps(start.fields, of_steps, (steps, count))
+                for start, of_steps, count in zip(starts, frames, counts, strict=True)
+            ],
         )
+
+    def _judged(self, fields: Fields) -> dict[str, list[float]]:
+        """Signal -> its values of fields [n, channels, *grid] as inputs."""
+        if self._signals is None:
+            return {}
+        found = self._signals.of_inputs(torch.from_numpy(fields))
+        return {name: values.tolist() for name, values in found.items()}
+
+    def _judged_steps(
+        self, start: Fields | None, frames: Mapping[int, Fields], shape: tuple[int, int]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Signal -> values [steps, n] of a rollout's turn: those of fields that are on the host, 0 in other steps."""
+        known = [(step - 1, fields) for step, fields in frames.items()]
+        if start is not None:
+            known.append((0, start))
+        found: dict[str, NDArray[np.float32]] = {}
+        for row, fields in known:
+            for name, values in self._judged(fields).items():
+                rows = found.setdefault(name, np.zeros(shape, np.float32))
+                rows[row] = np.maximum(rows[row], values)
+        return found
 
     def clear(self) -> None:
         self._group.drop("clear", self._number)

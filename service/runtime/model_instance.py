@@ -56,7 +56,7 @@ class ModelInstance:
     ) -> None:
         """`asked` is the preferred precision; `others` returns all models on the device; `trust` enables trust signals.
 
-        `slabs` runs fields that are cut over several devices; they have no trust signals. `device` is the first of these.
+        `slabs` runs fields that are cut over several devices, with trust signals of their own. `device` is the first of these.
         """
         self.config = config
         self.totals = ModelTotals()
