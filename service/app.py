@@ -8,15 +8,13 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-
 from turbofno.service.context import AppContext
 from turbofno.service.demo.solver_process import SolverProcess
 from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.asgi import CallMiddleware
+from turbofno.service.http.fastapi_app import FastAPIApp
 from turbofno.service.http.guard import Guard
 from turbofno.service.http.keys import Keys
-from turbofno.service.http.operations import openapi
 from turbofno.service.http.pages import PAGE_PATHS
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
@@ -28,6 +26,8 @@ from turbofno.service.version import SERVER, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from fastapi import FastAPI
 
     from turbofno.service.engine.interface import Engine
     from turbofno.service.settings import Settings
@@ -75,8 +75,23 @@ def create_app(
         # A browser loads the page without a key; the user enters it there.
         public = PAGE_PATHS | {"/"} | ({"/metrics"} if settings.public_metrics else set())
         keys = Keys(settings.api_keys_file, public=public)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        context.engine.start()
+        try:
+            yield
+        finally:
+            await drain(context)
+            if context.solver is not None:
+                await context.solver.close()
+            if settings.tracing:
+                await asyncio.to_thread(setup.stop)
+
     shedding = Shedding()
-    context = AppContext(
+    app = FastAPIApp(lifespan=lifespan)
+    context = app.state.context = AppContext(
+        app=app,
         settings=settings,
         engine=engine,
         admission=Admission(settings, metrics, slots),
@@ -91,33 +106,6 @@ def create_app(
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
     )
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        context.engine.start()
-        try:
-            yield
-        finally:
-            await drain(context)
-            if context.solver is not None:
-                await context.solver.close()
-            if settings.tracing:
-                await asyncio.to_thread(setup.stop)
-
-    # Its part is the lifespan; the table of operations serves requests, and describes itself.
-    app = FastAPI(
-        lifespan=lifespan,
-        openapi_url=None,
-        # The service's own spans and metrics cover all requests.
-        telemetry={
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-            "operation_spans": False,
-            "auto_configure": False,
-        },
-    )
-    app.openapi = openapi  # type: ignore[method-assign]
-    app.state.context = context
     app.add_middleware(CallMiddleware, context=context)
     return app
 

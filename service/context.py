@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from fastapi import Request
+
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Engine
     from turbofno.service.http.access_log import AccessLog
+    from turbofno.service.http.fastapi_app import FastAPIApp
     from turbofno.service.http.guard import Guard
     from turbofno.service.http.keys import Keys
     from turbofno.service.http.served import ServedModels
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """The objects that requests use, as `call.context`."""
+    """The objects that requests use: operations as `call.context`, FastAPI's routes through `context_of`."""
 
+    app: FastAPIApp
     settings: Settings
     engine: Engine
     admission: Admission
@@ -41,3 +45,9 @@ class AppContext:
     """None: tracing is off."""
     solver: SolverProcess | None = None
     """None: samplers and solvers are off."""
+
+
+def context_of(request: Request) -> AppContext:
+    """The context of the FastAPI application that serves `request`."""
+    context: AppContext = request.app.state.context
+    return context

@@ -61,8 +61,8 @@ class Target(NamedTuple):
 
     path: str
     """Percent-decoded."""
-    operations: Mapping[str, Operation]
-    """By method; empty: there is no such route."""
+    operations: Mapping[str, Operation] | None
+    """By method; empty: a model's path with an unknown verb. None: what FastAPI serves."""
     model: str
     version: str | None
     """None: the newest."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
-from pydantic import TypeAdapter
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE
@@ -34,25 +33,13 @@ SCHEMAS: dict[str, Any] = {}
 """The document's components, by name."""
 
 
-_REFERENCE = "#/components/schemas/{name}"
-
-
 def schema_of(kind: Any) -> dict[str, Any]:
     """The schema of a type; those of the structures in it are added to SCHEMAS."""
     (schema,), components = msgspec.json.schema_components(
-        (kind,), schema_hook=_of_pydantic, ref_template=_REFERENCE
+        (kind,), ref_template="#/components/schemas/{name}"
     )
     SCHEMAS.update(components)
     return schema
-
-
-def _of_pydantic(kind: type) -> dict[str, Any]:
-    schema = TypeAdapter(kind).json_schema(
-        mode="serialization", ref_template=_REFERENCE.replace("name", "model")
-    )
-    SCHEMAS.update(schema.pop("$defs", {}))
-    SCHEMAS[kind.__name__] = schema
-    return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
 ERRORS = {

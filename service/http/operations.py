@@ -1,33 +1,29 @@
-"""The table of operations, and the one order in which a request passes through them."""
+"""The table of operations, the last of which is FastAPI, and the one order in which a request passes through them."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from turbofno.service.errors import NotFound, QueueFull, ServiceError
 from turbofno.service.http import (
-    admin,
+    health,
     oip_infer,
     oip_server,
-    pages,
     predict,
     rollout,
     sample_and_solve,
     vjp,
 )
 from turbofno.service.http.body import declared_size
-from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target, encoded
+from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target
 from turbofno.service.http.guard import is_preflight, preflight
-from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.parameters import read_query
-from turbofno.service.http.problems import not_allowed, problem, unexpected
-from turbofno.service.http.route import route
+from turbofno.service.http.problems import no_route, not_allowed, options, problem, unexpected
 from turbofno.service.logs import request_id
-from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +40,7 @@ _WITH_VERBS = [
 _OTHERS = [
     *oip_infer.OPERATIONS,
     *oip_server.OPERATIONS,
-    *admin.OPERATIONS,
-    *pages.OPERATIONS,
+    *health.OPERATIONS,
 ]
 _VERBS = ("predict", "rollout", "vjp", "solve")
 _VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
@@ -53,26 +48,14 @@ _CACHED_BYTES = 256
 """Longest path that is cached: clients choose paths, and long ones would fill the memory."""
 
 
-@route(_OTHERS, "GET", "/openapi.json")
-async def openapi_document(_: Call) -> dict[str, Any]:
-    return openapi()
-
-
-@cache
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document of the table."""
+def documented() -> dict[str, dict[str, Any]]:
+    """The table's operations by path and method, as in an OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in (*_WITH_VERBS, *_OTHERS):
         for path, about in operation.paths.items():
             if about:
                 paths.setdefault(path, {})[operation.method.lower()] = about
-    description = "Inference for trained Fourier neural operators."
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "turbofno", "version": VERSION, "description": description},
-        "paths": paths,
-        "components": {"schemas": SCHEMAS},
-    }
+    return paths
 
 
 def _routes(operations: Sequence[Operation]) -> Iterator[tuple[re.Pattern[str], Methods]]:
@@ -102,9 +85,14 @@ def _target(raw_path: bytes) -> Target:
             part = found.groupdict()
             model = part.get("name") or part.get("model") or ""
             return Target(path, operations, model, part.get("version"))
-    return Target(path, {}, "", None)
+    return Target(path, None, "", None)
 
 
+async def _answer_by_fastapi(call: Call) -> Reply:
+    return await call.context.app.answer(call)
+
+
+_FASTAPI = Operation(_answer_by_fastapi, {}, "GET")
 _cached = lru_cache(maxsize=1024)(_target)
 
 
@@ -153,14 +141,17 @@ async def execute(call: Call) -> Reply:
 
 def _admit(call: Call, target: Target) -> Reply | None:
     operations = target.operations
+    if operations is None:
+        call.operation = _FASTAPI
+        return None
     if not operations:
-        raise _no_route(call.path)
+        raise _no_verb(call.path)
     method = "GET" if call.method == "HEAD" else call.method
     if method not in operations:
         refusal = not_allowed(call.method, call.path, sorted(operations))
         if method != "OPTIONS":
             raise refusal
-        return Reply(204, encoded({"Allow": f"{refusal.allowed}, OPTIONS"}))
+        return options(refusal)
     operation = call.operation = operations[method]
     if operation.parse is None:
         return None
@@ -189,12 +180,7 @@ def _admit(call: Call, target: Target) -> Reply | None:
     return None
 
 
-def _no_route(path: str) -> NotFound:
-    if not _VERB.fullmatch(path):
-        return NotFound(f"there is no route {path!r}; GET /docs lists the routes")
+def _no_verb(path: str) -> NotFound:
     near = difflib.get_close_matches(path.rpartition(":")[2], _VERBS, n=1)
     guess = f"did you mean :{near[0]}? " if near else ""
-    verbs = ", ".join(f":{name}" for name in _VERBS)
-    return NotFound(
-        f"there is no route {path!r}: {guess}Models have {verbs}; GET /docs lists the routes"
-    )
+    return no_route(path, f": {guess}Models have {', '.join(f':{name}' for name in _VERBS)}")

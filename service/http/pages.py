@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fastapi import APIRouter, Request, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse
+
+from turbofno.service.context import context_of
 from turbofno.service.errors import Forbidden, NotFound
-from turbofno.service.http.call import Call, Operation, Reply, encoded
-from turbofno.service.http.route import json_reply, route
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _TYPES = {
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
     ".svg": "image/svg+xml",
 }
 _FOLDER = Path(__file__).resolve().parent.parent / "demo" / "page"
@@ -45,33 +42,38 @@ _PAGE_HEADERS = _HEADERS | {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 
-OPERATIONS: list[Operation] = []
-_page = partial(route, OPERATIONS, "GET")
+router = APIRouter(include_in_schema=False)
 
 
 # Redirects are relative, so that they work behind a proxy that adds a prefix.
 
 
-@_page("/")
-async def root(call: Call) -> Reply:
+@router.get("/")
+async def root(request: Request) -> Response:
     """Redirect a browser to the demo page, or to the documentation if that is off; list the entry points as JSON for others."""
-    page = call.context.settings.ui
-    if "text/html" in (call.header(b"accept") or ""):
-        return _redirect("ui/" if page else "docs")
+    page = context_of(request).settings.ui
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("ui/" if page else "docs", 307)
     links = {"models": "/v1/models", "documentation": "/docs", "openapi": "/openapi.json"}
-    return json_reply(
+    return JSONResponse(
         {"name": "turbofno", "version": VERSION, **links, **({"page": "/ui/"} if page else {})}
     )
 
 
-@_page("/docs", "/docs/{file}")
-async def documentation(call: Call) -> Reply:
-    file = call.path[len("/docs/") :] or "index.html"
-    if file in ("index.html", "start.js"):
-        return _file(_DOCUMENTATION / file, _HEADERS)
-    if file in _SWAGGER_FILES:
-        return _file(_swagger_ui() / file, _HEADERS)
-    raise NotFound(f"the documentation has no file {file[:80]!r}")
+@router.get("/docs")
+async def documentation() -> Response:
+    return FileResponse(_DOCUMENTATION / "index.html", headers=_HEADERS)
+
+
+@router.get("/docs/{file}")
+async def documentation_file(file: str) -> Response:
+    if file == "start.js":
+        path = _DOCUMENTATION / file
+    elif file in _SWAGGER_FILES:
+        path = _swagger_ui() / file
+    else:
+        raise NotFound(f"the documentation has no file {file[:80]!r}")
+    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
 
 
 def _swagger_ui() -> Path:
@@ -82,27 +84,23 @@ def _swagger_ui() -> Path:
     return Path(spec.origin).parent / "static"
 
 
-@_page("/ui", "/ui/", "/ui/{file}")
-async def page(call: Call) -> Reply:
-    if not call.context.settings.ui:
+@router.get("/ui")
+async def page_redirect(request: Request) -> Response:
+    _refuse_if_off(request)
+    return RedirectResponse("ui/", 307)
+
+
+@router.get("/ui/{file:path}")
+async def page_file(request: Request, file: str) -> Response:
+    _refuse_if_off(request)
+    path = _FILES.get(file or "index.html")
+    if path is None:
+        raise NotFound(f"the page has no file {file[:80]!r}")
+    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_PAGE_HEADERS)
+
+
+def _refuse_if_off(request: Request) -> None:
+    if not context_of(request).settings.ui:
         raise Forbidden(
             f"the web page is switched off: start the server with {env_name('ui')}=true to have it"
         )
-    if call.path == "/ui":
-        return _redirect("ui/")
-    file = call.path[len("/ui/") :] or "index.html"
-    if file not in _FILES:
-        raise NotFound(f"the page has no file {file[:80]!r}")
-    return _file(_FILES[file], _PAGE_HEADERS)
-
-
-def _redirect(to: str) -> Reply:
-    return Reply(307, encoded({"Location": to}))
-
-
-def _file(path: Path, headers: Mapping[str, str]) -> Reply:
-    return Reply(200, encoded({"Content-Type": _TYPES[path.suffix], **headers}), (_read(path),))
-
-
-# The files of the service, few and small; its users' are never cached.
-_read = cache(Path.read_bytes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from turbofno.service.errors import MethodNotAllowed, ServiceError, Unavailable
+from turbofno.service.errors import MethodNotAllowed, NotFound, ServiceError, Unavailable
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.logs import request_id
@@ -88,6 +88,16 @@ def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllo
     """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
+
+
+def options(refusal: MethodNotAllowed) -> Reply:
+    """The reply to OPTIONS on a path that refuses it as another method."""
+    return Reply(204, encoded({"Allow": f"{refusal.allowed}, OPTIONS"}))
+
+
+def no_route(path: str, guess: str = "") -> NotFound:
+    """The error for a path at which nothing is served."""
+    return NotFound(f"there is no route {path!r}{guess}; GET /docs lists the routes")
 
 
 def _text(text: str) -> str:

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import msgspec
-from pydantic import BaseModel
 
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.openapi import schema_of
@@ -62,13 +61,8 @@ def route(
             success = {"description": "Success; the body is empty."}
         elif document_type is not Reply:
             success["content"] = json_content(document_type)
-        media_type, form = form_of(next(iter(endings)))
-        failure = {media_type: {"schema": schema_of(form)}}
-        failures = {
-            code: {"description": meaning, "content": failure}
-            for code, meaning in (errors or {}).items()
-        }
-        answers = {200: success, **failures, **(responses or {})}
+        failures = error_responses(next(iter(endings)), errors or {})
+        answers: dict[Any, Any] = {200: success, **failures, **(responses or {})}
         shared = {
             "tags": [tag],
             "description": inspect.getdoc(function),
@@ -90,10 +84,16 @@ def route(
     return add
 
 
+def error_responses(path: str, errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's responses for errors (status -> meaning) on a path."""
+    media_type, form = form_of(path)
+    content = {media_type: {"schema": schema_of(form)}}
+    return {code: {"description": meaning, "content": content} for code, meaning in errors.items()}
+
+
 def json_reply(document: object, status: int = 200) -> Reply:
-    """A reply with a JSON document, whose parts may be pydantic models."""
-    body = msgspec.json.encode(document, enc_hook=_plain)
-    return Reply(status, [(b"content-type", b"application/json")], (body,))
+    """A reply with a JSON document."""
+    return Reply(status, [(b"content-type", b"application/json")], (msgspec.json.encode(document),))
 
 
 def json_content(kind: Any) -> dict[str, Any]:
@@ -109,16 +109,9 @@ def _replying(function: Callable[[Call], Awaitable[object]]) -> Callable[[Call],
     return run
 
 
-def _plain(value: object) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    raise NotImplementedError
-
-
 def _path_parameters(path: str, example: str) -> list[dict[str, Any]]:
     known = {
         "version": ("version of the model", "1"),
-        "picture": ("name of a picture in the card", "card"),
     }
     found = [
         (name, *known.get(name, ("name of a model", example)))

@@ -50,9 +50,10 @@ def test_no_path_is_hidden_by_another() -> None:
         for template in operation.paths:
             path = re.sub(r"{\w+}", "some", template)
             target = operations.target_of(path.encode())
+            assert target.operations is not None
             assert target.operations[operation.method] is operation, template
             assert bool(target.model) == ("{name}" in template or "{model}" in template)
-    assert len(every) > 30
+    assert len(every) > 20
 
 
 def test_get_of_a_prediction_lists_the_allowed_method() -> None:

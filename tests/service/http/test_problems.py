@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 
-from tests.service.http.serving import added_to_the_table, serving
+from tests.service.http.serving import added_to_the_table, application, serving
 from turbofno.service import errors
 from turbofno.service.errors import QueueFull, ServiceError
 from turbofno.service.http.call import Call, Reply
@@ -77,6 +78,29 @@ def test_unexpected_exception_reveals_only_the_request_id(path: str) -> None:
     assert answer.status_code == 500
     assert "password" not in answer.text
     assert "request id abc" in answer.text
+
+
+def test_errors_of_fastapi_are_ours_where_it_knows_less() -> None:
+    app, _ = application()
+
+    @app.get("/v2/x")
+    async def route(number: int = 0) -> None:
+        raise HTTPException(number, "short and stout")
+
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            paths = ("/v2/x?number=seven", "/v2/x?number=418", "/v2/y")
+            return [await client.get(path) for path in paths] + [await client.options("/v2/x")]
+
+    wrong, other, unknown, options = asyncio.run(main())
+    assert wrong.status_code == 400
+    assert "query parameter 'number'" in wrong.json()["error"]
+    assert "'seven'" in wrong.json()["error"]
+    assert (other.status_code, other.json()["detail"]) == (418, "short and stout")
+    assert unknown.status_code == 404
+    assert "there is no route '/v2/y'" in unknown.json()["error"]
+    assert (options.status_code, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
 
 
 def test_path_that_is_not_utf8_is_answered() -> None:
