@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from turbofno.service.context import AppContext
 from turbofno.service.demo.solver_process import SolverProcess
-from turbofno.service.http import problems
 from turbofno.service.http.access_log import AccessLog
-from turbofno.service.http.admin import router as admin_router
 from turbofno.service.http.asgi import CallMiddleware
 from turbofno.service.http.fastapi_app import FastAPIApp
 from turbofno.service.http.guard import Guard
 from turbofno.service.http.keys import Keys
-from turbofno.service.http.pages import PAGE_PATHS, pages
+from turbofno.service.http.pages import PAGE_PATHS
 from turbofno.service.http.served import ServedModels
 from turbofno.service.http.shedding import Shedding
 from turbofno.service.metrics import Metrics
@@ -77,8 +75,23 @@ def create_app(
         # A browser loads the page without a key; the user enters it there.
         public = PAGE_PATHS | {"/"} | ({"/metrics"} if settings.public_metrics else set())
         keys = Keys(settings.api_keys_file, public=public)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        context.engine.start()
+        try:
+            yield
+        finally:
+            await drain(context)
+            if context.solver is not None:
+                await context.solver.close()
+            if settings.tracing:
+                await asyncio.to_thread(setup.stop)
+
     shedding = Shedding()
-    context = AppContext(
+    app = FastAPIApp(lifespan=lifespan)
+    context = app.state.context = AppContext(
+        app=app,
         settings=settings,
         engine=engine,
         admission=Admission(settings, metrics, slots),
@@ -93,41 +106,7 @@ def create_app(
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
     )
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        context.engine.start()
-        try:
-            yield
-        finally:
-            await drain(context)
-            if context.solver is not None:
-                await context.solver.close()
-            if settings.tracing:
-                await asyncio.to_thread(setup.stop)
-
-    app = FastAPIApp(
-        title="turbofno",
-        version=VERSION,
-        description="Inference for trained Fourier neural operators.",
-        lifespan=lifespan,
-        redirect_slashes=False,
-        # FastAPI's documentation pages load files from a CDN.
-        docs_url=None,
-        redoc_url=None,
-        # The service's own spans and metrics also cover what happens outside FastAPI.
-        telemetry={
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-            "operation_spans": False,
-            "auto_configure": False,
-        },
-    )
-    app.state.context = context
     app.add_middleware(CallMiddleware, context=context)
-    problems.install(app)
-    for router in (admin_router, pages):
-        app.include_router(router)
     return app
 
 

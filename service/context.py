@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Engine
     from turbofno.service.http.access_log import AccessLog
+    from turbofno.service.http.fastapi_app import FastAPIApp
     from turbofno.service.http.guard import Guard
     from turbofno.service.http.keys import Keys
     from turbofno.service.http.served import ServedModels
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """The objects that requests use; operations access it as `call.context`, FastAPI's routes through `context_of`."""
+    """The objects that requests use: operations as `call.context`, FastAPI's routes through `context_of`."""
 
+    app: FastAPIApp
     settings: Settings
     engine: Engine
     admission: Admission

@@ -1,13 +1,12 @@
-"""Health, readiness, metrics, and the models with their descriptions, cards and pictures."""
+"""The models, with their descriptions, cards and pictures."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
@@ -18,7 +17,8 @@ from turbofno.service.context import AppContext, context_of
 from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
 from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import NotFound
-from turbofno.service.http.openapi import ModelName, problem, problems
+from turbofno.service.http.openapi import errors
+from turbofno.service.http.route import error_responses
 from turbofno.service.http.trust import trust_status
 
 CARD_FILE = "card.md"
@@ -32,24 +32,13 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    **problems(401),
-    404: problem("No such model, or it has no such file."),
-    503: problem("The model is not ready; the error says why."),
+_ERRORS = {
+    **errors(401),
+    404: "No such model, or it has no such file.",
+    503: "The model is not ready; the error says why.",
 }
-
-
-class Health(BaseModel):
-    """The process responds."""
-
-    live: bool = True
-
-
-class Readiness(BaseModel):
-    """True if this instance should get traffic; otherwise the reasons."""
-
-    ready: bool
-    reasons: list[str] = []
+_RESPONSES = error_responses("/v1/models", _ERRORS)
+_Name = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 
 
 class Signature(BaseModel):
@@ -105,45 +94,6 @@ class ModelDescription(ModelSummary):
     """The service's sampler and PDE solver for this model, if any."""
 
 
-@router.get("/healthz", tags=["health"])
-async def health() -> Health:
-    """Live: the event loop runs."""
-    return Health()
-
-
-@router.get(
-    "/readyz",
-    tags=["health"],
-    responses={
-        503: {"model": Readiness, "description": "Loading, draining, or a model is broken."}
-    },
-)
-async def readiness(request: Request, response: Response) -> Readiness:
-    """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
-    context = context_of(request)
-    reasons = ["shutting down"] if context.admission.draining else []
-    if context.engine.failure:
-        reasons.append(context.engine.failure)
-    elif not context.engine.ready:
-        statuses = context.engine.statuses()
-        reasons += [
-            f"model {one.name} version {one.version} is {one.state}"
-            + (f": {one.reason}" if one.reason else "")
-            for one in statuses
-            if one.state != "READY"
-        ]
-        reasons = reasons or ["no model is loaded"]
-    response.status_code = 503 if reasons else 200
-    return Readiness(ready=not reasons, reasons=reasons)
-
-
-@router.get("/metrics", tags=["health"], response_class=Response)
-async def metrics(request: Request) -> Response:
-    """Prometheus metrics, in the text format."""
-    text = await context_of(request).scrape()
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
     """All models, ready or not."""
@@ -151,8 +101,8 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(models=[_summary(context, status) for status in context.engine.statuses()])
 
 
-@router.get("/v1/models/{name}", tags=["models"], responses=_ERRORS)
-async def describe_model(request: Request, name: ModelName) -> ModelDescription:
+@router.get("/v1/models/{name}", tags=["models"], responses=_RESPONSES)
+async def describe_model(request: Request, name: _Name) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
     context = context_of(request)
     return _description(context, context.engine.config(name))
@@ -162,9 +112,9 @@ async def describe_model(request: Request, name: ModelName) -> ModelDescription:
     "/v1/models/{name}/card",
     tags=["models"],
     response_class=Response,
-    responses={200: {"content": {"text/markdown": {}}}, **_ERRORS},
+    responses={200: {"content": {"text/markdown": {}}}, **_RESPONSES},
 )
-def model_card(request: Request, name: ModelName) -> Response:
+def model_card(request: Request, name: _Name) -> Response:
     """The model card as Markdown: purpose, training, measured errors."""
     return Response(_file_of(request, name, CARD_FILE), media_type="text/markdown; charset=utf-8")
 
@@ -175,13 +125,13 @@ def model_card(request: Request, name: ModelName) -> Response:
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}}},
-        400: problem("Not a picture's name."),
-        **_ERRORS,
+        **_RESPONSES,
+        **error_responses("/v1/models", {400: "Not a picture's name."}),
     },
 )
 def model_picture(
     request: Request,
-    name: ModelName,
+    name: _Name,
     picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
 ) -> Response:
     """A picture of the card, whose relative links lead here."""

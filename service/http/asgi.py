@@ -1,10 +1,10 @@
-"""The ASGI transport: serves the table of operations, and passes other requests to FastAPI."""
+"""The ASGI transport, for hosts other than the service's own server."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from turbofno.service.http.call import Body, Call, ClientLeft, Reply
@@ -13,17 +13,14 @@ from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexp
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Coroutine
 
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from turbofno.service.context import AppContext
     from turbofno.service.http.call import Bytes
 
 T = TypeVar("T")
-
-_WAIT_BYTES = 32 * 1024
-"""Longer bodies are sent on their own, so that the server can apply backpressure."""
 
 
 class ReceivedBody(Body):
@@ -55,16 +52,16 @@ class ReceivedBody(Body):
 
 def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
     path: str = scope["path"]
-    raw_path = scope.get("raw_path") or quote(path, errors="replace").encode()
+    quoted = quote(path, errors="replace").encode()
     headers = [(name.lower(), value) for name, value in scope["headers"]]
-    target = target_of(quote(path, errors="replace").encode())
     return Call(
-        context, scope["method"], path, raw_path, scope["query_string"], headers, ReceivedBody(receive), target
+        context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
+        headers, ReceivedBody(receive), target_of(quoted),
     )  # fmt: skip
 
 
 class CallMiddleware:
-    """The outermost layer: makes a `Call` of each request and serves those for the table of operations."""
+    """Serves HTTP by the table of operations; passes other scopes, such as the lifespan, to the application."""
 
     def __init__(self, app: ASGIApp, *, context: AppContext) -> None:
         self._app = app
@@ -78,7 +75,11 @@ class CallMiddleware:
         token = request_id.set(call.request_id)
         sending = _Sending(call, send)
         try:
-            await self._answer(call, scope, receive, sending)
+            if (reply := begin(call)) is not None:
+                await sending.reply(reply)
+            else:
+                assert isinstance(call.body, ReceivedBody)
+                await unless_left(call.body, sending.execute())
         except ClientLeft:
             if not sending.started:
                 await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
@@ -95,92 +96,55 @@ class CallMiddleware:
             self._context.access_log.close(call, sending.status, sending.size)
             request_id.reset(token)
 
-    async def _answer(self, call: Call, scope: Scope, receive: Receive, sending: _Sending) -> None:
-        reply = begin(call)
-        if reply is not None:
-            await sending.reply(reply)
-        elif call.target is None:
-            # FastAPI's GET routes do not serve HEAD; the server omits the body.
-            method = "GET" if call.method == "HEAD" else call.method
-            await self._app({**scope, "method": method}, receive, sending)
-        else:
-
-            async def answer() -> None:
-                await sending.reply(await execute(call))
-
-            assert isinstance(call.body, ReceivedBody)
-            await unless_left(call.body, answer())
-
 
 class _Sending:
-    """ASGI's `send` for one request: adds the headers common to all replies, records status and size."""
+    """The reply to one request, as ASGI messages."""
 
     def __init__(self, call: Call, send: Send) -> None:
         self._call = call
         self._send = send
-        self._bodiless = call.method == "HEAD"
         self.status = CLIENT_CLOSED_REQUEST
         self.size = 0
+        """Bytes of the body sent."""
         self.started = False
 
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status, self.started = message["status"], True
-            own = self._call.context.access_log.headers(self._call)
-            message["headers"] = [*message.get("headers", ()), *own]
-        elif message["type"] == "http.response.body":
-            more = message.get("more_body", False)
-            await self._body(message.get("body", b""), more=more)
-            return
-        await self._send(message)
+    async def execute(self) -> None:
+        await self.reply(await execute(self._call))
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole reply."""
-        headers = reply.headers
+        headers = [*reply.headers]
         if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
-            headers = [*headers, (b"content-length", str(reply.size).encode())]
-        await self({"type": "http.response.start", "status": reply.status, "headers": headers})
+            headers.append((b"content-length", str(reply.size).encode()))
+        headers += self._call.context.access_log.headers(self._call)
+        self.status, self.started = reply.status, True
+        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        await self._send(start)
         for piece in reply.body:
-            await self._body(bytes(piece), more=True)
+            await self._body(bytes(piece))
         if reply.stream is not None:
             async with aclosing(reply.stream) as stream:
                 async for piece in stream:
-                    await self._body(piece, more=True)
-        await self._body(b"", more=False)
+                    await self._body(piece)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _body(self, body: Bytes, *, more: bool) -> None:
-        size = len(body)
-        if self._bodiless:
-            body = b""
-        else:
-            self.size += size
-        if size > _WAIT_BYTES and not more:
+    async def _body(self, piece: Bytes) -> None:
+        if self._call.method != "HEAD":
+            self.size += len(piece)
             # The server applies backpressure before the message that follows a body, not during it.
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-            body = b""
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def unless_left(body: ReceivedBody, work: Awaitable[T]) -> T:
+async def unless_left(body: ReceivedBody, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first."""
-    waiting = asyncio.current_task()
-    assert waiting is not None
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        await body.until_left()
-        left = True
-        waiting.cancel()
-
-    watching = asyncio.create_task(watch())
+    working, watching = asyncio.create_task(work), asyncio.create_task(body.until_left())
     try:
-        return await work
-    except asyncio.CancelledError:
-        if left and not waiting.uncancel():
-            raise ClientLeft from None
-        raise
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
     finally:
+        working.cancel()
         watching.cancel()
+        await asyncio.wait((working, watching))
         # Break the reference cycle of error and frame, which would hold the fields until a garbage collection.
-        del work
+        del work, working

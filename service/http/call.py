@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
+    from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
     from turbofno.service.pipeline.admission import Admitted, Caller
 
@@ -38,10 +39,14 @@ class Operation:
     paths: Mapping[str, dict[str, Any]] = field(repr=False)
     """Path template -> its operation in OpenAPI; empty: not documented."""
     method: str = "POST"
-    parse: Callable[[Call], Any] | None = None
-    """Reads `Call.parameters` from the headers alone. Raises ServiceError.
+    parameters: tuple[Parameter, ...] = ()
+    """Of the query."""
+    hint: str | None = ""
+    """End of the error text for an unknown parameter; None: unknown ones are ignored."""
+    parse: Callable[[Call, Mapping[str, Any]], Any] | None = None
+    """Reads `Call.parameters` from the query's parameters and the headers. Raises ServiceError.
 
-    None: an operation without fields, for which neither a ready model nor capacity is required.
+    None: an operation without fields, which requires neither a ready model nor capacity.
     """
     protocol: ProtocolLabel = "admin"
     """Label of its requests in the metrics."""
@@ -56,8 +61,8 @@ class Target(NamedTuple):
 
     path: str
     """Percent-decoded."""
-    operations: Mapping[str, Operation]
-    """By method; empty: a model's path with an unknown verb."""
+    operations: Mapping[str, Operation] | None
+    """By method; empty: a model's path with an unknown verb. None: what FastAPI serves."""
     model: str
     version: str | None
     """None: the newest."""
@@ -136,9 +141,9 @@ class Call:
         query: bytes,
         headers: Headers,
         body: Body,
-        target: Target | None = None,
+        target: Target,
     ) -> None:
-        """`path` is percent-decoded, `raw_path` is not; without `target` FastAPI's routes serve the request."""
+        """`path` is percent-decoded, `raw_path` is not."""
         self.started = time.perf_counter()
         self.context = context
         self.method = method

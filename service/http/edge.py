@@ -1,9 +1,8 @@
-"""The socket transport: uvicorn's HTTP protocol with limits that it lacks; operations bypass ASGI.
+"""The socket transport: uvicorn's HTTP protocol with limits that it lacks; requests bypass ASGI.
 
 This file alone overrides or calls uvicorn's internals (test_uvicorn.py fails if a version lacks one): `HttpToolsProtocol`
-with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`; its
-queue `pipeline` of (cycle, application), each started as `cycle.run_asgi(application)`; of `self.cycle`:
-`response_started`, `response_complete`, `disconnected`, `keep_alive`, and `message_event` of uvicorn's own cycles.
+with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`, which
+reads `response_complete` of `self.cycle` and sets its `keep_alive`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Target
 
 BODY_SECONDS = 0.02
 """Seconds for which the body of an admitted request is awaited before a task reads it, with its time limit."""
@@ -51,6 +49,8 @@ class Edge(HttpToolsProtocol):
     """One connection. Its own refusals have a JSON body for clients of both protocols: `error` and RFC 9457's members."""
 
     app_context: AppContext
+    cycle: Any
+    """The newest exchange, by the name that uvicorn uses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,8 +60,8 @@ class Edge(HttpToolsProtocol):
         self._timers: dict[Callable[..., object], asyncio.TimerHandle] = {}
         """By the function that they call."""
         self._idle_since = 0.0
-        self._unanswered: deque[Any] = deque()
-        """Exchanges and uvicorn's cycles, in the order of their requests."""
+        self._unanswered: deque[Exchange] = deque()
+        """In the order of their requests; the first is being served."""
         self._admitted: Exchange | None = None
         """A request to start when its body has been received, or takes long."""
         self._arriving = False
@@ -87,16 +87,12 @@ class Edge(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
-        self.pipeline.clear()
-        for cycle in self._unanswered:
-            cycle.disconnected = True
-            if isinstance(cycle, Exchange):
-                cycle.abandon()
-            else:
-                cycle.message_event.set()
+        for exchange in self._unanswered:
+            exchange.disconnected = True
+            exchange.abandon()
         self._unanswered.clear()
         # Break the reference cycle with the last exchange, which would wait for a garbage collection.
-        self.cycle = None  # type: ignore[assignment]
+        self.cycle = None
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -104,8 +100,8 @@ class Edge(HttpToolsProtocol):
         if self._arriving or not self._unanswered or self.transport.get_extra_info("sslcontext"):
             return False
         self._half_closed = True
-        for cycle in self._unanswered:
-            cycle.keep_alive = cycle is not self._unanswered[-1]
+        for exchange in self._unanswered:
+            exchange.keep_alive = exchange is not self._unanswered[-1]
         self._probe(FIRST_PROBE_SECONDS)
         return True
 
@@ -149,7 +145,7 @@ class Edge(HttpToolsProtocol):
             )
 
     def on_message_begin(self) -> None:
-        # uvicorn's begins with a scope, which operations do not need.
+        # uvicorn's makes an ASGI scope, which an exchange does not need.
         self.url = b""
         self.headers = []
         self._in_header = True
@@ -165,21 +161,23 @@ class Edge(HttpToolsProtocol):
         self._header_bytes = 0
         self._arriving = True
         self._stop(self._header_too_slow)
-        path, _, query = self.url.partition(b"?")
-        target = target_of(path)
-        if target is not None:
-            self._start_exchange(path, query, target)
+        if self.url.startswith(b"/"):
+            path, _, query = self.url.partition(b"?")
         else:
-            self._start_cycle()
-            self._unanswered.append(self.cycle)
-        if 0 < len(self.pipeline) < MOST_PIPELINED:
-            self.flow.resume_reading()
+            # A whole URL, as a proxy gets it.
+            url = httptools.parse_url(self.url)
+            path, query = url.path or b"/", url.query or b""
+        parser, target = self.parser, target_of(path)
+        method = parser.get_method().decode("ascii")
+        call = Call(
+            self.app_context, method, target.path, path, query, self.headers, NO_BODY, target
+        )
+        chunked = parser.get_http_version() != "1.0"
+        keep_alive = chunked and parser.should_keep_alive()
+        self._begin(Exchange(self, call, chunked=chunked, keep_alive=keep_alive))
 
     def on_body(self, body: bytes) -> None:
-        if isinstance(self.cycle, Exchange):
-            self.cycle.take(body)
-        else:
-            super().on_body(body)
+        self.cycle.take(body)
         self._header_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -189,13 +187,10 @@ class Edge(HttpToolsProtocol):
         self._header_bytes = 0
         self._arriving = False
         self._stop(self.transport.close)
-        if isinstance(self.cycle, Exchange):
-            self.cycle.end_body()
-            if self.cycle.response_complete and not self.cycle.keep_alive:
-                self.transport.close()
-            self._pace(self.cycle.call)
-        else:
-            super().on_message_complete()
+        self.cycle.end_body()
+        if self.cycle.response_complete and not self.cycle.keep_alive:
+            self.transport.close()
+        self._pace(self.cycle.call)
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
@@ -203,11 +198,8 @@ class Edge(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            task = self.loop.create_task(cycle.run_asgi(app))
-            task.add_done_callback(self.tasks.discard)
-            self.tasks.add(task)
+        if self._unanswered:
+            self._unanswered[0].start()
         elif self._half_closed:
             self.transport.close()
         elif self._arriving:
@@ -224,7 +216,7 @@ class Edge(HttpToolsProtocol):
         self._stop(self._drop_unless_read)
 
     def send_400_response(self, msg: str) -> None:
-        if any(cycle.response_started for cycle in self._unanswered):
+        if any(exchange.response_started for exchange in self._unanswered):
             self.transport.close()
             return
         self._refuse(400, "no_http", msg)
@@ -239,7 +231,7 @@ class Edge(HttpToolsProtocol):
     def _remember_head(self, data: bytes) -> None:
         """Keep the head of the received bytes if they are one request that can be repeated."""
         exchange = self.cycle
-        if not isinstance(exchange, Exchange) or not exchange.repeatable:
+        if exchange is None or not exchange.repeatable:
             return
         size = len(data) - (exchange.call.declared_bytes or 0)
         # The first blank line is where the body begins only if the bytes are one request.
@@ -276,33 +268,12 @@ class Edge(HttpToolsProtocol):
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
-    def _start_cycle(self) -> None:
-        """Begin a request for FastAPI, whose headers are complete, as uvicorn does."""
-        url, headers = self.url, self.headers
-        super().on_message_begin()
-        for header in headers:
-            super().on_header(*header)
-        self.url = url
-        super().on_headers_complete()
-
-    def _start_exchange(self, path: bytes, query: bytes, target: Target) -> None:
-        """Begin a request for an operation, whose headers are complete."""
-        parser = self.parser
-        method = parser.get_method().decode("ascii")
-        call = Call(
-            self.app_context, method, target.path, path, query, self.headers, NO_BODY, target
-        )
-        chunked = parser.get_http_version() != "1.0"
-        keep_alive = chunked and parser.should_keep_alive()
-        self._begin(Exchange(self, call, chunked=chunked, keep_alive=keep_alive))
-
     def _begin(self, exchange: Exchange) -> None:
         first = not self._unanswered
         self._unanswered.append(exchange)
-        self.cycle = exchange  # type: ignore[assignment]
+        self.cycle = exchange
         if not first:
-            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
-            if len(self.pipeline) >= MOST_PIPELINED:
+            if len(self._unanswered) > MOST_PIPELINED:
                 self.flow.pause_reading()
         elif not self.flow.write_paused and (reply := exchange.begin()) is not None:
             exchange.refuse(reply)
@@ -344,7 +315,7 @@ class Edge(HttpToolsProtocol):
         waiting = self._unanswered[0] if self._unanswered else None
         if waiting is None or self.transport.is_closing():
             return
-        if isinstance(waiting, Exchange) and waiting.chunked and not waiting.response_started:
+        if waiting.chunked and not waiting.response_started:
             self.transport.write(CONTINUE)
         self._call_after(seconds, self._probe, min(2 * seconds, LONGEST_PROBE_SECONDS))
 

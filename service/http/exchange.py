@@ -1,4 +1,4 @@
-"""One operation's request and reply on a connection: the body as it arrives, the task, the bytes sent."""
+"""A request and its reply on a connection: the body as it arrives, the task, the bytes sent."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from turbofno.service.logs import request_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from uvicorn._types import ASGI3Application
-
     from turbofno.service.http.call import Bytes
     from turbofno.service.http.edge import Edge
 
@@ -34,7 +32,7 @@ NO_BODY = Body()
 
 
 class Exchange(Body):
-    """One operation's request and reply on a connection, with the attributes that uvicorn reads of its own cycles."""
+    """A request and its reply on a connection."""
 
     __slots__ = (
         "_begun", "_edge", "_expects_continue", "_more", "_task", "_unread", "call", "chunked", "disconnected",
@@ -125,14 +123,14 @@ class Exchange(Body):
 
     def start(self) -> None:
         """Serve the request; at once, if its body is complete and its operation only waits for the engine."""
-        edge, operation = self._edge, self.call.operation
-        if self.complete and operation.queued and operation.parse is not None:
-            task = EagerTask(self.run_asgi(edge.app), edge.tasks.discard)
+        edge, call = self._edge, self.call
+        if self.complete and call.admitted is not None and call.operation.queued:
+            task = EagerTask(self._run(), edge.tasks.discard)
             if not task.ended:
                 self._task = task
                 edge.tasks.add(task)  # type: ignore[arg-type]
             return
-        self._task = edge.loop.create_task(self.run_asgi(edge.app))
+        self._task = edge.loop.create_task(self._run())
         self._task.add_done_callback(edge.tasks.discard)
         edge.tasks.add(self._task)
 
@@ -146,14 +144,9 @@ class Exchange(Body):
         self._end()
         self._release()
 
-    async def run_asgi(self, app: ASGI3Application) -> None:
-        """Serve the request; uvicorn calls a cycle by this name."""
-        del app
+    async def _run(self) -> None:
         call = self.call
         request_id.set(call.request_id)
-        if self._task is None:
-            # Started by uvicorn, or at once.
-            self._task = asyncio.current_task()
         status, size = CLIENT_CLOSED_REQUEST, 0
         try:
             reply = await self._reply()
@@ -161,7 +154,13 @@ class Exchange(Body):
                 status = reply.status
                 size = await self._send(reply)
         except Exception:
-            status, size = await self._send_unexpected()
+            # Its status is counted even if the reply cannot be sent any more.
+            reply = unexpected(call)
+            status, size = reply.status, 0
+            if self.response_started:
+                self._edge.transport.close()
+            else:
+                size = await self._send(reply)
         except asyncio.CancelledError:
             # The process ends while the reply is sent, or the client has left.
             if not self.disconnected:
@@ -177,19 +176,9 @@ class Exchange(Body):
             return None
         try:
             reply = None if self._begun else self.begin()
-            if reply is None:
-                reply = await execute(self.call)
+            return await execute(self.call) if reply is None else reply
         except asyncio.CancelledError:
             return None if self.disconnected else stopped(self.call)
-        return reply
-
-    async def _send_unexpected(self) -> tuple[int, int]:
-        """Send a 500 if nothing has been sent; return the status and the size of its body."""
-        reply = unexpected(self.call)
-        if self.response_started:
-            self._edge.transport.close()
-            return reply.status, 0
-        return reply.status, await self._send(reply)
 
     async def _send(self, reply: Reply) -> int:
         """Send the reply; return the size of its body."""

@@ -1,38 +1,67 @@
-"""The FastAPI application: API documentation, demo page and administration.
-
-`CallMiddleware` serves the operations (see operations.py) without FastAPI; the OpenAPI document describes them too.
-"""
+"""FastAPI's routes (documentation, page, models), as one operation of the table, and the OpenAPI document of both."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 
+from turbofno.service.errors import BadRequest, MethodNotAllowed
+from turbofno.service.http import admin, pages
+from turbofno.service.http.call import Reply
 from turbofno.service.http.openapi import SCHEMAS
-from turbofno.service.http.operations import OPERATIONS
+from turbofno.service.http.operations import documented
+from turbofno.service.http.problems import no_route, not_allowed, options
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from collections.abc import Mapping
+
+    from fastapi import Request
+    from starlette.types import Message
+
+    from turbofno.service.http.call import Call
 
 _VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 class FastAPIApp(FastAPI):
-    """FastAPI without ServerErrorMiddleware, so that `CallMiddleware` is the outermost layer."""
+    """An application whose routes are served by `answer`, in whatever way their requests came."""
 
-    def build_middleware_stack(self) -> ASGIApp:
-        inner: ASGIApp = ExceptionMiddleware(
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            title="turbofno",
+            version=VERSION,
+            description="Inference for trained Fourier neural operators.",
+            redirect_slashes=False,
+            # FastAPI's documentation pages load files from a CDN.
+            docs_url=None,
+            redoc_url=None,
+            generate_unique_id_function=lambda route: route.name,
+            exception_handlers={RequestValidationError: _refuse, 404: _refuse, 405: _refuse},
+            # The service's own spans and metrics cover all requests.
+            telemetry={
+                "tracing": False,
+                "metrics": False,
+                "logs": False,
+                "operation_spans": False,
+                "auto_configure": False,
+            },
+            **options,
+        )
+        for router in (admin.router, pages.router):
+            self.include_router(router)
+        self._routes = ExceptionMiddleware(
             AsyncExitStackMiddleware(self.router), handlers=self.exception_handlers
         )
-        for make, args, options in reversed(self.user_middleware):
-            inner = make(inner, *args, **options)
-        return inner
 
     def openapi(self) -> dict[str, Any]:
-        """FastAPI's document with the operations added, and without validation status 422: the service sends 400."""
+        """FastAPI's document with the table's operations, and without validation status 422: the service sends 400."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
@@ -43,11 +72,59 @@ class FastAPIApp(FastAPI):
                 for operation in path.values():
                     if _VALIDATION_SCHEMAS[0] in str(operation["responses"].get("422")):
                         del operation["responses"]["422"]
-            operations = {
-                path: {operation.method.lower(): described}
-                for operation in OPERATIONS
-                for path, described in operation.paths.items()
-                if described
-            }
-            document["paths"] = operations | document["paths"]
+            document["paths"] = documented() | document["paths"]
         return super().openapi()
+
+    async def answer(self, call: Call) -> Reply:
+        """Serve a request that no other operation serves. Raises ServiceError."""
+        reply = Reply(500)
+        pieces: list[bytes] = []
+
+        async def receive() -> Message:
+            # FastAPI's routes read no body, and `call` is cancelled if its client leaves.
+            return await asyncio.get_running_loop().create_future()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                # The transports add the length.
+                reply.headers = [one for one in message["headers"] if one[0] != b"content-length"]
+            else:
+                pieces.append(message.get("body", b""))
+
+        scope = {
+            "type": "http", "http_version": "1.1", "scheme": "http", "root_path": "", "app": self,
+            # FastAPI's GET routes do not serve HEAD; the transports omit the body.
+            "method": "GET" if call.method == "HEAD" else call.method,
+            "path": call.path, "raw_path": call.raw_path, "query_string": call.query,
+            "headers": [*call.headers.items()],
+        }  # fmt: skip
+        try:
+            await self._routes(scope, receive, send)
+        except MethodNotAllowed as refusal:
+            if call.method != "OPTIONS":
+                raise
+            return options(refusal)
+        reply.body = pieces
+        reply.size = sum(map(len, pieces))
+        return reply
+
+
+async def _refuse(request: Request, raised: Exception) -> NoReturn:
+    """Raise the service's error for one of FastAPI's."""
+    path = request.scope["path"]
+    match raised:
+        case RequestValidationError():
+            raise BadRequest("; ".join(map(_describe, raised.errors()))) from None
+        case HTTPException(status_code=404):
+            raise no_route(path) from None
+        case _:
+            # All of FastAPI's routes are GET.
+            raise not_allowed(request.method, path, ["GET"]) from None
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    where, *names = error["loc"]
+    given = str(error.get("input"))
+    shown = "" if error["type"] == "missing" else f", got {given[:80]!r}"
+    return f"{where} parameter {'.'.join(map(str, names))!r}: {error['msg']}{shown}"

@@ -25,7 +25,7 @@ _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""
 
 
-async def infer(
+async def run_model(
     call: Call,
     fields: Fields,
     *,

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service.codec import oip_binary
 from turbofno.service.codec.compression import answer_coding, compress
 from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
+from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Operation
-from turbofno.service.http.inference import count_warnings, infer
+from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.oip_openapi import INFER_PATHS, RAW_SHAPE
-from turbofno.service.http.parameters import read_query
 from turbofno.service.http.predict import success_reply
+from turbofno.service.http.route import route
 from turbofno.service.http.trust import largest
 from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from turbofno.service.codec.oip_binary import InferRequest, InferResponse
     from turbofno.service.engine.interface import Fields, PredictResult
-    from turbofno.service.http.call import Bytes, Call, Headers, Reply
+    from turbofno.service.http.call import Bytes, Headers
     from turbofno.service.http.served import Served
 
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()
 _COMPRESS_HEAVY = 16 * 1024
-_PARAMETERS = (RAW_SHAPE,)
 
 
 class Parameters(NamedTuple):
@@ -40,15 +39,30 @@ class Parameters(NamedTuple):
     raw_shape: str | None
 
 
-def _parse(call: Call) -> Parameters:
-    shape: str | None = read_query(call, _PARAMETERS)["shape"]
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     length = call.header(_HEADER_NAME)
     if length is not None and "," in length:
         raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
-    return Parameters(None if length is None else length.strip(), shape)
+    return Parameters(None if length is None else length.strip(), given["shape"])
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v2/models/{model}VERSION/infer",
+    summaries=("Infer with the newest version", "Infer with one version"),
+    tag=oip_openapi.TAG,
+    parameters=(oip_openapi.RAW_SHAPE,),
+    headers=(oip_openapi.LENGTH_HEADER,),
+    body=oip_openapi.INFER_BODY,
+    errors=openapi.errors(400, 401, 404, 408, 413, 415, 422, 429, 503, 504),
+    responses={200: oip_openapi.INFER_ANSWER},
+    parse=_parse,
+    protocol="oip",
+)  # fmt: skip
+async def infer(call: Call) -> Reply:
+    """Infer; JSON or binary tensors both ways, whatever Content-Type says."""
     settings, served, admitted = call.context.settings, call.served, call.admitted
     header, raw_shape = call.parameters
     assert admitted is not None
@@ -67,7 +81,7 @@ async def _run(call: Call) -> Reply:
     call.decode_seconds = time.perf_counter() - started
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)
-    result = await infer(
+    result = await run_model(
         call, fields,
         output_grid=grid,
         priority=request.priority,
@@ -131,6 +145,3 @@ def _encode(
         trust=largest(result.trust),
         trust_status=trust_status,
     )
-
-
-OPERATION = Operation(_run, INFER_PATHS, parse=_parse, protocol="oip")

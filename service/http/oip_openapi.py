@@ -2,113 +2,92 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from turbofno.service.http.oip_metadata import Error
-from turbofno.service.http.openapi import (
-    ERROR_MEANINGS,
-    array_of,
-    burgers_field,
-    described,
-    object_of,
-    schema_of,
-)
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from turbofno.service.http.openapi import GRID_PATTERN, burgers_field, schema_of
 from turbofno.service.http.parameters import Parameter
-from turbofno.service.http.trust import TRUST_LARGEST, TRUST_STATUS
+from turbofno.service.http.trust import LARGEST, WHY_NO_SIGNALS
 
 TAG = "Open Inference Protocol v2"
 _EXAMPLE_DATA = burgers_field()
-
-
-def error(description: str) -> dict[str, Any]:
-    """The OpenAPI response of an error in the protocol's form."""
-    content = {"application/json": {"schema": schema_of(Error)}}
-    return {"description": description, "content": content}
-
-
-def errors(*codes: int) -> dict[int, dict[str, Any]]:
-    """The OpenAPI responses of errors with their usual meanings."""
-    return {code: error(ERROR_MEANINGS[code]) for code in codes}
-
-
-ERRORS = errors(400, 401, 404, 503)
-BODY_ERRORS = errors(408, 413, 415)
-
-_PARAMETERS = object_of(
-    {
-        "priority": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "1 is highest, 10 lowest, 0 counts as 5",
-        },
-        "timeout": {"type": "integer", "minimum": 0, "description": "microseconds in the queue"},
-        "binary_data_output": "boolean",
-        "output_grid": {
-            "type": "string",
-            "pattern": "^[0-9]+(,[0-9]+)*$",
-            "description": "points on each axis of the answer, as 128,128: the model then runs on its training grid, "
-            "input and answer are interpolated",
-        },
-    },
-    required=(),
-    additionalProperties={"type": ["string", "number", "boolean"]},
-    propertyNames={"not": {"pattern": "^triton_"}},
+_Size = Annotated[int, Meta(ge=0)]
+_OUTPUT_GRID = (
+    "points on each axis of the answer, as 128,128: the model then runs on its training grid, input and answer are "
+    "interpolated"
 )
-_SIZE = {"type": "integer", "minimum": 0}
-_INPUT = object_of(
-    {
-        "name": {"const": "input"},
-        "shape": array_of(_SIZE),
-        "datatype": {"enum": ["FP32", "FP64", "FP16", "BF16"]},
-        "parameters": object_of({"binary_data_size": _SIZE}, required=()),
-        "data": array_of({}, description="flat or nested"),
-    },
-    required=("name", "shape", "datatype"),
-)
-_OUTPUT = object_of(
-    {"name": {"const": "output"}, "parameters": object_of({"binary_data": "boolean"}, required=())},
-    required=("name",),
-)
-_INFER_REQUEST = object_of(
-    {
-        "id": "string",
-        "parameters": _PARAMETERS,
-        "inputs": array_of(_INPUT, minItems=1, maxItems=1),
-        "outputs": array_of(_OUTPUT, maxItems=1),
-    },
-    required=("inputs",),
-)
-_INFER_RESPONSE = object_of(
-    {
-        "id": "string",
-        "model_name": "string",
-        "model_version": "string",
-        "parameters": object_of(
-            {
-                "warning": {
-                    "type": "string",
-                    "description": "why the answer may be worse than the model's card says",
-                },
-                "trust_status": TRUST_STATUS,
-                **{f"trust_{name}": schema for name, schema in TRUST_LARGEST.items()},
-            },
-            required=(),
-        ),
-        "outputs": array_of(
-            object_of(
-                {
-                    "name": "string",
-                    "datatype": "string",
-                    "shape": array_of("integer"),
-                    "parameters": "object",
-                    "data": array_of("number"),
-                },
-                required=("name", "datatype", "shape"),
-            )
-        ),
-    },
-    required=("model_name", "model_version", "outputs"),
-)
+_OTHERS = {
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
+    "propertyNames": {"not": {"pattern": "^triton_"}},
+}
+
+
+class InferParameters(Struct):
+    priority: Annotated[int, Meta(ge=0, description="1 is highest, 10 lowest, 0 counts as 5")] = 0
+    timeout: Annotated[int, Meta(ge=0, description="microseconds in the queue")] | UnsetType = UNSET
+    binary_data_output: bool = False
+    output_grid: (
+        Annotated[str, Meta(pattern=GRID_PATTERN, description=_OUTPUT_GRID)] | UnsetType
+    ) = UNSET
+
+
+class InputParameters(Struct):
+    binary_data_size: _Size | UnsetType = UNSET
+
+
+class InferInput(Struct):
+    name: Literal["input"]
+    shape: list[_Size]
+    datatype: Literal["FP32", "FP64", "FP16", "BF16"]
+    parameters: InputParameters | UnsetType = UNSET
+    data: Annotated[list[Any], Meta(description="flat or nested")] | UnsetType = UNSET
+
+
+class OutputParameters(Struct):
+    binary_data: bool | UnsetType = UNSET
+
+
+class InferOutput(Struct):
+    name: Literal["output"]
+    parameters: OutputParameters | UnsetType = UNSET
+
+
+class InferRequest(Struct):
+    inputs: Annotated[list[InferInput], Meta(min_length=1, max_length=1)]
+    outputs: Annotated[list[InferOutput], Meta(max_length=1)] | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    parameters: Annotated[InferParameters, Meta(extra_json_schema=_OTHERS)] | UnsetType = UNSET
+
+
+class OutputTensor(Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] | UnsetType = UNSET
+    data: list[float] | UnsetType = UNSET
+
+
+class ResponseParameters(Struct):
+    warning: (
+        Annotated[str, Meta(description="why the answer may be worse than the model's card says")]
+        | UnsetType
+    ) = UNSET
+    trust_status: Annotated[str, Meta(description=WHY_NO_SIGNALS)] | UnsetType = UNSET
+    trust_input_distance: (
+        Annotated[float, Meta(description=LARGEST["input_distance"])] | UnsetType
+    ) = UNSET
+    trust_residual: Annotated[float, Meta(description=LARGEST["residual"])] | UnsetType = UNSET
+
+
+class InferResponse(Struct):
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
+    id: str | UnsetType = UNSET
+    parameters: ResponseParameters | UnsetType = UNSET
+
+
 _BINARY = {
     "schema": {
         "type": "string",
@@ -122,11 +101,11 @@ _HEADER = {
     "schema": {"type": "integer", "minimum": 0},
 }
 
-_INFER_BODY: dict[str, Any] = {
+INFER_BODY: dict[str, Any] = {
     "required": True,
     "content": {
         "application/json": {
-            "schema": _INFER_REQUEST,
+            "schema": schema_of(InferRequest),
             "examples": {
                 "burgers-1d": {
                     "summary": "a field for model burgers-1d, on 256 points",
@@ -155,26 +134,12 @@ RAW_SHAPE = Parameter(
     str,
 )
 
-INFER_PATHS = described(
-    "/v2/models/{model}VERSION/infer",
-    name="infer",
-    tag=TAG,
-    summaries=("Infer with the newest version", "Infer with one version"),
-    description="Infer; JSON or binary tensors both ways, whatever Content-Type says.",
-    parameters=(RAW_SHAPE,),
-    headers=({"name": "Inference-Header-Content-Length", "in": "header", **_HEADER},),
-    body=_INFER_BODY,
-    responses={
-        **ERRORS,
-        200: {
-            "description": "The output in the requested form.",
-            "headers": {"Inference-Header-Content-Length": _HEADER},
-            "content": {
-                "application/json": {"schema": _INFER_RESPONSE},
-                "application/octet-stream": _BINARY,
-            },
-        },
-        **BODY_ERRORS,
-        **errors(422, 429, 504),
+LENGTH_HEADER = {"name": "Inference-Header-Content-Length", "in": "header", **_HEADER}
+INFER_ANSWER = {
+    "description": "The output in the requested form.",
+    "headers": {"Inference-Header-Content-Length": _HEADER},
+    "content": {
+        "application/json": {"schema": schema_of(InferResponse)},
+        "application/octet-stream": _BINARY,
     },
-)
+}

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.json import json_type, parse_object
+from turbofno.service.codec.oip_binary import DATATYPE
 from turbofno.service.engine.interface import status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Call, Operation, Reply, Target
-from turbofno.service.http.oip_openapi import BODY_ERRORS, ERRORS, TAG, error
-from turbofno.service.http.openapi import described, schema_of
+from turbofno.service.http.call import Call, Operation
+from turbofno.service.http.oip_openapi import TAG
+from turbofno.service.http.openapi import errors
+from turbofno.service.http.route import route
+from turbofno.service.http.trust import trust_status
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from turbofno.models.core.config import ModelConfig
+    from turbofno.service.context import AppContext
+    from turbofno.service.engine.interface import ModelCounters, ModelStatus
 
-    Route = Callable[[Call], Awaitable[object]]
-
+PLATFORM = "turbofno_safetensors"
 EXTENSIONS = [
     "binary_tensor_data",
     "model_configuration",
@@ -40,39 +42,15 @@ _READY = "READY"
 _SHARED_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 _REGION = "/region/{region}"
 _TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+_NOT_OFFERED = {
+    "register": "shared memory is not offered by this server: send tensors in binary",
+    "setting": "trace settings cannot be changed: this server does not trace requests",
+    "logging": "log settings cannot be changed while the server runs: start it with TURBOFNO_LOG_LEVEL",
+}
 
 OPERATIONS: list[Operation] = []
-
-
-def _route(method: str, *paths: str, **about: Any) -> Callable[[Route], Route]:
-    """Add the decorated function, which returns a JSON document or None for an empty body, to OPERATIONS.
-
-    `about`, its docstring and the type of its document describe the operation in OpenAPI, which omits it without `about`.
-    """
-
-    def add(route: Route) -> Route:
-        async def run(call: Call) -> Reply:
-            document = await route(call)
-            if document is None:
-                return Reply(200)
-            return Reply(
-                200, [(b"content-type", b"application/json")], (msgspec.json.encode(document),)
-            )
-
-        entries: dict[str, dict[str, Any]] = {path: {} for path in paths}
-        if about:
-            success: dict[str, Any] = {"description": "Success; the body is empty."}
-            document_type = get_type_hints(route)["return"]
-            if document_type is not type(None):
-                content = {"application/json": {"schema": schema_of(document_type)}}
-                success = {"description": "Success.", "content": content}
-            responses = {200: success, **ERRORS, **about.pop("errors", {})}
-            about.update(name=route.__name__, tag=TAG, description=route.__doc__)
-            entries = described(*paths, responses=responses, **about)
-        OPERATIONS.append(Operation(run, entries, method))
-        return route
-
-    return add
+_route = partial(route, OPERATIONS, tag=TAG, errors=errors(400, 401, 404, 503))
+_BODY_ERRORS = errors(400, 401, 404, 408, 413, 415, 503)
 
 
 def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +60,7 @@ def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]
 
 _CONTROL: dict[str, Any] = {
     "body": _body({"parameters": {"type": "object"}}, {}),
-    "errors": {403: error("Switched off on this server."), **BODY_ERRORS},
+    "errors": {**_BODY_ERRORS, 403: "Switched off on this server."},
 }
 
 
@@ -114,11 +92,8 @@ async def ready(call: Call) -> oip.Ready:
 @_route("GET", "/v2/models/stats", summaries=("All statistics",))
 async def all_statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load, for every model that is ready."""
-    engine = call.context.engine
-    models = [(one.name, one.version) for one in engine.statuses() if one.state == _READY]
-    return oip.ModelStatistics(
-        [oip.statistics(*model, await engine.counters(*model)) for model in models]
-    )
+    statuses = call.context.engine.statuses()
+    return await _statistics(call, *(one for one in statuses if one.state == _READY))
 
 
 @_route(
@@ -127,12 +102,18 @@ async def all_statistics(call: Call) -> oip.ModelStatistics:
 )  # fmt: skip
 async def metadata(call: Call) -> oip.ModelMetadata:
     """Tensors and versions of a model; -1 is an axis of any size."""
-    engine, config = call.context.engine, _config(call)
-    versions = [
-        one.version for one in engine.statuses() if (one.name, one.state) == (config.name, _READY)
-    ]
-    enabled = call.context.settings.trust
-    return oip.metadata(config, versions, status_of(config, engine), enabled=enabled)
+    context, config = call.context, _config(call)
+    statuses = context.engine.statuses()
+    architecture = config.architecture
+    grid = [-1] * architecture.n_dim
+    return oip.ModelMetadata(
+        config.name,
+        [one.version for one in statuses if (one.name, one.state) == (config.name, _READY)],
+        PLATFORM,
+        inputs=[oip.Tensor(INPUT, DATATYPE, [-1, architecture.in_channels, *grid])],
+        outputs=[oip.Tensor(OUTPUT, DATATYPE, [-1, architecture.out_channels, *grid])],
+        parameters=_facts(context, config),
+    )
 
 
 @_route(
@@ -149,9 +130,45 @@ async def model_ready(call: Call) -> oip.ModelReady:
     summaries=("Model configuration", "Configuration of one version"),
 )  # fmt: skip
 async def configuration(call: Call) -> dict[str, Any]:
-    """Triton's ModelConfig as JSON."""
-    context, config = call.context, _config(call)
-    return oip.configuration(config, status_of(config, context.engine), context.settings)
+    """Triton's ModelConfig as JSON, for its performance tools; `dims` omits the batch axis."""
+    settings, config = call.context.settings, _config(call)
+    architecture = config.architecture
+    lowest, highest = grid_limits(config)
+    facts = {
+        "input_channels": ",".join(channel.name for channel in config.inputs),
+        "output_channels": ",".join(channel.name for channel in config.outputs),
+        "grid_minimum": ",".join(map(str, lowest)),
+        "grid_maximum": ",".join(map(str, highest)),
+        "grid_training": ",".join(map(str, config.grid.training)),
+        **_facts(call.context, config),
+    }
+
+    def tensor(name: str, channels: int) -> dict[str, Any]:
+        dims = [channels, *[-1] * architecture.n_dim]
+        return {
+            "name": name,
+            "data_type": f"TYPE_{DATATYPE}",
+            "dims": dims,
+            "is_shape_tensor": False,
+        }
+
+    return {
+        "name": config.name,
+        "platform": PLATFORM,
+        "backend": "turbofno",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": settings.max_fields_per_request,
+        "input": [tensor(INPUT, architecture.in_channels) | {"optional": False}],
+        "output": [tensor(OUTPUT, architecture.out_channels)],
+        "dynamic_batching": {
+            "preferred_batch_size": [settings.max_batch_size],
+            "max_queue_delay_microseconds": round(settings.max_queue_delay_seconds * 1e6),
+        },
+        "instance_group": [{"name": config.name, "count": 1}],
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+        "parameters": {name: {"string_value": value} for name, value in facts.items()},
+    }
 
 
 @_route(
@@ -160,16 +177,14 @@ async def configuration(call: Call) -> dict[str, Any]:
 )  # fmt: skip
 async def statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load; without a version, of the newest."""
-    config = _config(call)
-    counters = await call.context.engine.counters(config.name, config.version)
-    return oip.ModelStatistics([oip.statistics(config.name, config.version, counters)])
+    return await _statistics(call, _config(call))
 
 
 @_route(
     "POST", "/v2/repository/index",
     summaries=("List the model repository",),
     body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
-    errors=BODY_ERRORS,
+    errors=_BODY_ERRORS,
 )  # fmt: skip
 async def repository_index(call: Call) -> list[oip.IndexedModel]:
     """Every version known to the server, with its state; only the READY ones if `ready` is true."""
@@ -194,7 +209,7 @@ async def load(call: Call) -> None:
             f"load parameter {min(parameters)[:80]!r} is not supported: a model is loaded as the repository has it"
         )
     # Shielded: a client that disconnects must not leave the model half loaded.
-    await asyncio.shield(call.context.engine.load(_target(call).model))
+    await asyncio.shield(call.context.engine.load(call.target.model))
 
 
 @_route("POST", "/v2/repository/models/{model}/unload", summaries=("Unload a model",), **_CONTROL)
@@ -203,7 +218,7 @@ async def unload(call: Call) -> None:
     unknown = (await _control_parameters(call)).keys() - {"unload_dependents"}
     if unknown:
         raise BadRequest(f"unload parameter {min(unknown)[:80]!r} is not known")
-    await asyncio.shield(call.context.engine.unload(_target(call).model))
+    await asyncio.shield(call.context.engine.unload(call.target.model))
 
 
 # Triton's extensions that are not offered: a client's generic calls get true readings and clear refusals.
@@ -214,11 +229,6 @@ async def shared_memory_status(_: Call) -> list[dict[str, Any]]:
     return []
 
 
-@_route("POST", *(f"{root}{_REGION}/register" for root in _SHARED_MEMORY))
-async def register_shared_memory(_: Call) -> None:
-    raise Unsupported("shared memory is not offered by this server: send tensors in binary")
-
-
 @_route("POST", *(f"{root}{part}/unregister" for root in _SHARED_MEMORY for part in ("", _REGION)))
 async def unregister_shared_memory(_: Call) -> None:
     """Succeed: nothing is registered."""
@@ -227,11 +237,6 @@ async def unregister_shared_memory(_: Call) -> None:
 @_route("GET", *_TRACE)
 async def trace_settings(_: Call) -> dict[str, Any]:
     return {"trace_level": ["OFF"], "trace_rate": "0", "trace_count": "0", "log_frequency": "0"}
-
-
-@_route("POST", *_TRACE)
-async def update_trace_settings(_: Call) -> None:
-    raise Unsupported("trace settings cannot be changed: this server does not trace requests")
 
 
 @_route("GET", "/v2/logging")
@@ -247,22 +252,59 @@ async def log_settings(_: Call) -> dict[str, Any]:
     }
 
 
-@_route("POST", "/v2/logging")
-async def update_log_settings(_: Call) -> None:
-    raise Unsupported(
-        "log settings cannot be changed while the server runs: start it with TURBOFNO_LOG_LEVEL"
+@_route("POST", *(f"{root}{_REGION}/register" for root in _SHARED_MEMORY), *_TRACE, "/v2/logging")
+async def refuse(call: Call) -> None:
+    raise Unsupported(_NOT_OFFERED[call.path.rpartition("/")[2]])
+
+
+async def _statistics(call: Call, *models: ModelConfig | ModelStatus) -> oip.ModelStatistics:
+    return oip.ModelStatistics(
+        [
+            _of_counters(
+                one.name, one.version, await call.context.engine.counters(one.name, one.version)
+            )
+            for one in models
+        ]
     )
 
 
-def _target(call: Call) -> Target:
-    assert call.target is not None
-    return call.target
+def _of_counters(name: str, version: str, counters: ModelCounters) -> oip.VersionStatistics:
+    answered, spent = counters.success_count, oip.Duration
+    return oip.VersionStatistics(
+        name,
+        version,
+        counters.last_inference_ms,
+        counters.inference_count,
+        counters.execution_count,
+        oip.InferenceStatistics(
+            success=spent(answered, counters.success_ns),
+            fail=spent(counters.fail_count, counters.fail_ns),
+            queue=spent(answered, counters.queue_ns),
+            compute_input=spent(answered, counters.compute_input_ns),
+            compute_infer=spent(answered, counters.compute_infer_ns),
+            compute_output=spent(answered, counters.compute_output_ns),
+            cache_hit=spent(0, 0),
+            cache_miss=spent(0, 0),
+        ),
+        [
+            oip.BatchStatistics(size, spent(count, 0), spent(count, ns), spent(count, 0))
+            for size, (count, ns) in sorted(counters.batches.items())
+        ],
+        memory_usage=[],
+    )
+
+
+def _facts(context: AppContext, config: ModelConfig) -> dict[str, str]:
+    """The trust status of a model, and what it runs by."""
+    status = status_of(config, context.engine)
+    names = ("backend", "precision", "asked_precision", "execution")
+    trust = {"trust": trust_status(config, enabled=context.settings.trust)}
+    return {name: getattr(status, name) for name in names} | trust
 
 
 def _config(call: Call) -> ModelConfig:
     """The configuration of the requested model. Raises NotFound, Unavailable."""
-    target = _target(call)
-    return call.context.engine.config(target.model, target.version)
+    return call.context.engine.config(call.target.model, call.target.version)
 
 
 async def _control_parameters(call: Call) -> dict[str, Any]:

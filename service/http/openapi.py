@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
-from fastapi import Path
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
-from turbofno.service.http.parameters import DEADLINE, Parameter
-from turbofno.service.http.problems import MEDIA_TYPE, Problem
-from turbofno.service.http.trust import TRUST_HEADERS, TRUST_SCHEMA, TRUST_STATUS
+from turbofno.service.http.parameters import DEADLINE
+from turbofno.service.http.trust import OF_FIELDS, OF_FRAMES, TRUST_HEADERS, WHY_NO_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ModelName = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
 WARNING = "X-Warning"
 """Response header: the warnings of an answer, separated by semicolons."""
 DEADLINE_HEADER: dict[str, Any] = {
@@ -29,6 +26,8 @@ DEADLINE_HEADER: dict[str, Any] = {
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 
+
+GRID_PATTERN = "^[0-9]+(,[0-9]+)*$"
 
 SCHEMAS: dict[str, Any] = {}
 """The document's components, by name."""
@@ -43,29 +42,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
     return schema
 
 
-def array_of(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The schema of a list; `items` is a schema or the name of a type."""
-    return {"type": "array", "items": _schema(items), **more}
-
-
-def object_of(
-    members: dict[str, str | dict[str, Any]], *, required: Sequence[str] | None = None, **more: Any
-) -> dict[str, Any]:
-    """The schema of an object, given a schema or the name of a type for each member; all are required by default."""
-    return {
-        "type": "object",
-        "required": list(members if required is None else required),
-        "properties": {name: _schema(member) for name, member in members.items()},
-        **more,
-    }
-
-
-def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
-    return {"type": given} if isinstance(given, str) else given
-
-
-_PROBLEM = schema_of(Problem)
-ERROR_MEANINGS = {
+ERRORS = {
     400: "The body or a parameter cannot be understood.",
     401: "No known API key, where the server asks for one.",
     404: "No such model or version.",
@@ -80,73 +57,9 @@ ERROR_MEANINGS = {
 }
 
 
-def problem(description: str) -> dict[str, Any]:
-    """The OpenAPI response of an error that is sent as a problem document."""
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
-
-
-def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of errors with their usual meanings."""
-    return {code: problem(ERROR_MEANINGS[code]) for code in codes}
-
-
-def described(
-    path: str,
-    *,
-    name: str,
-    tag: str,
-    summaries: tuple[str, ...],
-    description: str,
-    responses: Mapping[Any, dict[str, Any]],
-    parameters: tuple[Parameter, ...] = (),
-    headers: tuple[dict[str, Any], ...] = (),
-    body: dict[str, Any] | None = None,
-    example: str = "burgers-1d",
-) -> dict[str, dict[str, Any]]:
-    """The OpenAPI operation at `path`; if that contains VERSION, one for the newest version and one for a given version.
-
-    `summaries` has one text for each; `example` is the name of a model.
-    """
-    shared = {
-        "tags": [tag],
-        "description": description,
-        "responses": {str(code): response for code, response in responses.items()},
-        **({} if body is None else {"requestBody": body}),
-    }
-    asked = [*(one.described() for one in parameters), *headers]
-    paths = {path: name}
-    if "VERSION" in path:
-        paths = {
-            path.replace("VERSION", ""): f"{name}_newest",
-            path.replace("VERSION", "/versions/{version}"): f"{name}_version",
-        }
-    return {
-        template: {
-            "summary": summary,
-            "operationId": identifier,
-            "parameters": [*_path_parameters(template, example), *asked],
-            **shared,
-        }
-        for (template, identifier), summary in zip(paths.items(), summaries, strict=True)
-    }
-
-
-def _path_parameters(template: str, example: str) -> list[dict[str, Any]]:
-    version = ("version of the model", "1")
-    found = [
-        (name, *(version if name == "version" else ("name of a model", example)))
-        for name in re.findall(r"{(\w+)}", template)
-    ]
-    return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": description,
-            "schema": {"type": "string", "examples": [value]},
-        }
-        for name, description, value in found
-    ]
+def errors(*codes: int) -> dict[int, str]:
+    """The usual meanings of these errors."""
+    return {code: ERRORS[code] for code in codes}
 
 
 def burgers_field() -> list[float]:
@@ -197,9 +110,14 @@ def arrays_body(
         "type": "object",
         "description": description,
         "minProperties": least,
-        "additionalProperties": array_of({}, description="Nested lists."),
+        "additionalProperties": {"type": "array", "description": "Nested lists."},
     }
-    schema = object_of({"inputs": arrays}, additionalProperties=False)
+    schema = {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {"inputs": arrays},
+        "additionalProperties": False,
+    }
     shown = {
         name: {"summary": summary, "value": {"inputs": inputs}}
         for name, (summary, inputs) in examples.items()
@@ -221,41 +139,40 @@ def _header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
 
 
-def answer_schema(trust: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an answer in JSON, whose trust signals have this schema."""
-    return object_of(
-        {
-            "model": "string",
-            "version": "string",
-            "backend": "string",
-            "precision": "string",
-            "warnings": array_of(
-                "string", description="as the header X-Warning; absent if there are none"
-            ),
-            "units": {"type": "object", "additionalProperties": {"type": "string"}},
-            "trust": trust,
-            "trust_status": TRUST_STATUS,
-            "outputs": {"type": "object", "additionalProperties": {"type": "array"}},
-        },
-        required=["model", "version", "backend", "precision", "units", "outputs"],
-    )
+class FieldsAnswer(Struct):
+    model: str
+    version: str
+    backend: str
+    precision: str
+    units: dict[str, str]
+    outputs: dict[str, list[Any]]
+    warnings: (
+        Annotated[list[str], Meta(description="as the header X-Warning; absent if there are none")]
+        | UnsetType
+    ) = UNSET
+    trust: Annotated[dict[str, list[float]], Meta(description=OF_FIELDS)] | UnsetType = UNSET
+    trust_status: Annotated[str, Meta(description=WHY_NO_SIGNALS)] | UnsetType = UNSET
+
+
+_OfFrames = Annotated[dict[str, list[list[float]]], Meta(description=OF_FRAMES)]
+
+
+class FramesAnswer(FieldsAnswer):
+    trust: _OfFrames | UnsetType = UNSET  # type: ignore[assignment]
 
 
 WARNING_HEADER = _header(
     "in words, why the answer may be worse than the model's card says; absent if nothing is known"
 )
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The output fields, laid out and named as the input was: 'output', or "
-        "output channel names; in the form that Accept asks for, by default that of the request.",
-        "headers": {
-            "X-Model-Version": _header("version that answered"),
-            "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
-            "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
-            **TRUST_HEADERS,
-            WARNING: WARNING_HEADER,
-        },
-        "content": formats(CODECS, schema=answer_schema(TRUST_SCHEMA)),
+ANSWER: dict[str, Any] = {
+    "description": "The output fields, laid out and named as the input was: 'output', or "
+    "output channel names; in the form that Accept asks for, by default that of the request.",
+    "headers": {
+        "X-Model-Version": _header("version that answered"),
+        "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
+        "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
+        **TRUST_HEADERS,
+        WARNING: WARNING_HEADER,
     },
-    **problems(*ERROR_MEANINGS),
+    "content": formats(CODECS, schema=schema_of(FieldsAnswer)),
 }

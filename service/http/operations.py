@@ -1,77 +1,106 @@
-"""The table of operations, and the one order in which a request passes through them."""
+"""The table of operations, the last of which is FastAPI, and the one order in which a request passes through them."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from turbofno.service.errors import NotFound, QueueFull, ServiceError
-from turbofno.service.http import oip_infer, oip_server, predict, rollout, sample_and_solve, vjp
+from turbofno.service.http import (
+    health,
+    oip_infer,
+    oip_server,
+    predict,
+    rollout,
+    sample_and_solve,
+    vjp,
+)
 from turbofno.service.http.body import declared_size
-from turbofno.service.http.call import ClientLeft, Reply, Target, encoded
+from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target
 from turbofno.service.http.guard import is_preflight, preflight
-from turbofno.service.http.problems import not_allowed, problem, unexpected
+from turbofno.service.http.parameters import read_query
+from turbofno.service.http.problems import no_route, not_allowed, options, problem, unexpected
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
-    from turbofno.service.http.call import Call, Operation
+    from collections.abc import Iterator, Mapping, Sequence
 
-OPERATIONS: tuple[Operation, ...] = (
-    predict.OPERATION,
-    rollout.OPERATION,
-    vjp.OPERATION,
-    sample_and_solve.SAMPLE,
-    sample_and_solve.SOLVE,
-    oip_infer.OPERATION,
+    Methods = Mapping[str, Operation]
+
+
+_WITH_VERBS = [
+    *predict.OPERATIONS,
+    *rollout.OPERATIONS,
+    *vjp.OPERATIONS,
+    *sample_and_solve.OPERATIONS,
+]
+_OTHERS = [
+    *oip_infer.OPERATIONS,
     *oip_server.OPERATIONS,
-)
+    *health.OPERATIONS,
+]
 _VERBS = ("predict", "rollout", "vjp", "solve")
 _VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
 _CACHED_BYTES = 256
 """Longest path that is cached: clients choose paths, and long ones would fill the memory."""
 
 
-def _routes() -> list[tuple[re.Pattern[str], dict[str, Operation]]]:
+def documented() -> dict[str, dict[str, Any]]:
+    """The table's operations by path and method, as in an OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in (*_WITH_VERBS, *_OTHERS):
+        for path, about in operation.paths.items():
+            if about:
+                paths.setdefault(path, {})[operation.method.lower()] = about
+    return paths
+
+
+def _routes(operations: Sequence[Operation]) -> Iterator[tuple[re.Pattern[str], Methods]]:
     """A pattern for each path template, with its operations by method."""
     routes: dict[str, dict[str, Operation]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         for template in operation.paths:
             routes.setdefault(template, {})[operation.method] = operation
-    return [
-        (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template)), by_method)
-        for template, by_method in routes.items()
-    ]
+    for template, by_method in routes.items():
+        pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template.replace(".", r"\."))
+        yield re.compile(pattern), by_method
 
 
-_ROUTES = _routes()
+# A wrong verb is no part of a model's name.
+_ROUTES = [*_routes(_WITH_VERBS), (_VERB, {}), *_routes(_OTHERS)]
 
 
-def target_of(raw_path: bytes) -> Target | None:
-    """The target of a percent-encoded path; None if it is none of the table's."""
+def target_of(raw_path: bytes) -> Target:
+    """The target of a percent-encoded path."""
     return _cached(raw_path) if len(raw_path) <= _CACHED_BYTES else _target(raw_path)
 
 
-def _target(raw_path: bytes) -> Target | None:
+def _target(raw_path: bytes) -> Target:
     path = unquote(raw_path.decode("latin-1"))
     for pattern, operations in _ROUTES:
         if found := pattern.fullmatch(path):
             part = found.groupdict()
             model = part.get("name") or part.get("model") or ""
             return Target(path, operations, model, part.get("version"))
-    return Target(path, {}, "", None) if _VERB.fullmatch(path) else None
+    return Target(path, None, "", None)
 
 
+async def _answer_by_fastapi(call: Call) -> Reply:
+    return await call.context.app.answer(call)
+
+
+_FASTAPI = Operation(_answer_by_fastapi, {}, "GET")
 _cached = lru_cache(maxsize=1024)(_target)
 
 
 def begin(call: Call) -> Reply | None:
-    """Check what the headers decide: host, origin and key of every request; for an operation also method, model,
-    parameters and capacity.
+    """Check what the headers decide: host, origin, key, method, and for an operation on fields model, parameters and
+    capacity.
 
-    Returns the reply if no body is needed; None to go on, with `execute` or FastAPI's routes.
+    Returns the reply if no body is needed; None to go on with `execute`.
     """
     try:
         if call.context.tracer is not None:
@@ -82,7 +111,7 @@ def begin(call: Call) -> Reply | None:
                 return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)
-        return None if call.target is None else _admit(call, call.target)
+        return _admit(call, call.target)
     except Exception as error:
         token = request_id.set(call.request_id)
         try:
@@ -112,14 +141,17 @@ async def execute(call: Call) -> Reply:
 
 def _admit(call: Call, target: Target) -> Reply | None:
     operations = target.operations
+    if operations is None:
+        call.operation = _FASTAPI
+        return None
     if not operations:
-        raise _unknown_verb(call.path)
+        raise _no_verb(call.path)
     method = "GET" if call.method == "HEAD" else call.method
     if method not in operations:
         refusal = not_allowed(call.method, call.path, sorted(operations))
         if method != "OPTIONS":
             raise refusal
-        return Reply(204, encoded({"Allow": f"{refusal.allowed}, OPTIONS"}))
+        return options(refusal)
     operation = call.operation = operations[method]
     if operation.parse is None:
         return None
@@ -132,7 +164,8 @@ def _admit(call: Call, target: Target) -> Reply | None:
     if first is not None and first.served is served:
         call.parameters, call.declared_bytes = first.parameters, first.declared_bytes
     else:
-        call.parameters, call.declared_bytes = operation.parse(call), declared_size(call)
+        given = read_query(call, operation.parameters, hint=operation.hint)
+        call.parameters, call.declared_bytes = operation.parse(call, given), declared_size(call)
     try:
         call.admitted = context.admission.admit(
             call.declared_bytes,
@@ -147,10 +180,7 @@ def _admit(call: Call, target: Target) -> Reply | None:
     return None
 
 
-def _unknown_verb(path: str) -> NotFound:
+def _no_verb(path: str) -> NotFound:
     near = difflib.get_close_matches(path.rpartition(":")[2], _VERBS, n=1)
     guess = f"did you mean :{near[0]}? " if near else ""
-    verbs = ", ".join(f":{name}" for name in _VERBS)
-    return NotFound(
-        f"there is no route {path!r}: {guess}Models have {verbs}; GET /docs lists the routes"
-    )
+    return no_route(path, f": {guess}Models have {', '.join(f':{name}' for name in _VERBS)}")

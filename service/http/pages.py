@@ -42,13 +42,13 @@ _PAGE_HEADERS = _HEADERS | {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 
-pages = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 # Redirects are relative, so that they work behind a proxy that adds a prefix.
 
 
-@pages.get("/")
+@router.get("/")
 async def root(request: Request) -> Response:
     """Redirect a browser to the demo page, or to the documentation if that is off; list the entry points as JSON for others."""
     page = context_of(request).settings.ui
@@ -60,12 +60,12 @@ async def root(request: Request) -> Response:
     )
 
 
-@pages.get("/docs")
+@router.get("/docs")
 async def documentation() -> Response:
     return FileResponse(_DOCUMENTATION / "index.html", headers=_HEADERS)
 
 
-@pages.get("/docs/{file}")
+@router.get("/docs/{file}")
 async def documentation_file(file: str) -> Response:
     if file == "start.js":
         path = _DOCUMENTATION / file
@@ -84,13 +84,13 @@ def _swagger_ui() -> Path:
     return Path(spec.origin).parent / "static"
 
 
-@pages.get("/ui")
+@router.get("/ui")
 async def page_redirect(request: Request) -> Response:
     _refuse_if_off(request)
     return RedirectResponse("ui/", 307)
 
 
-@pages.get("/ui/{file:path}")
+@router.get("/ui/{file:path}")
 async def page_file(request: Request, file: str) -> Response:
     _refuse_if_off(request)
     path = _FILES.get(file or "index.html")

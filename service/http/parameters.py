@@ -99,9 +99,7 @@ PRIORITY = integer(
 DEADLINE = "X-Deadline-Ms"
 
 
-def read_query(
-    call: Call, known: tuple[Parameter, ...], *, hint: str | None = None
-) -> Mapping[str, Any]:
+def read_query(call: Call, known: tuple[Parameter, ...], *, hint: str | None) -> Mapping[str, Any]:
     """Parse a request's query.
 
     Unknown parameters are refused, with `hint` at the end of the error text, or ignored if that is None: ?version= must

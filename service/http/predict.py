@@ -4,51 +4,44 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from turbofno.service.codec.fields import ResponseData, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
+from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Operation, Reply
-from turbofno.service.http.inference import count_warnings, infer
+from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
-from turbofno.service.http.openapi import (
-    DEADLINE_HEADER,
-    REQUEST_BODY,
-    RESPONSES,
-    WARNING,
-    described,
-)
-from turbofno.service.http.parameters import PRIORITY, Parameter, read_query, seconds_allowed
+from turbofno.service.http.parameters import PRIORITY, Parameter, seconds_allowed
+from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.codec.fields import Form
     from turbofno.service.codec.grids import Grid
     from turbofno.service.codec.negotiate import Codec
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Bytes, Call, Headers
+    from turbofno.service.http.call import Bytes, Headers
     from turbofno.service.http.served import Served
 
 T = TypeVar("T")
 
 _CACHED_BYTES = 128
 """Longest headers that are cached: clients choose headers, and long ones would fill the memory."""
-_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:predict)"
 _OUTPUT_GRID = Parameter(
     OUTPUT_GRID,
     "Points on each axis of the answer, for example 128,128: the model then runs on the grid that it "
     "was trained on, the input is interpolated there and the answer from there, which is as a rule more accurate "
     "than running it on another grid. Without it the model runs on the input's grid and answers there.",
-    {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"},
+    {"type": "string", "pattern": openapi.GRID_PATTERN},
     "points on each axis",
     str,
     example="64",
 )
-_PARAMETERS = (PRIORITY, _OUTPUT_GRID)
 
 
 class Parameters(NamedTuple):
@@ -61,8 +54,7 @@ class Parameters(NamedTuple):
     output_grid: Grid | None
 
 
-def _parse(call: Call) -> Parameters:
-    given = read_query(call, _PARAMETERS, hint=_HINT)
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     grid = given[OUTPUT_GRID]
     reader, writer = codecs(call)
     return Parameters(
@@ -92,11 +84,27 @@ def _codecs(kind: bytes | None, accept: bytes | None) -> tuple[Codec, Codec]:
 _cached_codecs = lru_cache(maxsize=256)(_codecs)
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v1/models/{name}VERSION:predict",
+    summaries=("Predict with the newest version", "Predict with one version"),
+    tag="predict",
+    parameters=(PRIORITY, _OUTPUT_GRID),
+    headers=(openapi.DEADLINE_HEADER,),
+    body=openapi.REQUEST_BODY,
+    errors=openapi.ERRORS,
+    responses={200: openapi.ANSWER},
+    parse=_parse,
+    protocol="predict",
+)  # fmt: skip
+async def predict(call: Call) -> Reply:
+    """Solve the PDE for one field or many, in physical units."""
     parameters: Parameters = call.parameters
     served = call.served
     fields, form = await read_fields(call, parameters.reader)
-    result = await infer(
+    result = await run_model(
         call, fields,
         output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
@@ -106,23 +114,30 @@ async def _run(call: Call) -> Reply:
     trust_status = served.why_no_trust(result.trust)
     headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
     headers += trust_headers(result.trust)
-    headers += status_headers(trust_status, warnings)
+    return await fields_reply(
+        call, arrays_from_fields(result.fields, served.config, form), result.backend, result.precision,
+        trust=result.trust, trust_status=trust_status, warnings=warnings, headers=headers,
+    )  # fmt: skip
+
+
+async def fields_reply(
+    call: Call,
+    outputs: dict[str, Fields],
+    backend: str,
+    precision: str,
+    *,
+    units: dict[str, str] | None = None,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    **about: Any,
+) -> Reply:
+    """A successful reply, encoded by the `writer` of the call's parameters. Raises as its `encode`.
+
+    `units` are by default those of the model's outputs; `about` are other attributes of `ResponseData`.
+    """
+    served = call.served
     answer = ResponseData(
-        model=result.model,
-        version=result.version,
-        outputs=arrays_from_fields(result.fields, served.config, form),
-        units=served.units,
-        backend=result.backend,
-        precision=result.precision,
-        trust=result.trust,
-        trust_status=trust_status,
-        warnings=warnings,
+        served.name, served.version, outputs, units or served.units, backend, precision, **about
     )
-    return await fields_reply(call, answer, headers)
-
-
-async def fields_reply(call: Call, answer: ResponseData, headers: Headers) -> Reply:
-    """A successful reply, encoded by the `writer` of the call's parameters. Raises as its `encode`."""
     writer: Codec = call.parameters.writer
     started = time.perf_counter()
     values = sum([array.size for array in answer.outputs.values()])
@@ -132,7 +147,8 @@ async def fields_reply(call: Call, answer: ResponseData, headers: Headers) -> Re
         body = writer.encode(answer)
     call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
     content_type = (b"content-type", writer.content_type)
-    return success_reply(call, [content_type, *call.served.headers, *headers], body)
+    status = status_headers(answer.trust_status, answer.warnings)
+    return success_reply(call, [content_type, *served.headers, *headers, *status], body)
 
 
 def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
@@ -149,7 +165,7 @@ def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
     if trust_status:
         headers.append((TRUST_HEADER.lower().encode(), trust_status.encode("latin-1")))
     if warnings:
-        headers.append((WARNING.lower().encode(), "; ".join(warnings).encode("latin-1")))
+        headers.append((openapi.WARNING.lower().encode(), "; ".join(warnings).encode("latin-1")))
     return headers
 
 
@@ -194,21 +210,3 @@ def _decode(body: memoryview, codec: Codec, served: Served, most: int) -> tuple[
     if codec is NPY:
         return served.fields_from_npy(body)
     return served.fields_from_arrays(codec.decode(body, max_bytes=most))
-
-
-OPERATION = Operation(
-    _run,
-    described(
-        "/v1/models/{name}VERSION:predict",
-        name="predict",
-        tag="predict",
-        summaries=("Predict with the newest version", "Predict with one version"),
-        description="Solve the PDE for one field or many, in physical units.",
-        parameters=_PARAMETERS,
-        headers=(DEADLINE_HEADER,),
-        body=REQUEST_BODY,
-        responses=RESPONSES,
-    ),
-    parse=_parse,
-    protocol="predict",
-)

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import logging
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
-from turbofno.service.errors import (
-    BadRequest,
-    MethodNotAllowed,
-    NotFound,
-    ServiceError,
-    Unavailable,
-)
+from turbofno.service.errors import MethodNotAllowed, NotFound, ServiceError, Unavailable
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fastapi import FastAPI, Request
-
+    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +33,26 @@ class Problem(msgspec.Struct):
     request_id: str
 
 
-def install(app: FastAPI) -> None:
-    """Register the error handlers of FastAPI's routes. asgi.py handles unexpected exceptions."""
-    kinds: tuple[int | type[Exception], ...] = (ServiceError, RequestValidationError, 404, 405)
-    for kind in kinds:
-        app.add_exception_handler(kind, _on_error)
+class Error(msgspec.Struct):
+    """An error on a path of the Open Inference Protocol."""
+
+    error: str
+
+
+def form_of(path: str) -> tuple[str, type[Problem | Error]]:
+    """Media type and document of the errors of a path."""
+    if path == "/v2" or path.startswith("/v2/"):
+        return "application/json", Error
+    return MEDIA_TYPE, Problem
 
 
 def problem(path: str, error: ServiceError) -> Reply:
     """The reply to `error`, in the format of `path`."""
-    document: dict[str, str] | Problem
-    if path == "/v2" or path.startswith("/v2/"):
-        media_type, document = "application/json", {"error": _text(error.message)}
+    media_type, form = form_of(path)
+    document: Problem | Error
+    if form is Error:
+        document = Error(_text(error.message))
     else:
-        media_type = MEDIA_TYPE
         document = Problem(
             f"urn:turbofno:problem:{error.slug}", error.title, error.status, _text(error.message),
             _text(path), request_id.get(),
@@ -91,39 +84,22 @@ def stopped(call: Call) -> Reply:
     )
 
 
-def _text(text: str) -> str:
-    """Replace lone surrogates, which a client can send and UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode()
-
-
-async def _on_error(request: Request, raised: Exception) -> Response:
-    path = request.scope["path"]
-    match raised:
-        case ServiceError():
-            error = raised
-        case RequestValidationError():
-            error = BadRequest("; ".join(map(_describe, raised.errors())))
-        case HTTPException(status_code=HTTPStatus.NOT_FOUND):
-            error = NotFound(f"there is no route {path!r}; GET /docs lists the routes")
-        case _:
-            # All of FastAPI's routes are GET.
-            error = not_allowed(request.method, path, ["GET"])
-            if request.method == "OPTIONS":
-                return Response(status_code=204, headers={"Allow": f"{error.allowed}, OPTIONS"})
-    reply = problem(path, error)
-    response = Response(b"".join(reply.body), reply.status)
-    response.raw_headers += reply.headers
-    return response
-
-
 def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllowed:
     """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
 
 
-def _describe(error: Mapping[str, Any]) -> str:
-    where, *names = error["loc"]
-    given = str(error.get("input"))
-    shown = "" if error["type"] == "missing" else f", got {given[:80]!r}"
-    return f"{where} parameter {'.'.join(map(str, names))!r}: {error['msg']}{shown}"
+def options(refusal: MethodNotAllowed) -> Reply:
+    """The reply to OPTIONS on a path that refuses it as another method."""
+    return Reply(204, encoded({"Allow": f"{refusal.allowed}, OPTIONS"}))
+
+
+def no_route(path: str, guess: str = "") -> NotFound:
+    """The error for a path at which nothing is served."""
+    return NotFound(f"there is no route {path!r}{guess}; GET /docs lists the routes")
+
+
+def _text(text: str) -> str:
+    """Replace lone surrogates, which a client can send and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()

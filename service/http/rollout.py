@@ -10,7 +10,7 @@ import numpy as np
 
 from turbofno.service import answer_warnings
 from turbofno.service.answer_warnings import FrameWarnings
-from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData
+from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
@@ -22,6 +22,7 @@ from turbofno.service.engine.interface import (
     unread_bytes,
 )
 from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
+from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.frame_stream import (
     RECORDS,
@@ -31,29 +32,18 @@ from turbofno.service.http.frame_stream import (
     stream,
 )
 from turbofno.service.http.inference import count_warnings, deadline
-from turbofno.service.http.openapi import (
-    DEADLINE_HEADER,
-    INPUT_ARRAYS,
-    RESPONSES,
-    WARNING,
-    WARNING_HEADER,
-    answer_schema,
-    arrays_body,
-    described,
-    formats,
-    problem,
-    vorticity_field,
-)
-from turbofno.service.http.parameters import Parameter, integer, read_query, seconds_allowed
+from turbofno.service.http.parameters import Parameter, integer, seconds_allowed
 from turbofno.service.http.predict import fields_reply, read_fields, status_headers
-from turbofno.service.http.trust import FRAME_TRUST_SCHEMA, TRUST_HEADERS, trust_headers
+from turbofno.service.http.route import route
+from turbofno.service.http.trust import TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.http.served import Served
 
-_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:rollout)"
 _FRAMES = "(all|last|[1-9][0-9]{0,8})"
 
 
@@ -81,26 +71,19 @@ _EVERY = {"all": 1, "last": 0}
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
-    "headers": {**TRUST_HEADERS, WARNING: WARNING_HEADER},
+    "headers": {**TRUST_HEADERS, openapi.WARNING: openapi.WARNING_HEADER},
     "content": {
-        **formats(CODECS, schema=answer_schema(FRAME_TRUST_SCHEMA)),
+        **openapi.formats(CODECS, schema=openapi.schema_of(openapi.FramesAnswer)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},
         SERVER_SENT_EVENTS.media_type: {"schema": {"type": "string"}},
     },
 }
-_ROLLOUT_RESPONSES: dict[int | str, dict[str, Any]] = {
-    **RESPONSES,
-    200: _SUCCESS,
-    422: problem(
-        "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
-    ),
-}
-
-_REQUEST_BODY = arrays_body(
-    INPUT_ARRAYS,
+_UNUSABLE = "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
+_REQUEST_BODY = openapi.arrays_body(
+    openapi.INPUT_ARRAYS,
     {
         "by channel": (
-            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": vorticity_field()},
+            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": openapi.vorticity_field()},
         )
     },
 )  # fmt: skip
@@ -117,8 +100,7 @@ class Parameters(NamedTuple):
     streamed: StreamFormat | None
 
 
-def _parse(call: Call) -> Parameters:
-    given = read_query(call, _PARAMETERS, hint=_HINT)
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     _check(call, given["start"], given["steps"])
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))
@@ -159,7 +141,25 @@ def _check(call: Call, start: int, last: int) -> None:
         )
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v1/models/{name}VERSION:rollout",
+    summaries=("Roll the newest version out", "Roll one version out"),
+    tag="rollout",
+    parameters=_PARAMETERS,
+    headers=(openapi.DEADLINE_HEADER,),
+    body=_REQUEST_BODY,
+    errors={**openapi.ERRORS, 422: _UNUSABLE},
+    responses={200: _SUCCESS},
+    example="navier-stokes-2d",
+    parse=_parse,
+    protocol="rollout",
+    queued=False,
+)  # fmt: skip
+async def rollout(call: Call) -> Reply:
+    """Run the model on its own output, on the device, until step `steps`."""
     parameters: Parameters = call.parameters
     context, served, admitted = call.context, call.served, call.admitted
     assert admitted is not None
@@ -219,20 +219,11 @@ async def _run(call: Call) -> Reply:
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     status = status_of(config, engine)
-    answer = ResponseData(
-        model=served.name,
-        version=served.version,
-        outputs=_outputs(stack, served, form),
-        units=served.units,
-        backend=status.backend,
-        precision=status.precision,
-        trust=trust,
-        trust_status=trust_status,
-        warnings=warnings,
-    )
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
-    headers = [*trust_headers(largest), *status_headers(trust_status, warnings)]
-    return await fields_reply(call, answer, headers)
+    return await fields_reply(
+        call, _outputs(stack, served, form), status.backend, status.precision,
+        trust=trust, trust_status=trust_status, warnings=warnings, headers=trust_headers(largest),
+    )  # fmt: skip
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:
@@ -290,23 +281,3 @@ def _outputs(stack: Fields, served: Served, form: Form) -> dict[str, Fields]:
     # The channel axis follows time and, if present, batch.
     by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
     return {channel.name: by_channel[i] for i, channel in enumerate(served.config.outputs)}
-
-
-OPERATION = Operation(
-    _run,
-    described(
-        "/v1/models/{name}VERSION:rollout",
-        name="rollout",
-        tag="rollout",
-        summaries=("Roll the newest version out", "Roll one version out"),
-        description="Run the model on its own output, on the device, until step `steps`.",
-        parameters=_PARAMETERS,
-        headers=(DEADLINE_HEADER,),
-        body=_REQUEST_BODY,
-        responses=_ROLLOUT_RESPONSES,
-        example="navier-stokes-2d",
-    ),
-    parse=_parse,
-    protocol="rollout",
-    queued=False,
-)

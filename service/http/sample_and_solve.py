@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turbofno.service.codec.fields import (
-    INPUT,
-    OUTPUT,
-    ResponseData,
-    arrays_from_fields,
-    check_shape,
-)
+from turbofno.service.codec.fields import INPUT, OUTPUT, arrays_from_fields, check_shape
 from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.openapi import REQUEST_BODY, RESPONSES, described, problem, problems
+from turbofno.service.http.openapi import ANSWER, REQUEST_BODY, errors
 from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
+from turbofno.service.http.route import route
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -32,16 +28,16 @@ if TYPE_CHECKING:
 SEEDS = 1 << 20
 _MAX_STEPS = 1000
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    **problems(400, 401, 406, 408, 413, 415, 422, 503),
-    403: problem("The web page and what belongs to it are switched off on this server."),
-    404: problem("No such model, or no sampler and solver for its PDE."),
-    429: problem("Too many wait for the solver: come back after Retry-After seconds."),
-    504: problem("The solver exceeded its time limit."),
+_ERRORS = {
+    **errors(400, 401, 406, 408, 413, 415, 422, 503),
+    403: "The web page and what belongs to it are switched off on this server.",
+    404: "No such model, or no sampler and solver for its PDE.",
+    429: "Too many wait for the solver: come back after Retry-After seconds.",
+    504: "The solver exceeded its time limit.",
 }
 _SUCCESS = {
     "description": "One field [channels, *grid], in the form that Accept asks for: by default .npy.",
-    "content": RESPONSES[200]["content"],
+    "content": ANSWER["content"],
 }
 _SEED = integer("seed", "which sample", most=SEEDS - 1, default=0)
 _SEED_OR_BODY = integer("seed", "solve this sample; without, the field in the body", most=SEEDS - 1)
@@ -59,8 +55,6 @@ _SAMPLER = tuple(
     )
     for name in sorted(PARAMETER_NAMES)
 )
-_OF_SAMPLE = (_SEED, _GRID, *_SAMPLER)
-_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER)
 _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
@@ -72,18 +66,16 @@ class Parameters(NamedTuple):
     writer: Codec
 
 
-def _parse_sample(call: Call) -> Parameters:
+def _parse_sample(call: Call, given: Mapping[str, Any]) -> Parameters:
     _solver(call)
-    given = read_query(call, _OF_SAMPLE, hint="")
     return Parameters(
         _sample_job(call, given), 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY)
     )
 
 
-def _parse_solve(call: Call) -> Parameters:
+def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
     _solver(call)
     config = call.served.config
-    given = read_query(call, _OF_SOLVE, hint="")
     steps = given["steps"]
     if steps > 1 and config.time_step is None:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
@@ -94,13 +86,38 @@ def _parse_solve(call: Call) -> Parameters:
     return Parameters(None, steps, *codecs(call))
 
 
-async def _run_sample(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+_route = partial(
+    route, OPERATIONS, tag="solver", errors=_ERRORS, responses={200: _SUCCESS},
+    protocol="solver", queued=False, of_model=False,
+)  # fmt: skip
+
+
+@_route(
+    "GET", "/v1/models/{name}/sample",
+    summaries=("Draw a random input",),
+    parameters=(_SEED, _GRID, *_SAMPLER),
+    parse=_parse_sample,
+)  # fmt: skip
+async def sample(call: Call) -> Reply:
+    """A field that the model takes; with no more parameters, from the distribution that it was trained on."""
     call.body.skip()
     field = await _solved(call, call.parameters.job)
     return await _answer(call, {INPUT: field}, call.served.config.inputs)
 
 
-async def _run_solve(call: Call) -> Reply:
+@_route(
+    "POST", "/v1/models/{name}:solve",
+    summaries=("Solve with the PDE solver",),
+    parameters=(_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER),
+    body={**REQUEST_BODY, "required": False},
+    parse=_parse_solve,
+)  # fmt: skip
+async def solve(call: Call) -> Reply:
+    """The solution that the model approximates: for a sample (`seed` and the sampler's parameters), or for a field in the body.
+
+    A sample is solved as the function that it is, on the solver's own grid; a field is first interpolated.
+    """
     parameters, config = call.parameters, call.served.config
     if parameters.job is not None:
         call.body.skip()
@@ -162,52 +179,5 @@ async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
 
 
 async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
-    served = call.served
-    answer = ResponseData(
-        model=served.name,
-        version=served.version,
-        outputs=outputs,
-        units={channel.name: channel.units for channel in channels},
-        backend="solver",
-        precision="fp32",
-    )
-    return await fields_reply(call, answer, [])
-
-
-SAMPLE = Operation(
-    _run_sample,
-    described(
-        "/v1/models/{name}/sample",
-        name="sample",
-        tag="solver",
-        summaries=("Draw a random input",),
-        description="A field that the model takes; with no more parameters, from the distribution that it was "
-        "trained on.",
-        parameters=_OF_SAMPLE,
-        responses={200: _SUCCESS, **_ERRORS},
-    ),
-    method="GET",
-    parse=_parse_sample,
-    protocol="solver",
-    queued=False,
-    of_model=False,
-)
-SOLVE = Operation(
-    _run_solve,
-    described(
-        "/v1/models/{name}:solve",
-        name="solve",
-        tag="solver",
-        summaries=("Solve with the PDE solver",),
-        description="The solution that the model approximates: for a sample (`seed` and the sampler's parameters), or "
-        "for a field in the body.\n\nA sample is solved as the function that it is, on the solver's own grid; a field "
-        "is first interpolated.",
-        parameters=_OF_SOLVE,
-        body={**REQUEST_BODY, "required": False},
-        responses={200: _SUCCESS, **_ERRORS},
-    ),
-    parse=_parse_solve,
-    protocol="solver",
-    queued=False,
-    of_model=False,
-)
+    units = {channel.name: channel.units for channel in channels}
+    return await fields_reply(call, outputs, "solver", "fp32", units=units)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,16 +32,6 @@ _MAX_LAYOUTS = 64
 """Limit of cached layouts per model: clients choose them."""
 
 
-class Layout(NamedTuple):
-    """Shape and form of the fields behind an `.npy` header that was checked before."""
-
-    shape: tuple[int, ...]
-    """[batch, channels, *grid]."""
-    form: Form
-    size: int
-    """Length of header and fields in bytes."""
-
-
 class Served:
     """One version of a model."""
 
@@ -57,9 +47,9 @@ class Served:
         self._bounded = any(
             getattr(one, bound) is not None for one in config.inputs for bound in bounds
         )
-        self._layouts: dict[bytes, Layout] = {}
-        self._raw_shapes: dict[tuple[str | None, int], tuple[int, ...]] = {}
-        """Shapes of checked raw bodies, by the given shape and the size in bytes."""
+        self._layouts: dict[tuple[object, int], tuple[tuple[int, ...], Any]] = {}
+        """`.npy` header or given shape, and size of the body in bytes -> [batch, channels, *grid] and form of its fields,
+        once such a body was checked."""
         statistics = config.statistics
         self._thresholds = None if statistics is None else statistics.thresholds
         self._grids: dict[
@@ -73,37 +63,39 @@ class Served:
         Raises as `npy.decode_npy` and `fields_from_arrays`.
         """
         start = npy.header_bytes(body)
-        head = bytes(body[:start])
-        layout = self._layouts.get(head)
-        if layout is None or layout.size != len(body):
-            array = npy.decode_npy(body)
-            fields, form = self.fields_from_arrays(array)
+        key = bytes(body[:start]), len(body)
+        known = self._layouts.get(key)
+        if known is None:
+            fields, form = self.fields_from_arrays(npy.decode_npy(body))
             if start and fields.base is not None:
                 # A view, so the body is float32 in C order.
-                if len(self._layouts) >= _MAX_LAYOUTS:
-                    self._layouts.clear()
-                self._layouts[head] = Layout(fields.shape, form, len(body))
+                self._note(key, fields.shape, form)
             return fields, form
-        fields = np.frombuffer(body, np.float32, offset=start).reshape(layout.shape)
+        shape, form = known
+        fields = np.frombuffer(body, np.float32, offset=start).reshape(shape)
         self._check_values(fields)
-        return fields, layout.form
+        return fields, form
 
     def fields_from_raw(self, body: memoryview, shape: str | None) -> Fields:
         """Decode and check the fields of a body of float32 values, without a copy; `shape` is such as "1,1,64,64".
 
         Raises as `oip_binary.decode_raw` and `fields_from_tensor`.
         """
-        known = self._raw_shapes.get((shape, len(body)))
+        key = shape, len(body)
+        known = self._layouts.get(key)
         if known is None:
             raw = oip_binary.decode_raw(body, shape=shape, model=self.name)
             fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
-            if len(self._raw_shapes) >= _MAX_LAYOUTS:
-                self._raw_shapes.clear()
-            self._raw_shapes[shape, len(body)] = fields.shape
+            self._note(key, fields.shape, None)
             return fields
-        fields = np.frombuffer(body, np.float32).reshape(known)
+        fields = np.frombuffer(body, np.float32).reshape(known[0])
         self._check_values(fields)
         return fields
+
+    def _note(self, key: tuple[object, int], shape: tuple[int, ...], form: Form | None) -> None:
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        self._layouts[key] = shape, form
 
     def _check_values(self, fields: Fields) -> None:
         check_finite(fields, self.config.inputs)

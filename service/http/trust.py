@@ -16,39 +16,25 @@ _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",
     "residual": "how badly the output misses the model's PDE, about its relative L2 error",
 }
-TRUST_LARGEST: dict[str, Any] = {
-    name: {
-        "type": "number",
-        "description": f"{meaning}; the largest over the request's fields, where known",
-    }
+LARGEST = {
+    name: f"{meaning}; the largest over the request's fields, where known"
     for name, meaning in _MEANINGS.items()
 }
+OF_FIELDS = "one value per field, where known: " + "; ".join(
+    f"{name}: {meaning}" for name, meaning in _MEANINGS.items()
+)
+OF_FRAMES = "for each frame, one value per field: the largest of the steps since the previous frame"
 TRUST_HEADER = "X-Trust"
 NOT_COMPUTED = "trust signals could not be computed, or the field was cut over several devices"
-_WHY_NO_SIGNALS = "the reason why the answer has no trust signals; absent if it has"
-TRUST_STATUS: dict[str, Any] = {"type": "string", "description": _WHY_NO_SIGNALS}
+WHY_NO_SIGNALS = "the reason why the answer has no trust signals; absent if it has"
 TRUST_HEADERS: dict[str, Any] = {
-    TRUST_HEADER: {"description": _WHY_NO_SIGNALS, "schema": {"type": "string"}}
+    TRUST_HEADER: {"description": WHY_NO_SIGNALS, "schema": {"type": "string"}}
 } | {
     f"X-Trust-{name.replace('_', '-').title()}": {
-        "description": TRUST_LARGEST[name]["description"],
+        "description": meaning,
         "schema": {"type": "number"},
     }
-    for name in _MEANINGS
-}
-TRUST_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "description": "one value per field, where known: "
-    + "; ".join(f"{name}: {meaning}" for name, meaning in _MEANINGS.items()),
-    "additionalProperties": {"type": "array", "items": {"type": "number"}},
-}
-FRAME_TRUST_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "description": "for each frame, one value per field: the largest of the steps since the previous frame",
-    "additionalProperties": {
-        "type": "array",
-        "items": {"type": "array", "items": {"type": "number"}},
-    },
+    for name, meaning in LARGEST.items()
 }
 
 

@@ -5,34 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service import answer_warnings
-from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
+from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.inference import count_warnings, infer
-from turbofno.service.http.openapi import (
-    DEADLINE_HEADER,
-    RESPONSES,
-    arrays_body,
-    burgers_field,
-    described,
-    problem,
-)
-from turbofno.service.http.parameters import PRIORITY, flag, read_query, seconds_allowed
-from turbofno.service.http.predict import codecs, fields_reply, read_arrays, status_headers
+from turbofno.service.http.inference import count_warnings, run_model
+from turbofno.service.http.parameters import PRIORITY, flag, seconds_allowed
+from turbofno.service.http.predict import codecs, fields_reply, read_arrays
+from turbofno.service.http.route import route
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from turbofno.service.engine.interface import Fields
     from turbofno.service.http.served import Served
 
-_HINT = " (a version goes into the path: /v1/models/NAME/versions/VERSION:vjp)"
-_PARAMETERS = (flag("output", "also give the output"), PRIORITY)
 
-_FIELD = burgers_field()
+_FIELD = openapi.burgers_field()
 _MEAN = [1 / len(_FIELD)] * len(_FIELD)
-_REQUEST_BODY = arrays_body(
+_REQUEST_BODY = openapi.arrays_body(
     "The input as for a prediction; and the cotangent, of the output's shape: either 'cotangent' with shape [batch, "
     "channels, *grid] or [channels, *grid], or 'cotangent.NAME' for every output channel, with shape [*grid] or "
     "[batch, *grid].",
@@ -49,18 +42,16 @@ _REQUEST_BODY = arrays_body(
     codecs=[codec for codec in CODECS if codec is not NPY],
     least=2,
 )
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    **RESPONSES,
-    200: {
-        **RESPONSES[200],
-        "description": "The gradient, laid out as the input was: 'gradient', or 'gradient.NAME' of each input "
-        "channel; with output=true also the output, laid out as the cotangent was: 'output', or 'output.NAME'. "
-        "In the form that Accept asks for, by default that of the request.",
-    },
-    413: problem(
-        "Over a stated limit, which the error names; also that of the memory for gradients."
-    ),
-    422: problem("The model cannot take these fields or this cotangent, or has no gradient."),
+_ANSWER = {
+    **openapi.ANSWER,
+    "description": "The gradient, laid out as the input was: 'gradient', or 'gradient.NAME' of each input "
+    "channel; with output=true also the output, laid out as the cotangent was: 'output', or 'output.NAME'. "
+    "In the form that Accept asks for, by default that of the request.",
+}
+_ERRORS = {
+    **openapi.ERRORS,
+    413: "Over a stated limit, which the error names; also that of the memory for gradients.",
+    422: "The model cannot take these fields or this cotangent, or has no gradient.",
 }
 
 
@@ -72,8 +63,7 @@ class Parameters(NamedTuple):
     output: bool
 
 
-def _parse(call: Call) -> Parameters:
-    given = read_query(call, _PARAMETERS, hint=_HINT)
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     output = given["output"]
     reader, writer = codecs(call)
     if reader is NPY:
@@ -89,27 +79,36 @@ def _parse(call: Call) -> Parameters:
     return Parameters(reader, writer, given["priority"], seconds_allowed(call), output)
 
 
-async def _run(call: Call) -> Reply:
+OPERATIONS: list[Operation] = []
+
+
+@route(
+    OPERATIONS, "POST", "/v1/models/{name}VERSION:vjp",
+    summaries=("Gradient through the newest version", "Gradient through one version"),
+    tag="gradients",
+    parameters=(flag("output", "also give the output"), PRIORITY),
+    headers=(openapi.DEADLINE_HEADER,),
+    body=_REQUEST_BODY,
+    errors=_ERRORS,
+    responses={200: _ANSWER},
+    parse=_parse,
+    protocol="vjp",
+)  # fmt: skip
+async def vjp(call: Call) -> Reply:
+    """Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input)."""
     parameters: Parameters = call.parameters
     served = call.served
     rows, (shapes, form) = await read_arrays(call, parameters.reader, _decode)
-    result = await infer(
+    result = await run_model(
         call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
     )
     warnings = count_warnings(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
     gradients, outputs = part(result.fields, shapes)
-    answer = ResponseData(
-        model=result.model,
-        version=result.version,
-        outputs=arrays_from_vjp(
-            gradients, outputs if parameters.output else None, served.config, form
-        ),
-        units=units_of_vjp(served.config, output=parameters.output),
-        backend=result.backend,
-        precision=result.precision,
-        warnings=warnings,
-    )
-    return await fields_reply(call, answer, status_headers("", warnings))
+    wanted = outputs if parameters.output else None
+    return await fields_reply(
+        call, arrays_from_vjp(gradients, wanted, served.config, form), result.backend, result.precision,
+        units=units_of_vjp(served.config, output=parameters.output), warnings=warnings,
+    )  # fmt: skip
 
 
 def _decode(
@@ -119,21 +118,3 @@ def _decode(
     fields, cotangents, form = vjp_from_arrays(arrays, served.config, max_fields=served.max_fields)
     rows, shapes = join(fields, cotangents)
     return rows, (shapes, form)
-
-
-OPERATION = Operation(
-    _run,
-    described(
-        "/v1/models/{name}VERSION:vjp",
-        name="vjp",
-        tag="gradients",
-        summaries=("Gradient through the newest version", "Gradient through one version"),
-        description="Multiply a cotangent by the Jacobian of the model: with dL/d(output) given, this is dL/d(input).",
-        parameters=_PARAMETERS,
-        headers=(DEADLINE_HEADER,),
-        body=_REQUEST_BODY,
-        responses=_RESPONSES,
-    ),
-    parse=_parse,
-    protocol="vjp",
-)

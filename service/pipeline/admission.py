@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
+from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.model_limits import UNLIMITED
 from turbofno.service.settings import env_name
 
@@ -224,7 +224,7 @@ class Admission:
         """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""
         limit = self._settings.max_inflight_bytes
         if self._bytes + size > limit:
-            raise self._full(
+            raise self._capacity.queue_full(
                 "inflight_bytes",
                 model,
                 f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
@@ -239,25 +239,18 @@ class Admission:
                 f"requests of model {model!r} hold {held} bytes and have no room for {size} more: "
                 f"its limit is {limit} ({env_name('model_limits')})."
             )
+            error = self._capacity.queue_full("model_bytes", model, message)
             if size > limit:
-                self._metrics.reject("model_bytes", model)
                 raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise self._full("model_bytes", model, message)
+            raise error
         held = self._bytes_of["caller", caller.name]
         if caller.max_bytes and held + size > caller.max_bytes:
-            raise self._full(
+            raise self._capacity.queue_full(
                 "caller_bytes",
                 model,
                 f"requests of API key {caller.name!r} hold {held} bytes and have no room for {size} more: "
                 f"its limit is {caller.max_bytes}.",
             )
-
-    def _full(self, reason: str, model: str, message: str) -> QueueFull:
-        self._metrics.reject(reason, model)
-        return QueueFull(
-            f"{message} Retry after the time in Retry-After.",
-            retry_after=self._capacity.drain_seconds,
-        )
 
     def change_bytes(self, caller: Caller, model: str, size: int) -> None:
         """Count `size` more bytes, or fewer."""

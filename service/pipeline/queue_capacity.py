@@ -148,10 +148,10 @@ class QueueCapacity:
                 f"{whose} has {used} fields in progress and was asked for {fields} more: "
                 f"its limit is {limit}{setting}."
             )
+            error = self.queue_full(f"{scope}_fields", request.model, message)
             if fields > limit:
-                self._metrics.reject(f"{scope}_fields", request.model)
                 raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise self._full(message, f"{scope}_fields", request.model)
+            raise error
         for key, _ in quotas:
             self._quota_used[key] += fields
 
@@ -236,27 +236,28 @@ class QueueCapacity:
             whose, waiting, setting = "of all models together", self.total, "max_queued_fields"
         else:
             return
-        raise self._full(
-            f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
-            f"the limit is {getattr(settings, setting)} ({env_name(setting)}).",
+        raise self.queue_full(
             "queue_full",
             model,
+            f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
+            f"the limit is {getattr(settings, setting)} ({env_name(setting)}).",
         )
 
     def _check_deadline(self, flow: Flow, allowed: float, now: float) -> None:
         wait = self.wait_seconds(flow.model, flow.level, now)
         if wait * _MARGIN > allowed > 0.0:
-            raise self._full(
-                f"the work ahead of this request takes about {wait:.2g} s, but the request must start within "
-                f"{allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
+            raise self.queue_full(
                 "too_late",
                 flow.model,
+                f"the work ahead of this request takes about {wait:.2g} s, but the request must start within "
+                f"{allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
                 wait * _MARGIN - allowed,
             )
 
-    def _full(
-        self, message: str, reason: str, model: str, retry_after: float | None = None
+    def queue_full(
+        self, reason: str, model: str, message: str, retry_after: float | None = None
     ) -> QueueFull:
+        """Count a refusal; return its error, by default with the time in which the queue drains."""
         self._metrics.reject(reason, model)
         return QueueFull(
             f"{message} Retry after the time in Retry-After.",

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.service.http.serving import application
 from tests.service.waiting import until
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[int]:
-    """Serve the application with `Edge`; yield its port."""
-    server = uvicorn.Server(server_config(app, app.state.context.settings))
+async def served(app: FastAPI, *, over_asgi: bool = False) -> AsyncIterator[int]:
+    """Serve the application with `Edge`, or with uvicorn's own protocol over ASGI; yield its port."""
+    config = server_config(app, app.state.context.settings)
+    if over_asgi:
+        config.http = HttpToolsProtocol
+    server = uvicorn.Server(config)
     # `serve` would install signal handlers.
     running = asyncio.create_task(server._serve())
     await until(lambda: server.started, 30)
@@ -36,10 +40,12 @@ async def served(app: FastAPI) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def listening(**settings: Any) -> AsyncIterator[tuple[int, FakeEngine, AppContext]]:
+async def listening(
+    *, over_asgi: bool = False, **settings: Any
+) -> AsyncIterator[tuple[int, FakeEngine, AppContext]]:
     """Serve the application with a fake engine; yield port, engine and context."""
     app, engine = application(port=0, **settings)
-    async with served(app) as port:
+    async with served(app, over_asgi=over_asgi) as port:
         yield port, engine, app.state.context
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import httpx
 
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
 from turbofno.service.app import create_app
+from turbofno.service.http import operations
+from turbofno.service.http.call import Operation
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from fastapi import FastAPI
+
+    from turbofno.service.http.call import Call, Reply
 
 
 def application(**settings: Any) -> tuple[FastAPI, FakeEngine]:
@@ -33,3 +38,13 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Fak
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client, engine
+
+
+@contextmanager
+def added_to_the_table(run: Callable[[Call], Awaitable[Reply]], *paths: str) -> Iterator[None]:
+    """Serve these paths by `run`, which is a GET operation without fields."""
+    added = operations._routes([Operation(run, {path: {} for path in paths}, "GET")])
+    with mock.patch.object(operations, "_ROUTES", [*added, *operations._ROUTES]):
+        operations._cached.cache_clear()
+        yield
+    operations._cached.cache_clear()

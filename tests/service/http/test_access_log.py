@@ -7,48 +7,37 @@ import io
 import json
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from tests.service.http.serving import application
-from turbofno.service.http import problems
+from tests.service.http.serving import added_to_the_table, application
 from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.asgi import CallMiddleware
-from turbofno.service.http.call import Call
+from turbofno.service.http.call import Call, Reply
 from turbofno.service.http.shedding import Shedding
 from turbofno.service.logs import ConsoleFormatter, JsonFormatter
 from turbofno.service.metrics import Metrics
 
 
 def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
+    app, _ = application()
     metrics = Metrics()
-    known = application()[0].state.context
     log = AccessLog(metrics, Shedding(), "turbofno/9")
-    calls: list[Call] = []
-    guard = SimpleNamespace(check=calls.append)
-    context = replace(known, metrics=metrics, access_log=log, guard=guard)
-    app = FastAPI()
-    app.add_middleware(CallMiddleware, context=context)
-    problems.install(app)
+    known = app.state.context
+    context = replace(known, metrics=metrics, access_log=log)
 
-    @app.get("/x")
-    async def route() -> str:
-        call = calls[-1]
+    async def run(call: Call) -> Reply:
         call.protocol, call.model, call.version = "predict", "m", "1"
         call.decode_seconds, call.compute_seconds = 0.001, 0.25
-        return call.request_id
-
-    @app.get("/healthz")
-    async def health() -> None: ...
+        return Reply(200, (), (json.dumps(call.request_id).encode(),))
 
     async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
-            return await client.get(path, **options)
+        transport = httpx.ASGITransport(CallMiddleware(app, context=context))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            with added_to_the_table(run, "/x"):
+                return await client.get(path, **options)
 
     return asyncio.run(main()), metrics
 
@@ -122,22 +111,15 @@ def test_health_polls_are_not_logged_at_info() -> None:
     assert access_lines(ConsoleFormatter(), "/healthz") == []
 
 
-def test_call_middleware_is_outermost_and_answers_unexpected_exceptions(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_exception_outside_operations_is_answered_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> httpx.Response:
-        app, _ = application()
-        assert isinstance(app.build_middleware_stack(), CallMiddleware)
+    async def fail(*_: object) -> None:
+        raise RuntimeError("inside")
 
-        async def fail(*_: object) -> None:
-            raise RuntimeError("inside")
-
-        monkeypatch.setattr(app, "router", fail)
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/v2/other", headers={"X-Request-Id": "mine"})
-
-    answer = asyncio.run(main())
+    monkeypatch.setattr("turbofno.service.http.asgi.execute", fail)
+    answer, _ = ask("/v2", headers={"X-Request-Id": "mine"})
     assert answer.status_code == 500
     assert "mine" in answer.json()["error"]
     assert "inside" not in answer.text
+    assert caplog.text.count("RuntimeError: inside") == 1

@@ -17,7 +17,7 @@ from tests.service.waiting import until
 from turbofno.service.http import edge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 from tests.service.http.raw import FIELD, INFER, INFER_RAW, in_loop, raw_request, reply
 
 pytestmark = pytest.mark.timeout(30)
@@ -88,7 +88,6 @@ async def test_half_a_body_and_end_of_file_is_a_disconnect() -> None:
 
 @in_loop
 async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they_tell(
-    direct: Callable[[bool], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -96,10 +95,9 @@ async def test_both_ways_tell_a_client_that_the_process_ends_and_count_what_they
     caplog.set_level(logging.INFO, "service.access")
     asked = raw_request(INFER_RAW, FIELD.tobytes(), "X-Request-Id: one-and-the-same")
     answers = []
-    for on in (True, False):
-        direct(on)
+    for over_asgi in (False, True):
         caplog.clear()
-        async with listening() as (port, engine, context):
+        async with listening(over_asgi=over_asgi) as (port, engine, context):
             engine.held = True
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(asked)

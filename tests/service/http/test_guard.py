@@ -11,7 +11,6 @@ import pytest
 
 from tests.service.http.live import listening
 from tests.service.http.serving import serving
-from turbofno.service.http import edge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,19 +164,15 @@ def test_refusals_are_counted() -> None:
     assert asyncio.run(main()) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("over_asgi", [False, True])
 @pytest.mark.parametrize("path", [PREDICT, INFER])
-def test_both_ways_of_a_prediction_refuse_and_allow_the_same(
-    monkeypatch: pytest.MonkeyPatch, direct: bool, path: str
-) -> None:
-    if not direct:
-        monkeypatch.setattr(edge, "target_of", lambda _: None)
+def test_both_ways_of_a_prediction_refuse_and_allow_the_same(over_asgi: bool, path: str) -> None:
     body: dict[str, Any] = {"json": BODY} if path == PREDICT else {"content": RAW}
     page = {"Sec-Fetch-Site": "cross-site", "Origin": ORIGIN}
 
     async def main() -> list[httpx.Response]:
         async with (
-            listening(cors_origins=ORIGIN) as (port, engine, _),
+            listening(over_asgi=over_asgi, cors_origins=ORIGIN) as (port, engine, _),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
         ):
             answers = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from tests.service.http.serving import application, serving
+from turbofno.service.http import operations
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,18 @@ def test_control_routes_declare_their_body_errors(document: dict[str, Any], path
     declared = document["paths"][f"/v2/repository/{path}"]["post"]["responses"]
     assert {"400", "408", "413", "415"} <= set(declared)
     assert "422" not in declared
+
+
+def test_no_path_is_hidden_by_another() -> None:
+    every = [*operations._WITH_VERBS, *operations._OTHERS]
+    for operation in every:
+        for template in operation.paths:
+            path = re.sub(r"{\w+}", "some", template)
+            target = operations.target_of(path.encode())
+            assert target.operations is not None
+            assert target.operations[operation.method] is operation, template
+            assert bool(target.model) == ("{name}" in template or "{model}" in template)
+    assert len(every) > 20
 
 
 def test_get_of_a_prediction_lists_the_allowed_method() -> None:

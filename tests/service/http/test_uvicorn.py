@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 import uvicorn
-from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -54,8 +53,7 @@ def test_uvicorn_has_every_name_that_edge_overrides_or_uses() -> None:
     assert {"on_headers_complete", "on_response_complete", "data_received"} <= overridden
 
 
-def test_uvicorn_starts_queued_cycles_by_run_asgi() -> None:
-    source = inspect.getsource(httptools_impl)
-    assert "cycle.run_asgi(app)" in source
-    assert "self.pipeline.appendleft((self.cycle, app))" in source
-    assert "cycle, app = self.pipeline.pop()" in source
+def test_uvicorn_shuts_down_by_these_attributes_of_a_cycle() -> None:
+    source = inspect.getsource(HttpToolsProtocol.shutdown)
+    assert "if self.cycle is None or self.cycle.response_complete:" in source
+    assert "self.cycle.keep_alive = False" in source
