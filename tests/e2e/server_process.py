@@ -67,7 +67,7 @@ class ServerProcess:
         serve = ["serve", "--port", str(self.port), "--model-repository", str(repository), *options]
         self.process: Forked | subprocess.Popen[bytes]
         with log.open("wb") as output:
-            if shell == _NO_SHELL and "--frontends" not in options:
+            if shell == _NO_SHELL:
                 code = f"{fault}\n{_SERVE}"
                 self.process = start(code, *serve, cwd=log.parent, env=environment, output=output)
                 return
