@@ -9,6 +9,7 @@ import io
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import httpx
@@ -21,6 +22,7 @@ from tests.service.tiny import tiny_config
 from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.config import GridSpec
 from turbofno.models.core.fno import FNO
+from turbofno.service.engine.interface import ModelStatus
 from turbofno.service.settings import Settings
 from turbofno_client import Client
 
@@ -186,3 +188,27 @@ def test_devices_must_be_the_gpus_that_ray_assigned(
     else:
         assert f"Ray assigned {gpus} GPUs" in message
         assert f"ray_actor_options.num_gpus to {devices.count('+') + 1}" in message
+
+
+@pytest.mark.parametrize(
+    ("ready", "failure", "states", "told"),
+    [
+        (False, "", [], ""),
+        (False, "", ["LOADING", "UNAVAILABLE"], ""),
+        (True, "", ["READY"], ""),
+        (False, "", ["READY", "READY"], ""),  # a drain
+        (False, "", ["READY", "UNAVAILABLE"], "models could not be loaded: m1 1: no memory"),
+        (True, "the GPU failed", ["READY"], "the GPU failed"),
+    ],
+)
+def test_health_is_whether_the_engine_will_be_ready(
+    ready: bool, failure: str, states: list[str], told: str
+) -> None:
+    from deploy.ray.app import failure_of
+
+    statuses = [
+        ModelStatus(f"m{i}", "1", state, "no memory" if state == "UNAVAILABLE" else "")
+        for i, state in enumerate(states)
+    ]
+    engine = SimpleNamespace(ready=ready, failure=failure, statuses=lambda: statuses)
+    assert failure_of(engine) == told  # type: ignore[arg-type] # what it uses of an engine
