@@ -23,10 +23,10 @@ test: $(DEV_READY)
 test-thorough: $(DEV_READY)
 	TEST_THOROUGH=1 TEST_SEED=$${TEST_SEED:-new} $(BIN)/python -m pytest
 
-# Two Ray nodes on this machine, for a minute or two.
+# Ray nodes on this machine, for two minutes or three.
 test-ray: $(DEV_READY)
 	$(PIP) --no-build-isolation --editable '.[ray]'
-	TEST_RAY=1 $(BIN)/python -m pytest tests/deploy/test_ray.py
+	TEST_RAY=1 $(BIN)/python -m pytest tests/deploy/test_ray.py tests/deploy/test_ray_slabs.py
 
 # About an hour of mixed requests; checks that none is lost and that memory, threads and files do not grow.
 soak: $(DEV_READY)

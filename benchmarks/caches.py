@@ -12,16 +12,17 @@ import torch
 from benchmarks.timing import print_table, save
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import BURGERS, DARCY, NAVIER_STOKES
 from turbofno.service.runtime.forward import Forward
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
 CASES = (
-    ("burgers-1d", (1024,)),
-    ("navier-stokes-2d", (32, 32)),
-    ("navier-stokes-2d", (64, 64)),
-    ("darcy-2d", (85, 85)),
-    ("navier-stokes-2d", (128, 128)),
+    (BURGERS.name, BURGERS.grid.training),
+    (NAVIER_STOKES.name, (32, 32)),
+    (NAVIER_STOKES.name, NAVIER_STOKES.grid.training),
+    (DARCY.name, DARCY.grid.training),
+    (NAVIER_STOKES.name, (128, 128)),
 )
 BATCH = 16
 _ROUNDS = 7

@@ -17,20 +17,19 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.regrid import Boundary, at_points, band_limited
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
-from turbofno.models.zoo.problems import HELD_OUT_SEED
+from turbofno.models.zoo.problems import BURGERS, DARCY, HELD_OUT_SEED, NAVIER_STOKES
 from turbofno.models.zoo.train import relative_l2
 
 Row = dict[str, object]
 Bring = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
-BURGERS, DARCY, FLOW = "burgers-1d", "darcy-2d", "navier-stokes-2d"
 PAIRS = {
-    BURGERS: ((64, 64), (64, 1024), (256, 8192), (1024, 64), (8192, 8192), (8192, 256)),
-    DARCY: (
+    BURGERS.name: ((64, 64), (64, 1024), (256, 8192), (1024, 64), (8192, 8192), (8192, 256)),
+    DARCY.name: (
         (43, 43), (43, 85), (61, 106), (85, 141), (85, 421), (106, 106),
         (141, 85), (211, 106), (421, 43), (421, 421),
     ),
-    FLOW: (
+    NAVIER_STOKES.name: (
         (32, 32), (32, 64), (32, 192), (48, 96), (64, 96), (64, 192), (96, 96),
         (96, 48), (192, 32), (192, 64), (192, 192),
     ),
@@ -39,10 +38,10 @@ PAIRS = {
 
 def held_out(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and solutions float32 [samples, 1, *grid] on a fine grid; coarser grids are every k-th point of it."""
-    if name == BURGERS:
+    if name == BURGERS.name:
         u0 = burgers.sample_inputs(range(20), seed=HELD_OUT_SEED, n=8192)
         return u0[:, None].float(), burgers.solve(u0)[:, None].float()
-    if name == DARCY:
+    if name == DARCY.name:
         a = darcy.sample_inputs(range(10), seed=HELD_OUT_SEED)
         return a[:, None].float(), darcy.solve(a)[:, None].float()
     w0 = navier_stokes.sample_inputs(

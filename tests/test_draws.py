@@ -60,9 +60,18 @@ def drawn(folder: Path, *tests: str) -> list[str]:
     (folder / "conftest.py").write_text(conftest.read_text())
     (folder / "test_file.py").write_text(FILE)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *(f"test_file.py::test_{name}" for name in tests)],
+        [
+            *(sys.executable, "-m", "pytest", "-p", "_hypothesis_pytestplugin"),
+            *(f"test_file.py::test_{name}" for name in tests),
+        ],
         cwd=folder,
-        env={**os.environ, VARIABLE: "3", "PYTHONPATH": str(conftest.parents[1])},
+        env={
+            **os.environ,
+            VARIABLE: "3",
+            "PYTHONPATH": str(conftest.parents[1]),
+            # Others take longer to import than the tests to run.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         check=False,

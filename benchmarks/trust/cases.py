@@ -14,8 +14,7 @@ from torch import Tensor
 from turbofno.models.zoo.pde import burgers, darcy, nagumo, navier_stokes
 from turbofno.models.zoo.pde.random_fields import (
     Covariance,
-    neumann_2d,
-    neumann_3d,
+    neumann,
     periodic_1d,
     periodic_2d,
 )
@@ -104,13 +103,13 @@ def _darcy(
     n: int = 85,
 ) -> Pair:
     covariance = replace(darcy.FIELD_COVARIANCE, tau=tau)
-    field = neumann_2d(covariance, samples, seed=HELD_OUT_SEED, n=_NODES)
+    field = neumann(covariance, samples, dimensions=2, seed=HELD_OUT_SEED, n=_NODES)
     a = change(torch.where(field >= 0, high, low).double())
     return _darcy_pair(a, n)
 
 
 def _smooth_darcy(samples: range, *, n: int = 85) -> Pair:
-    field = neumann_2d(darcy.FIELD_COVARIANCE, samples, seed=HELD_OUT_SEED, n=_NODES)
+    field = neumann(darcy.FIELD_COVARIANCE, samples, dimensions=2, seed=HELD_OUT_SEED, n=_NODES)
     field = field / field.std((1, 2), keepdim=True)
     return _darcy_pair(6 * (math.log(2) * field.clamp(-1, 1)).exp(), n)
 
@@ -220,7 +219,7 @@ def _nagumo(
 ) -> Pair:
     usual = nagumo.FIELD_COVARIANCE
     covariance = replace(usual, tau=tau or usual.tau, alpha=alpha or usual.alpha)
-    field = neumann_3d(covariance, samples, seed=HELD_OUT_SEED, n=_BLOCK_NODES)
+    field = neumann(covariance, samples, dimensions=3, seed=HELD_OUT_SEED, n=_BLOCK_NODES)
     if covariance != usual:
         field = field / field.std((1, 2, 3), keepdim=True)
     k = change(nagumo.MEDIAN_RATE * factor ** torch.tanh(field)).float()

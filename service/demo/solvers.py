@@ -16,7 +16,7 @@ from torch import Tensor
 
 from turbofno.models.core.config import PDE
 from turbofno.models.zoo.pde import burgers, darcy, nagumo, navier_stokes
-from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d, neumann_3d, periodic_1d
+from turbofno.models.zoo.pde.random_fields import Covariance, neumann, periodic_1d
 from turbofno.models.zoo.problems import BURGERS, DARCY, NAGUMO, NAVIER_STOKES, Problem
 
 STREAM = 3
@@ -130,7 +130,7 @@ def _draw_burgers(seed: int, n: int, values: Values) -> Tensor:
 
 def _draw_darcy(seed: int, n: int, values: Values) -> Tensor:
     covariance = replace(darcy.FIELD_COVARIANCE, tau=values["tau"], alpha=values["alpha"])
-    field = neumann_2d(covariance, [seed], seed=STREAM, n=n)
+    field = neumann(covariance, [seed], dimensions=2, seed=STREAM, n=n)
     return torch.where(field >= 0, values["high"], values["low"]).double()
 
 
@@ -175,7 +175,7 @@ def _draw_nagumo(seed: int, n: int, values: Values) -> Tensor:
     k = torch.arange(usual.modes, dtype=torch.float64) ** 2
     waves = math.pi**2 * (k[:, None, None] + k[:, None] + k)
     covariance, factor = _reshaped(usual, values, waves)
-    field = torch.tanh(factor * neumann_3d(covariance, [seed], seed=STREAM, n=n))
+    field = torch.tanh(factor * neumann(covariance, [seed], dimensions=3, seed=STREAM, n=n))
     return values["rate"] * values["factor"] ** field
 
 

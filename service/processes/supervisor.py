@@ -24,17 +24,23 @@ from turbofno.service.processes.metrics_sum import MetricsSum
 from turbofno.service.system import on_hangup
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 """Most time until the first heartbeat, which includes importing PyTorch and opening a GPU."""
+OWN_FRONT_END = b"frontend-0.1"
+"""Identity of a front end in the supervisor's process."""
 KILL_SECONDS = 5.0
 """Most time to stop after the drain time."""
 _QUICK_SECONDS = 10.0
 """A process that dies earlier is restarted after a pause, twice as long each time."""
 _PAUSES = tuple(0.1 * 2**n for n in range(8))
+_FAILED_STARTS = 3
+"""Consecutive processes of a child that sent no heartbeat, from which on it is a failure."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +54,8 @@ class _Child:
     """The last one of the process."""
     last_heartbeat: float = 0.0
     was_up: bool = False
+    failed_starts: int = 0
+    """Number of its last processes that sent no heartbeat."""
 
     @property
     def running(self) -> bool:
@@ -60,7 +68,7 @@ class _Child:
 
 
 class Supervisor:
-    """One run of the service as several processes."""
+    """Keeps the processes of a service running, until it is stopped."""
 
     def __init__(
         self,
@@ -68,9 +76,13 @@ class Supervisor:
         *,
         engines: list[Settings],
         frontends: list[Settings],
-        banner: bool,
+        banner: bool = False,
+        on_engines: Callable[[Sequence[messages.Peer]], None] = lambda _: None,
     ) -> None:
-        """`engines` and `frontends` have settings for each child; `settings` are those of the service."""
+        """`engines` and `frontends` have settings for each child; `settings` are those of the service.
+
+        `on_engines` is called with the live engines whenever they change, for a front end in this process.
+        """
         self._settings = settings
         self._endpoint = new_endpoint()
         first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
@@ -87,15 +99,32 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._signals = 0
         self._stop = asyncio.Event()
-        self._failed = False
-        self._terminal_is_gone = on_hangup()
+        self._failed = ""
+        self._on_engines = on_engines
 
-    async def run(self) -> int:
-        """Run until a signal or a configuration error of a child. Returns the exit status."""
+    def handle_signals(self) -> None:
+        """Drain on the first SIGTERM or SIGINT, abort on the second, pass SIGHUP on; for the main thread."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup, on_hangup())
+
+    def stop(self) -> None:
+        """Let `run` end the processes and return."""
+        self._stop.set()
+
+    @property
+    def failure(self) -> str:
+        """Why a process cannot be kept running, or empty."""
+        if self._failed:
+            return self._failed
+        for child in self._children:
+            if child.failed_starts >= _FAILED_STARTS:
+                return f"{child.launch.name} failed to start {child.failed_starts} times in a row"
+        return ""
+
+    async def run(self) -> int:
+        """Run until it is stopped or a child has a configuration error. Returns the exit status."""
         self._channel = Channel.listen(self._endpoint, self._receive)
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         await self._stop.wait()
@@ -117,8 +146,9 @@ class Supervisor:
                 status = -1
             if self._stop.is_set():
                 return
+            child.failed_starts = 0 if child.heartbeat else child.failed_starts + 1
             if status == EX_CONFIG and not child.was_up:
-                self._failed = True
+                self._failed = f"{child.launch.name} cannot start: its log says why"
                 self._stop.set()
                 return
             logger.error("%s ended with status %d; starting it again", child.launch.name, status)
@@ -138,10 +168,10 @@ class Supervisor:
             banner=old.banner and not old.generation,
         )
         child.heartbeat, child.last_heartbeat = None, time.monotonic()
-        # Its own process group: Ctrl-C must reach only the supervisor, which stops the others in order.
+        # Its own session: Ctrl-C must reach only the supervisor, which stops the others in order. (uvloop knows no process groups.)
         process = child.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "turbofno.service.processes", launch.name,
-            stdin=asyncio.subprocess.PIPE, process_group=0,
+            stdin=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         if self._stop.is_set():
             process.kill()
@@ -193,8 +223,8 @@ class Supervisor:
         for child in self._running("frontend"):
             child.send(signal.SIGTERM)
 
-    def _on_hangup(self) -> None:
-        if self._terminal_is_gone():
+    def _on_hangup(self, terminal_is_gone: Callable[[], bool]) -> None:
+        if terminal_is_gone():
             self._on_signal()
             return
         for child in self._running("frontend"):
@@ -222,6 +252,7 @@ class Supervisor:
             for engine in self._running("engine", up=True)
             if engine.heartbeat is not None
         )
+        self._on_engines(peers)
         for front_end in front_ends:
             self._channel.send(messages.Engines(peers), front_end.launch.identity)
 
@@ -231,7 +262,7 @@ class Supervisor:
                 case messages.Heartbeat():
                     self._on_heartbeat(sender, message)
                 case messages.Call():
-                    task = asyncio.create_task(self._scrape(sender, message.id))
+                    task = asyncio.create_task(self._send_metrics(sender, message.id))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case messages.Returned():
@@ -252,8 +283,16 @@ class Supervisor:
             elif first:
                 self._send_engines([child])
 
-    async def _scrape(self, sender: bytes, asked: int) -> None:
-        """Collect and send the metrics of all processes; the last ones of those that do not answer in time."""
+    async def _send_metrics(self, sender: bytes, asked: int) -> None:
+        self._channel.send(messages.Returned(asked, await self.metrics()), sender)
+
+    async def metrics(self, own: bytes = b"") -> bytes:
+        """The merged metrics of all processes; the last ones of those that do not answer in time.
+
+        `own` are the metrics of a front end in this process.
+        """
+        if own:
+            self._metrics.update(OWN_FRONT_END, own)
         number, loop = next(self._numbers), asyncio.get_running_loop()
         asked_now = self._running("engine", "frontend", up=True)
         scrapes = {(child.launch.identity, number): loop.create_future() for child in asked_now}
@@ -263,4 +302,4 @@ class Supervisor:
         await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
         for key in scrapes:
             del self._scrapes[key]
-        self._channel.send(messages.Returned(asked, generate_latest(self._metrics)), sender)
+        return generate_latest(self._metrics)

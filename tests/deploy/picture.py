@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 
 from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.problems import PROBLEMS
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.deploy.monitoring import Target
 
-ZOO = {"burgers-1d": (1024,), "darcy-2d": (85, 85), "navier-stokes-2d": (64, 64)}
+ZOO = {problem.name: problem.grid.training for problem in PROBLEMS.values()}
 SUFFIX = {"s": "s", "bytes": "B", "reqps": "/s", "ops": "/s"}
 COLUMNS = 4
 

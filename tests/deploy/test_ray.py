@@ -5,28 +5,19 @@ from __future__ import annotations
 import io
 import os
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from tests.draws import generator
-from tests.e2e.server_process import free_port
 from tests.service.tiny import save_tiny
 from turbofno_client import Client
 
@@ -41,11 +32,10 @@ if not os.environ.get("TEST_RAY"):
     pytest.skip("takes a minute and needs Ray: make test-ray runs it", allow_module_level=True)
 ray = pytest.importorskip("ray", reason="needs pip install 'turbofno[ray]'")
 
+from tests.deploy.ray_cluster import replicas, serve_run, until  # noqa: E402 - imports Ray
+
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
-CPU = ROOT / "deploy" / "ray" / "cpu.yaml"
-PREFIX = "SERVE_REPLICA::turbofno"
 LEAST, MOST = 2, 3
 KILLS, CALLERS = 3, 6
 
@@ -62,77 +52,17 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """`serve run` of deploy/ray/cpu.yaml with a small model, one port and a fast autoscaler."""
-    from ray.cluster_utils import Cluster
-
+    """deploy/ray/cpu.yaml with a small model and a fast autoscaler, on two nodes."""
     folder = tmp_path_factory.mktemp("ray")
     module = save_tiny(folder / "models", "tiny-2d", n_dim=2)
-    port = free_port()
-    config = yaml.safe_load(CPU.read_text())
-    config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
-    (app,) = config["applications"]
     # With the delay, requests are in a replica nearly all the time.
-    app["args"] |= {
-        "model_repository": str(folder / "models"),
-        "torch_threads": "1",
-        "max_queue_delay_seconds": "0.2",
-    }
-    (deployment,) = app["deployments"]
-    deployment["ray_actor_options"]["num_cpus"] = 1
-    deployment["autoscaling_config"] |= {
+    args = {"torch_threads": "1", "max_queue_delay_seconds": "0.2"}
+    scaling = {
         "min_replicas": LEAST, "max_replicas": MOST, "target_ongoing_requests": 2,
         "upscale_delay_s": 0.5, "downscale_delay_s": 3.0, "metrics_interval_s": 0.2, "look_back_period_s": 1.0,
     }  # fmt: skip
-    (folder / "serve.yaml").write_text(yaml.safe_dump(config))
-    with ExitStack() as stack:
-        # not in the test's folder: the paths of Ray's sockets must be short
-        scratch = tempfile.mkdtemp(prefix="ray-")
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        environment = stack.enter_context(pytest.MonkeyPatch.context())
-        environment.setenv("RAY_TMPDIR", scratch)
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # otherwise the proxy would send nearly all requests to replicas of its node
-        environment.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
-        path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-        environment.setenv("PYTHONPATH", os.pathsep.join(path))
-        node = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        stack.callback(cluster.shutdown)
-        cluster.add_node(**node)
-        log = stack.enter_context((folder / "log").open("w"))
-        serving = subprocess.Popen(
-            [sys.executable, "-c", "from ray.serve.scripts import cli; cli()",
-             "run", "--address", cluster.address, str(folder / "serve.yaml")],
-            cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        stack.callback(serving.wait)
-        stack.callback(serving.kill)
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: is_ready(url, serving), 120, lambda: (folder / "log").read_text()[-6000:])
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        stack.callback(ray.shutdown)
+    with serve_run(folder, "cpu.yaml", nodes=2, args=args, scaling=scaling) as url:
         yield Deployed(url, module)
-
-
-def is_ready(url: str, serving: subprocess.Popen[bytes]) -> bool:
-    assert serving.poll() is None
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def until(met: Any, seconds: float, what: Any = lambda: "condition") -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, f"not within {seconds} s: {what()}"
-        time.sleep(0.1)
-
-
-def replicas() -> list[str]:
-    """Names of the replicas' actors."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(one["name"] for one in actors if one["name"].startswith(PREFIX))
 
 
 def answering(url: str) -> int:

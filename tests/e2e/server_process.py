@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.service.forked import Forked, start
+
 ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 90.0
 _STOP_SECONDS = 45.0
@@ -22,6 +24,7 @@ _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
+_NO_SHELL = ":"
 _SERVE = "import sys; from turbofno.service.cli import main; sys.exit(main())"
 
 
@@ -51,7 +54,7 @@ class ServerProcess:
         log: Path,
         *options: str,
         fault: str = "",
-        shell: str = ":",
+        shell: str = _NO_SHELL,
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self.port = free_port()
@@ -61,10 +64,14 @@ class ServerProcess:
         self._terminated = False
         # One CPU thread for the model: the clients need the other cores.
         environment = os.environ | {"TURBOFNO_TORCH_THREADS": "1"}
-        program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "turbofno.service"]
-        serve = [*program, "serve", "--port", str(self.port)]
-        where = ["--model-repository", str(repository)]
+        serve = ["serve", "--port", str(self.port), "--model-repository", str(repository), *options]
+        self.process: Forked | subprocess.Popen[bytes]
         with log.open("wb") as output:
+            if shell == _NO_SHELL:
+                code = f"{fault}\n{_SERVE}"
+                self.process = start(code, *serve, cwd=log.parent, env=environment, output=output)
+                return
+            program = ["-c", f"{fault}\n{_SERVE}"] if fault else ["-m", "turbofno.service"]
             self.process = subprocess.Popen(
                 [
                     "sh",
@@ -74,9 +81,8 @@ class ServerProcess:
                     sys.executable,
                     "-c",
                     _DIE_WITH_PARENT,
+                    *program,
                     *serve,
-                    *where,
-                    *options,
                 ],
                 cwd=log.parent,
                 env=environment,

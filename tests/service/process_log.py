@@ -11,9 +11,13 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
+    from tests.service.forked import Forked
+
 
 @contextmanager
-def announced(process: subprocess.Popen[str], pattern: str, log: list[str]) -> Iterator[str]:
+def announced(
+    process: subprocess.Popen[str] | Forked, pattern: str, log: list[str]
+) -> Iterator[str]:
     """The group of `pattern` in the log, or "" if the process ends before; kills the process at the end.
 
     All lines of its stderr are appended to `log`.

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +20,7 @@ import pytest
 import torch
 
 from tests.clock import within
+from tests.service.forked import Forked, start
 from tests.service.process_log import announced
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno.models.core.checkpoint import save_model
@@ -55,7 +54,7 @@ BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
 
 @dataclass
 class Server:
-    process: subprocess.Popen[str]
+    process: Forked
     port: int
     log: list[str]
 
@@ -71,10 +70,7 @@ def running(repository: Path, *, before: str = "", **settings: object) -> Iterat
     environment = {**os.environ, "TURBOFNO_PORT": "0", "TURBOFNO_DEVICE": "cpu"}
     environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
-    process = subprocess.Popen(
-        [sys.executable, "-c", before + CODE], cwd=ROOT, env=environment,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start(before + CODE, cwd=ROOT, env=environment)
     log: list[str] = []
     with announced(process, r"running on http://127\.0\.0\.1:(\d+)", log) as port:
         yield Server(process, int(port or 0), log)

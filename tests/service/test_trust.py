@@ -16,7 +16,7 @@ import torch
 
 from tests.draws import generator
 from tests.e2e.server_process import ServerProcess
-from tests.service.processes.running import running
+from tests.service.processes.running import Service, running
 from tests.service.tiny import rollable_module, save_judged, save_rollable, save_tiny
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.trust.signals import Signals
@@ -122,15 +122,21 @@ def test_without_the_setting_there_are_no_signals(repository: Path, tmp_path: Pa
         assert "turbofno_residual_count{" not in client.get("/metrics").text
 
 
-def test_signals_cross_processes_and_reach_the_client(repository: Path) -> None:
+@pytest.fixture(scope="module")
+def service(repository: Path) -> Iterator[Service]:
+    """Several processes."""
+    with running(repository) as several:
+        several.until_ready()
+        yield several
+
+
+def test_signals_cross_processes_and_reach_the_client(repository: Path, service: Service) -> None:
     inputs = fields()
     want = expected(repository, inputs)
-    with running(repository) as service:
-        service.until_ready()
-        with Client(service.url) as client:
-            prediction = client.predict_detailed("tiny-judged", inputs)
-        as_json = service.post(PATH, b'{"inputs": {"input": %s}}' % str(inputs.tolist()).encode())
-        assert service.total("turbofno_input_distance_count", model="tiny-judged") == 10
+    with Client(service.url) as client:
+        prediction = client.predict_detailed("tiny-judged", inputs)
+    as_json = service.post(PATH, b'{"inputs": {"input": %s}}' % str(inputs.tolist()).encode())
+    assert service.total("turbofno_input_distance_count", model="tiny-judged") == 10
     largest = {name: max(want[name]) for name in NAMES}
     assert prediction.trust == pytest.approx(largest, rel=1e-3)
     for name in NAMES:
@@ -260,16 +266,14 @@ def check_rollout(user: Client, good: NDArray[np.float32], bad: NDArray[np.float
         list(user.rollout("tiny-warned", good, 6, start=5))
 
 
-def test_warnings_cross_processes(repository: Path) -> None:
+def test_warnings_cross_processes(service: Service) -> None:
     good, bad = good_and_bad()
-    with running(repository) as service:
-        service.until_ready()
-        with Client(service.url) as client:
-            check_rollout(client, good, bad)
-            with pytest.warns(PredictionWarning, match="input_distance") as caught:
-                client.predict("tiny-warned", bad)
-            assert caught[0].filename == __file__
-        total = partial(service.total, "turbofno_prediction_warnings_total", model="tiny-warned")
-        assert total(reason="input_distance") == 2
-        assert total(reason="horizon") == 2
-        assert total(reason="residual") == 0
+    with Client(service.url) as client:
+        check_rollout(client, good, bad)
+        with pytest.warns(PredictionWarning, match="input_distance") as caught:
+            client.predict("tiny-warned", bad)
+        assert caught[0].filename == __file__
+    total = partial(service.total, "turbofno_prediction_warnings_total", model="tiny-warned")
+    assert total(reason="input_distance") == 2
+    assert total(reason="horizon") == 2
+    assert total(reason="residual") == 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turbofno.models.zoo.pde import nodes
 from turbofno.models.zoo.pde.checks import SolverError, check_at_least, check_batch, check_positive
-from turbofno.models.zoo.pde.random_fields import Covariance, neumann_2d
+from turbofno.models.zoo.pde.random_fields import Covariance, neumann
 
 # N(0, (-Laplacian + 9 I)^(-2)) with zero Neumann boundary. The published script has a further
 # factor 3 in sigma; only the sign of the field is used, so it changes nothing.
@@ -39,9 +39,9 @@ def sample_inputs(
     The field is N(0, (-Laplacian + 9 I)^(-2)), zero Neumann, zero mean, and is thresholded at the
     nodes. (The published script thresholds at cell centres and interpolates to the nodes by
     splines, which overshoots the two values; this does not.) Held-out samples are other indices or
-    another seed. Raises ValueError as `random_fields.neumann_2d`.
+    another seed. Raises ValueError as `random_fields.neumann`.
     """
-    field = neumann_2d(FIELD_COVARIANCE, indices, seed=seed, n=n, device=device)
+    field = neumann(FIELD_COVARIANCE, indices, dimensions=2, seed=seed, n=n, device=device)
     a = torch.where(field >= 0, PERMEABILITY_POSITIVE, PERMEABILITY_NEGATIVE)
     return a.to(dtype)
 

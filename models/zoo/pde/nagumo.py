@@ -26,7 +26,7 @@ from turbofno.models.zoo.pde.checks import (
     check_positive,
     check_solution,
 )
-from turbofno.models.zoo.pde.random_fields import Covariance, neumann_3d
+from turbofno.models.zoo.pde.random_fields import Covariance, neumann
 
 SIDE = 20.0
 DIFFUSIVITY = 0.1
@@ -58,9 +58,9 @@ def sample_inputs(
 
     g is a Gaussian field of unit variance, N(0, 207^2 (-Laplacian + 81 I)^(-3)) on the unit cube, zero Neumann, zero
     mean, with at most 12 half waves along an axis, so that 21 nodes resolve it. Held-out samples are other indices or
-    another seed. Raises ValueError as `random_fields.neumann_3d`.
+    another seed. Raises ValueError as `random_fields.neumann`.
     """
-    field = neumann_3d(FIELD_COVARIANCE, indices, seed=seed, n=n, device=device)
+    field = neumann(FIELD_COVARIANCE, indices, dimensions=3, seed=seed, n=n, device=device)
     return (MEDIAN_RATE * RATE_FACTOR ** torch.tanh(field)).to(dtype)
 
 

@@ -25,6 +25,7 @@ sample is therefore the same function on every grid, and equal up to rounding on
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -137,51 +138,29 @@ def periodic_2d(
     return _evaluate(evaluate, 2 * k.numel() ** 2, indices, seed, (n, n), device, dtype)
 
 
-def neumann_2d(
+def neumann(
     covariance: Covariance,
     indices: Sequence[int],
     *,
+    dimensions: Literal[2, 3],
     seed: int,
     n: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Samples [len(indices), n, n] at (i / (n - 1), j / (n - 1)), both boundaries included.
+    """Samples [len(indices), n, n] or [len(indices), n, n, n] at i / (n - 1) on each axis, both boundaries included.
 
-    Zero-mean field on the unit square with zero normal derivative: wavenumbers 0..modes - 1 per
-    axis. Raises ValueError as `periodic_1d`, and for modes < 2, which leaves no mode at all.
+    Zero-mean field on the unit square or cube with zero normal derivative: wavenumbers 0..modes - 1 per axis. Raises
+    ValueError as `periodic_1d`, and for modes < 2, which leaves no mode at all.
     """
     check_at_least(n, 2, "n")
-    cosines, scale = _neumann_basis(covariance, n, dimensions=2, device=device)
+    cosines, scale = _neumann_basis(covariance, n, dimensions=dimensions, device=device)
 
     def evaluate(xi: Tensor) -> Tensor:
-        return cosines @ (scale * xi.view(-1, *scale.shape)) @ cosines.mT
+        planes = cosines @ (scale * xi.view(-1, *scale.shape)) @ cosines.mT
+        return planes if dimensions == 2 else (cosines @ planes.flatten(2)).unflatten(2, (n, n))
 
-    return _evaluate(evaluate, scale.numel(), indices, seed, (n, n), device, dtype)
-
-
-def neumann_3d(
-    covariance: Covariance,
-    indices: Sequence[int],
-    *,
-    seed: int,
-    n: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """Samples [len(indices), n, n, n] of the same field as `neumann_2d` on the unit cube.
-
-    Raises ValueError as `neumann_2d`.
-    """
-    check_at_least(n, 2, "n")
-    cosines, scale = _neumann_basis(covariance, n, dimensions=3, device=device)
-
-    def evaluate(xi: Tensor) -> Tensor:
-        amplitudes = scale * xi.view(-1, *scale.shape)
-        planes = (cosines @ amplitudes @ cosines.mT).flatten(2)
-        return (cosines @ planes).unflatten(2, (n, n))
-
-    return _evaluate(evaluate, scale.numel(), indices, seed, (n, n, n), device, dtype)
+    return _evaluate(evaluate, scale.numel(), indices, seed, (n,) * dimensions, device, dtype)
 
 
 def _neumann_basis(

@@ -6,8 +6,6 @@ import io
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
+from tests.service.forked import Forked, start
 from tests.service.process_log import announced
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass
 class Service:
-    process: subprocess.Popen[str]
+    process: Forked
     log: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -130,9 +129,9 @@ def running(repository: Path, **settings: object) -> Iterator[Service]:
     environment |= {"TURBOFNO_MODEL_CONTROL": "true"}
     environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turbofno.service", "serve"], cwd=ROOT, env=environment,
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    process = start(
+        "from turbofno.service.cli import main; raise SystemExit(main())", "serve",
+        cwd=ROOT, env=environment,
     )  # fmt: skip
     service = Service(process)
     with announced(process, r"front ends on (http://\S+),", service.log) as service.url:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Cancel, Message, Peer, Predict
 from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
 from turbofno.service.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -63,40 +67,51 @@ def link_to(server: EngineServer, memory: SlotMemory) -> EngineLink:
     )  # fmt: skip
 
 
-def test_every_error_arrives_as_it_was_raised() -> None:
-    async def main() -> None:
-        engine, memory = Engine(), SlotMemory(2**20)
-        server = server_of(engine)
-        link = link_to(server, memory)
-
-        async def raised() -> ServiceError:
-            fields = np.zeros((1, 1, 8), np.float32)
-            request = PredictRequest("m", None, fields, "id", config=CONFIG)
-            try:
-                await link.predict(request)
-            except ServiceError as error:
-                # Without the frames, which keep the slots.
-                return error.with_traceback(None)
-            raise AssertionError("nothing was raised")
-
-        for kind in kinds():
-            engine.error = kind("what was wrong", retry_after=2.5)
-            error = await raised()
-            assert type(error) is kind
-            assert (str(error), error.retry_after) == ("what was wrong", 2.5)
-        engine.error = BlowUp("it blew up", step=7, reason="energy")
-        error = await raised()
-        assert isinstance(error, BlowUp)
-        assert (error.step, error.reason) == (7, "energy")
-        # Unexpected errors are not shown to clients.
-        engine.error = ZeroDivisionError("a secret")
-        error = await raised()
-        assert type(error) is InferenceFailed
-        assert "secret" not in str(error)
-        del error
-        assert memory.used_bytes == 0
+@asynccontextmanager
+async def linked(
+    engine: Any, size: int = 2**20
+) -> AsyncIterator[tuple[EngineServer, EngineLink, SlotMemory]]:
+    """An engine's server, and the link of a front end with so many bytes of memory."""
+    server, memory = server_of(engine), SlotMemory(size)
+    link = link_to(server, memory)
+    try:
+        yield server, link, memory
+    finally:
         link.close("over")
         server.close()
+
+
+def test_every_error_arrives_as_it_was_raised() -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with linked(engine) as (_, link, memory):
+
+            async def raised() -> ServiceError:
+                fields = np.zeros((1, 1, 8), np.float32)
+                request = PredictRequest("m", None, fields, "id", config=CONFIG)
+                try:
+                    await link.predict(request)
+                except ServiceError as error:
+                    # Without the frames, which keep the slots.
+                    return error.with_traceback(None)
+                raise AssertionError("nothing was raised")
+
+            for kind in kinds():
+                engine.error = kind("what was wrong", retry_after=2.5)
+                error = await raised()
+                assert type(error) is kind
+                assert (str(error), error.retry_after) == ("what was wrong", 2.5)
+            engine.error = BlowUp("it blew up", step=7, reason="energy")
+            error = await raised()
+            assert isinstance(error, BlowUp)
+            assert (error.step, error.reason) == (7, "energy")
+            # Unexpected errors are not shown to clients.
+            engine.error = ZeroDivisionError("a secret")
+            error = await raised()
+            assert type(error) is InferenceFailed
+            assert "secret" not in str(error)
+            del error
+            assert memory.used_bytes == 0
 
     asyncio.run(main())
 
@@ -105,23 +120,22 @@ def test_requests_to_a_closed_engine_are_refused() -> None:
     async def main() -> None:
         failures: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
-        server, memory = server_of(Engine()), SlotMemory(2**20)
-        link = link_to(server, memory)
-        with pytest.raises(InferenceFailed):
-            await link.ask("nothing", ())
-        server.close()
-        await asyncio.sleep(0.2)
-        asked = [asyncio.create_task(link.ask("load", ("m",))) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        assert not failures
-        assert not any(one.done() for one in asked)
-        link.close("it is dead")
-        for one in asked:
+        async with linked(Engine()) as (server, link, _):
+            with pytest.raises(InferenceFailed):
+                await link.ask("nothing", ())
+            server.close()
+            await asyncio.sleep(0.2)
+            asked = [asyncio.create_task(link.ask("load", ("m",))) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            assert not failures
+            assert not any(one.done() for one in asked)
+            link.close("it is dead")
+            for one in asked:
+                with pytest.raises(Unavailable, match="dead"):
+                    await one
+            # Chosen in the loop iteration in which it died.
             with pytest.raises(Unavailable, match="dead"):
-                await one
-        # Chosen in the loop iteration in which it died.
-        with pytest.raises(Unavailable, match="dead"):
-            await asyncio.wait_for(link.ask("load", ("m",)), 5)
+                await asyncio.wait_for(link.ask("load", ("m",)), 5)
 
     asyncio.run(main())
 
@@ -158,30 +172,29 @@ def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
             return [None] * len(pairs)
 
     async def main() -> None:
-        engine, memory = Doubler(), SlotMemory(2**20)
-        server = server_of(engine)
-        link = link_to(server, memory)
+        engine = Doubler()
+        async with linked(engine) as (server, link, _):
 
-        async def one(value: int) -> None:
-            fields = np.full((1, 1, 8), value, np.float32)
-            request = PredictRequest(
-                "m", None, fields, f"id-{value}", config=CONFIG, priority=value + 1
-            )
-            result = await link.predict(request)
-            assert (result.fields == 2 * value).all()
-            assert (result.queue_seconds, result.batch_sizes) == (0.5, (2,))
+            async def one(value: int) -> None:
+                fields = np.full((1, 1, 8), value, np.float32)
+                request = PredictRequest(
+                    "m", None, fields, f"id-{value}", config=CONFIG, priority=value + 1
+                )
+                result = await link.predict(request)
+                assert (result.fields == 2 * value).all()
+                assert (result.queue_seconds, result.batch_sizes) == (0.5, (2,))
 
-        await asyncio.gather(*(one(value) for value in range(5)))
-        (block,) = engine.blocks
-        assert [request.request_id for request in block] == [f"id-{value}" for value in range(5)]
-        # The engine also publishes its state in between.
-        (answers,) = (message for message in received if "Predicted" in message)
-        assert answers.count("Predicted") == 5
-        for request in block:
-            # The same configuration object, not an equal one.
-            assert request.config is server._configs["digest"]
-        link.close("over")
-        server.close()
+            await asyncio.gather(*(one(value) for value in range(5)))
+            (block,) = engine.blocks
+            assert [request.request_id for request in block] == [
+                f"id-{value}" for value in range(5)
+            ]
+            # The engine also publishes its state in between.
+            (answers,) = (message for message in received if "Predicted" in message)
+            assert answers.count("Predicted") == 5
+            for request in block:
+                # The same configuration object, not an equal one.
+                assert request.config is server._configs["digest"]
 
     asyncio.run(main())
 

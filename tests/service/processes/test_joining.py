@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.service.processes.test_engine_link import Engine, link_to, server_of
+from tests.service.processes.test_engine_link import Engine, linked
 from tests.service.tiny import rollable_config
 from tests.service.waiting import until
 from turbofno.service.engine.interface import PredictRequest, PredictResult
@@ -19,7 +19,6 @@ from turbofno.service.engine.turn import Asked
 from turbofno.service.errors import InvalidField, ServiceError, Unavailable
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.joining import MOST_BYTES, alike
-from turbofno.service.processes.memory import SlotMemory
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -64,30 +63,27 @@ def asking(link: EngineLink, *values: float, **options: Any) -> asyncio.Task[Pre
 
 def test_each_gets_its_own_part() -> None:
     async def main() -> None:
-        engine, memory = Doubler(), SlotMemory(2**20)
-        server = server_of(engine)
-        link = link_to(server, memory)
-        values = [(1.0,), (2.0, 3.0), (4.0,), (5.0,), (6.0, 7.0, 8.0, 9.0, 10.0)]
-        results = await asyncio.gather(*[asking(link, *one) for one in values])
-        for one, result in zip(values, results, strict=True):
-            np.testing.assert_array_equal(result.fields[:, 0, 0], 2 * np.array(one))
-            assert result.trust == {"distance": one}
-        # At most four fields together, and a larger request as it came.
-        assert [len(request.fields) for request, _ in engine.asked] == [4, 1, 5]
-        joined = engine.asked[0][0].joined
-        assert [(one.request_id, one.size) for one in joined] == [
-            ("id-1", 1),
-            ("id-2", 2),
-            ("id-4", 1),
-        ]
-        assert link.fields_in_flight == 0
-        engine.asked.clear()
-        del results, result
-        # The callback that runs now refers to the results.
-        await asyncio.sleep(0)
-        assert memory.used_bytes == 0
-        link.close("over")
-        server.close()
+        engine = Doubler()
+        async with linked(engine) as (_, link, memory):
+            values = [(1.0,), (2.0, 3.0), (4.0,), (5.0,), (6.0, 7.0, 8.0, 9.0, 10.0)]
+            results = await asyncio.gather(*[asking(link, *one) for one in values])
+            for one, result in zip(values, results, strict=True):
+                np.testing.assert_array_equal(result.fields[:, 0, 0], 2 * np.array(one))
+                assert result.trust == {"distance": one}
+            # At most four fields together, and a larger request as it came.
+            assert [len(request.fields) for request, _ in engine.asked] == [4, 1, 5]
+            joined = engine.asked[0][0].joined
+            assert [(one.request_id, one.size) for one in joined] == [
+                ("id-1", 1),
+                ("id-2", 2),
+                ("id-4", 1),
+            ]
+            assert link.fields_in_flight == 0
+            engine.asked.clear()
+            del results, result
+            # The callback that runs now refers to the results.
+            await asyncio.sleep(0)
+            assert memory.used_bytes == 0
 
     asyncio.run(main())
 
@@ -140,109 +136,95 @@ def test_few_bytes_are_joined() -> None:
 
 def test_each_gets_its_own_error() -> None:
     async def main() -> None:
-        engine, memory = Doubler(hold=True), SlotMemory(2**20)
-        server = server_of(engine)
-        link = link_to(server, memory)
-        tasks = [asking(link, float(value)) for value in range(3)]
-        await until(lambda: bool(engine.asked))
-        ((request, outcome),) = engine.asked
-        first, second, third = outcome.alone()
-        alone = request.alone()
-        third.set_result(engine.result(alone[2]))
-        second.set_exception(InvalidField("the second is wrong"))
-        first.set_result(engine.result(alone[0]))
-        assert (await tasks[0]).fields[0, 0, 0] == 0.0
-        with pytest.raises(InvalidField, match="the second is wrong"):
-            await tasks[1]
-        assert (await tasks[2]).fields[0, 0, 0] == 4.0
-        assert link.fields_in_flight == 0
-        link.close("over")
-        server.close()
+        engine = Doubler(hold=True)
+        async with linked(engine) as (_, link, _):
+            tasks = [asking(link, float(value)) for value in range(3)]
+            await until(lambda: bool(engine.asked))
+            ((request, outcome),) = engine.asked
+            first, second, third = outcome.alone()
+            alone = request.alone()
+            third.set_result(engine.result(alone[2]))
+            second.set_exception(InvalidField("the second is wrong"))
+            first.set_result(engine.result(alone[0]))
+            assert (await tasks[0]).fields[0, 0, 0] == 0.0
+            with pytest.raises(InvalidField, match="the second is wrong"):
+                await tasks[1]
+            assert (await tasks[2]).fields[0, 0, 0] == 4.0
+            assert link.fields_in_flight == 0
 
     asyncio.run(main())
 
 
 def test_joined_requests_are_dropped_once_all_are_cancelled() -> None:
     async def main() -> None:
-        engine, memory = Doubler(hold=True), SlotMemory(2**20)
-        server = server_of(engine)
-        link = link_to(server, memory)
-        unsent = asking(link, 9.0)
-        tasks = [asking(link, float(value)) for value in range(3)]
-        await asyncio.sleep(0)
-        unsent.cancel()
-        await until(lambda: bool(engine.asked))
-        ((request, outcome),) = engine.asked
-        assert [one.request_id for one in request.joined] == ["id-0", "id-1", "id-2"]
-        tasks[0].cancel()
-        tasks[1].cancel()
-        await asyncio.sleep(0.05)
-        assert not engine.cancelled
-        tasks[2].cancel()
-        await until(lambda: bool(engine.cancelled))
-        assert engine.cancelled == ["id-0"]
-        outcome.set_exception(Unavailable("cancelled"))
-        await until(lambda: link.fields_in_flight == 0)
-        link.close("over")
-        server.close()
+        engine = Doubler(hold=True)
+        async with linked(engine) as (_, link, _):
+            unsent = asking(link, 9.0)
+            tasks = [asking(link, float(value)) for value in range(3)]
+            await asyncio.sleep(0)
+            unsent.cancel()
+            await until(lambda: bool(engine.asked))
+            ((request, outcome),) = engine.asked
+            assert [one.request_id for one in request.joined] == ["id-0", "id-1", "id-2"]
+            tasks[0].cancel()
+            tasks[1].cancel()
+            await asyncio.sleep(0.05)
+            assert not engine.cancelled
+            tasks[2].cancel()
+            await until(lambda: bool(engine.cancelled))
+            assert engine.cancelled == ["id-0"]
+            outcome.set_exception(Unavailable("cancelled"))
+            await until(lambda: link.fields_in_flight == 0)
 
     asyncio.run(main())
 
 
 def test_those_for_which_there_is_memory_are_sent() -> None:
     async def main() -> None:
-        engine, memory = Doubler(), SlotMemory(8 * 4096)
-        server = server_of(engine)
-        link = link_to(server, memory)
-        held = memory.array((5 * 1024,))
-        # Three pages are free. Three requests of a page each take two pages together, and two alone.
-        grid = 1024
-        requests = [
-            PredictRequest("m", None, np.ones((1, 1, grid), np.float32), f"{i}", config=CONFIG)
-            for i in range(3)
-        ]
-        found = await asyncio.gather(*map(link.predict, requests), return_exceptions=True)
-        assert [type(one) for one in found] == [PredictResult, Unavailable, Unavailable]
-        assert link.fields_in_flight == 0
-        del found, held
-        requests.clear()
-        engine.asked.clear()
-        await asyncio.sleep(0)
-        assert memory.used_bytes == 0
-        link.close("over")
-        server.close()
+        engine = Doubler()
+        async with linked(engine, 8 * 4096) as (_, link, memory):
+            held = memory.array((5 * 1024,))
+            # Three pages are free. Three requests of a page each take two pages together, and two alone.
+            grid = 1024
+            requests = [
+                PredictRequest("m", None, np.ones((1, 1, grid), np.float32), f"{i}", config=CONFIG)
+                for i in range(3)
+            ]
+            found = await asyncio.gather(*map(link.predict, requests), return_exceptions=True)
+            assert [type(one) for one in found] == [PredictResult, Unavailable, Unavailable]
+            assert link.fields_in_flight == 0
+            del found, held
+            requests.clear()
+            engine.asked.clear()
+            await asyncio.sleep(0)
+            assert memory.used_bytes == 0
 
     asyncio.run(main())
 
 
 def test_an_engine_that_dies_in_the_turn_fails_all() -> None:
     async def main() -> None:
-        engine, memory = Doubler(hold=True), SlotMemory(2**20)
-        server = server_of(engine)
-        link = link_to(server, memory)
-        before = [asking(link, 1.0), asking(link, 2.0)]
-        await until(lambda: bool(engine.asked))
-        after = [asking(link, 3.0), asking(link, 4.0)]
-        await asyncio.sleep(0)
-        link.close("it is dead")
-        found = await asyncio.gather(*before, *after, return_exceptions=True)
-        assert all(isinstance(one, ServiceError) and "dead" in str(one) for one in found)
-        await asyncio.sleep(0)
-        assert link.fields_in_flight == 0
-        server.close()
+        engine = Doubler(hold=True)
+        async with linked(engine) as (_, link, _):
+            before = [asking(link, 1.0), asking(link, 2.0)]
+            await until(lambda: bool(engine.asked))
+            after = [asking(link, 3.0), asking(link, 4.0)]
+            await asyncio.sleep(0)
+            link.close("it is dead")
+            found = await asyncio.gather(*before, *after, return_exceptions=True)
+            assert all(isinstance(one, ServiceError) and "dead" in str(one) for one in found)
+            await asyncio.sleep(0)
+            assert link.fields_in_flight == 0
 
     asyncio.run(main())
 
 
 def test_an_unexpected_failure_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        server, memory = server_of(Doubler()), SlotMemory(2**20)
-        link = link_to(server, memory)
-        monkeypatch.setattr(memory, "array", lambda _: 1 / 0)
-        for one in (asking(link, 1.0), asking(link, 2.0)):
-            with pytest.raises(ZeroDivisionError):
-                await one
-        link.close("over")
-        server.close()
+        async with linked(Doubler()) as (_, link, memory):
+            monkeypatch.setattr(memory, "array", lambda _: 1 / 0)
+            for one in (asking(link, 1.0), asking(link, 2.0)):
+                with pytest.raises(ZeroDivisionError):
+                    await one
 
     asyncio.run(main())

@@ -1,6 +1,7 @@
 """Random fields: stated spectrum, independence of grid and device, rejected arguments."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from turbofno.models.zoo.pde import random_fields
 from turbofno.models.zoo.pde.random_fields import Covariance
 
+neumann_2d = partial(random_fields.neumann, dimensions=2)
+neumann_3d = partial(random_fields.neumann, dimensions=3)
 SMALL = Covariance(sigma=3.0, tau=4.0, alpha=2.0, modes=6)
 
 
@@ -38,7 +41,7 @@ def test_periodic_2d_has_the_stated_covariance_eigenvalues():
 
 def test_neumann_2d_has_the_stated_covariance_eigenvalues():
     count, n = 3000, 33
-    fields = random_fields.neumann_2d(SMALL, range(count), seed=3, n=n)
+    fields = neumann_2d(SMALL, range(count), seed=3, n=n)
     x = torch.arange(n, dtype=torch.float64) / (n - 1)
     trapezoid = torch.full((n,), 1.0 / (n - 1), dtype=torch.float64)
     trapezoid[[0, -1]] /= 2
@@ -53,7 +56,7 @@ def test_neumann_2d_has_the_stated_covariance_eigenvalues():
 
 def test_neumann_3d_has_the_stated_covariance_eigenvalues():
     count, n = 2000, 17
-    fields = random_fields.neumann_3d(SMALL, range(count), seed=3, n=n)
+    fields = neumann_3d(SMALL, range(count), seed=3, n=n)
     x = torch.arange(n, dtype=torch.float64) / (n - 1)
     trapezoid = torch.full((n,), 1.0 / (n - 1), dtype=torch.float64)
     trapezoid[[0, -1]] /= 2
@@ -84,7 +87,7 @@ def test_every_field_has_zero_mean():
 
 def test_neumann_field_has_zero_normal_derivative():
     h = 1 / 1000
-    field = random_fields.neumann_2d(SMALL, [0], seed=6, n=1001)[0]
+    field = neumann_2d(SMALL, [0], seed=6, n=1001)[0]
     slope = (field[1] - field[0]).abs().max() / h
     inner = (field[500] - field[499]).abs().max() / h
     assert slope.item() < 0.02 * inner.item()
@@ -95,8 +98,8 @@ def test_neumann_field_has_zero_normal_derivative():
     [
         (random_fields.periodic_1d, 20, 60, 3),
         (random_fields.periodic_2d, 20, 40, 2),
-        (random_fields.neumann_2d, 17, 81, 5),
-        (random_fields.neumann_3d, 9, 33, 4),
+        (neumann_2d, 17, 81, 5),
+        (neumann_3d, 9, 33, 4),
     ],
 )
 def test_a_sample_is_the_same_function_on_every_grid(sampler, coarse, fine, stride):
@@ -129,7 +132,7 @@ def test_noise_keeps_its_recorded_values():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_sample_is_the_same_on_cuda():
     for sampler in (
-        random_fields.periodic_1d, random_fields.periodic_2d, random_fields.neumann_2d, random_fields.neumann_3d,
+        random_fields.periodic_1d, random_fields.periodic_2d, neumann_2d, neumann_3d,
     ):  # fmt: skip
         host = sampler(SMALL, range(3), seed=1, n=33)
         device = sampler(SMALL, range(3), seed=1, n=33, device="cuda")

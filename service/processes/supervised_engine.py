@@ -1,0 +1,70 @@
+"""Engine processes with their supervisor in the process of the only front end, for an application that Ray Serve runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from prometheus_client import generate_latest
+
+from turbofno.service.processes.joining import most_joined
+from turbofno.service.processes.memory import SlotMemory
+from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.processes.start import engine_settings
+from turbofno.service.processes.supervisor import OWN_FRONT_END, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.processes.messages import Peer
+    from turbofno.service.settings import Settings
+
+
+class SupervisedEngine(RemoteEngine):
+    """Starts the engine processes of the settings, keeps them running, and ends them when it is closed.
+
+    The kernel kills them when the thread that called `start` ends.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        engines = engine_settings(settings)
+        self.queue = EngineQueue(settings, metrics)
+        memory = SlotMemory(settings.shared_memory_bytes)
+        metrics.shared_memory.set_function(lambda: memory.used_bytes)
+        super().__init__(
+            OWN_FRONT_END,
+            memory,
+            self.queue,
+            engines=len(engines),
+            most_joined=most_joined(settings),
+        )
+        self._metrics = metrics
+        self._supervisor = Supervisor(
+            settings, engines=engines, frontends=[], on_engines=self._on_engines
+        )
+        self._running: asyncio.Task[int] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self._supervisor.run())
+
+    async def close(self, *, within: float) -> None:
+        self._closed = True
+        await super().close(within=within)
+        if self._running is not None:
+            self._supervisor.stop()
+            await self._running
+
+    async def scrape(self) -> bytes:
+        """The merged metrics of this process and of the engines."""
+        return await self._supervisor.metrics(generate_latest(self._metrics.registry))
+
+    def _on_engines(self, peers: Sequence[Peer]) -> None:
+        if not self._closed:
+            self.set_engines(peers)
+
+    @property
+    def failure(self) -> str:
+        """Why an engine cannot be kept running, or empty."""
+        return self._supervisor.failure
