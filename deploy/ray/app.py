@@ -20,6 +20,7 @@ from turbofno.service import logs
 from turbofno.service.app import create_app
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.supervised_engine import SupervisedEngine
+from turbofno.service.processes.supervisor import KILL_SECONDS
 from turbofno.service.server import SWITCH_SECONDS
 from turbofno.service.settings import Settings, env_name
 from turbofno.service.system import keep_freed_memory
@@ -72,7 +73,7 @@ def application(args: dict[str, Any]) -> Application:
         max_queued_requests=1024,
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=settings.drain_seconds + 5.0,
+        graceful_shutdown_timeout_s=settings.drain_seconds + 2 * KILL_SECONDS,
         logging_config={"enable_access_log": False},  # the service writes its own
     )
     @serve.ingress(build)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_BODILESS = {"GET", "HEAD", "OPTIONS"}
+"""Methods of requests whose body is not read."""
+
 
 class ReceivedBody(Body):
     __slots__ = ("_receive", "_whole")
@@ -79,6 +82,8 @@ class CallMiddleware:
                 await sending.reply(reply)
             else:
                 assert isinstance(call.body, ReceivedBody)
+                if call.method in _BODILESS:
+                    call.body.skip()
                 await unless_left(call.body, sending.execute())
         except ClientLeft:
             if not sending.started:
@@ -145,6 +150,6 @@ async def unless_left(body: ReceivedBody, work: Coroutine[Any, Any, T]) -> T:
     finally:
         working.cancel()
         watching.cancel()
-        await asyncio.wait((working, watching))
+        await asyncio.gather(working, watching, return_exceptions=True)
         # Break the reference cycle of error and frame, which would hold the fields until a garbage collection.
         del work, working

@@ -197,7 +197,7 @@ class Edge(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        self.read_on()
         if self._unanswered:
             self._unanswered[0].start()
         elif self._half_closed:
@@ -216,9 +216,6 @@ class Edge(HttpToolsProtocol):
         self._stop(self._drop_unless_read)
 
     def send_400_response(self, msg: str) -> None:
-        if any(exchange.response_started for exchange in self._unanswered):
-            self.transport.close()
-            return
         self._refuse(400, "no_http", msg)
 
     def _repeats_head(self, data: bytes) -> bool:
@@ -292,7 +289,7 @@ class Edge(HttpToolsProtocol):
             pause = self.app_context.shedding.pause()
             if pause and not self.flow.read_paused:
                 self.flow.pause_reading()
-                self._call_after(pause, self.flow.resume_reading)
+                self._call_after(pause, self.read_on)
 
     def _start_idle_time(self) -> None:
         """Start the keep-alive timeout. Its timer runs on through later requests: one for each would cost more."""
@@ -360,13 +357,23 @@ class Edge(HttpToolsProtocol):
             timer.cancel()
         self._timers.clear()
 
+    def read_on(self) -> None:
+        """Resume reading, unless pipelined requests wait."""
+        if len(self._unanswered) <= MOST_PIPELINED:
+            self.flow.resume_reading()
+
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
-        """Send an error for a request that could not be read, and close."""
+        """Send an error for a request that could not be read, and close; only close if other replies are due before it."""
         self._stop_timers()
         if self.transport.is_closing():
             return
         metrics = self.app_context.metrics
         metrics.reject(reason)
+        if len(self._unanswered) > self._arriving or any(
+            exchange.response_started for exchange in self._unanswered
+        ):
+            self.transport.close()
+            return
         metrics.requests.labels("", "", "http", status).inc()
         body = orjson.dumps({"error": message, "status": status, "detail": message})
         head = (

@@ -73,7 +73,7 @@ class Exchange(Body):
         self.complete = True
         if self._unread > _UNREAD_BYTES:
             # A disconnect is detected only while the connection is read.
-            self._edge.flow.resume_reading()
+            self._edge.read_on()
         self._wake()
 
     def _wake(self) -> None:
@@ -138,8 +138,9 @@ class Exchange(Body):
         """Send a reply at once, without reading the body."""
         call = self.call
         token = request_id.set(call.request_id)
-        self._edge.transport.writelines((self._head(reply), *self._body(reply)))
-        call.context.access_log.close(call, reply.status, reply.size)
+        body = self._body(reply)
+        self._edge.transport.writelines((self._head(reply), *body))
+        call.context.access_log.close(call, reply.status, reply.size if body else 0)
         request_id.reset(token)
         self._end()
         self._release()
@@ -187,10 +188,10 @@ class Exchange(Body):
             await flow.drain()
         if self.disconnected:
             return 0
-        head = self._head(reply)
+        head, body = self._head(reply), self._body(reply)
         self.response_started = True
-        transport.writelines((head, *self._body(reply)))
-        size = reply.size
+        transport.writelines((head, *body))
+        size = reply.size if body else 0
         if flow.write_paused:
             # The reply's bytes are held until the client has read enough of them.
             await flow.drain()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastapi import FastAPI
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from turbofno.service.http.call import Call
 
+_NOT_PASSED_ON = {b"content-length", b"range", b"accept-ranges"}
 _VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
@@ -81,23 +81,24 @@ class FastAPIApp(FastAPI):
         pieces: list[bytes] = []
 
         async def receive() -> Message:
-            # FastAPI's routes read no body, and `call` is cancelled if its client leaves.
-            return await asyncio.get_running_loop().create_future()
+            raise RuntimeError("FastAPI's routes read no body")
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 reply.status = message["status"]
-                # The transports add the length.
-                reply.headers = [one for one in message["headers"] if one[0] != b"content-length"]
+                # The transports add the length, and know no ranges.
+                reply.headers = [one for one in message["headers"] if one[0] not in _NOT_PASSED_ON]
             else:
                 pieces.append(message.get("body", b""))
 
         scope = {
             "type": "http", "http_version": "1.1", "scheme": "http", "root_path": "", "app": self,
+            # Files are sent without waiting for the client to leave.
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
             # FastAPI's GET routes do not serve HEAD; the transports omit the body.
             "method": "GET" if call.method == "HEAD" else call.method,
             "path": call.path, "raw_path": call.raw_path, "query_string": call.query,
-            "headers": [*call.headers.items()],
+            "headers": [one for one in call.headers.items() if one[0] not in _NOT_PASSED_ON],
         }  # fmt: skip
         try:
             await self._routes(scope, receive, send)
@@ -113,6 +114,8 @@ class FastAPIApp(FastAPI):
 async def _refuse(request: Request, raised: Exception) -> NoReturn:
     """Raise the service's error for one of FastAPI's."""
     path = request.scope["path"]
+    # It would close a cycle with FastAPI's frames.
+    raised.__traceback__ = None
     match raised:
         case RequestValidationError():
             raise BadRequest("; ".join(map(_describe, raised.errors()))) from None

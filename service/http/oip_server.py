@@ -44,7 +44,7 @@ _REGION = "/region/{region}"
 _TRACE = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
 _NOT_OFFERED = {
     "register": "shared memory is not offered by this server: send tensors in binary",
-    "setting": "trace settings cannot be changed: this server does not trace requests",
+    "setting": "trace settings cannot be changed while the server runs: start it with TURBOFNO_TRACING",
     "logging": "log settings cannot be changed while the server runs: start it with TURBOFNO_LOG_LEVEL",
 }
 

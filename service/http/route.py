@@ -110,11 +110,9 @@ def _replying(function: Callable[[Call], Awaitable[object]]) -> Callable[[Call],
 
 
 def _path_parameters(path: str, example: str) -> list[dict[str, Any]]:
-    known = {
-        "version": ("version of the model", "1"),
-    }
+    version = ("version of the model", "1")
     found = [
-        (name, *known.get(name, ("name of a model", example)))
+        (name, *(version if name == "version" else ("name of a model", example)))
         for name in re.findall(r"{(\w+)}", path)
     ]
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields
     from turbofno.service.engine.runnable import State
     from turbofno.service.processes.slab_group import SlabGroup
+
+logger = logging.getLogger(__name__)
 
 LARGE = 1 / 16
 """Share of a GPU's memory. A field is cut if one of its hidden fields takes more, unless config.json decides."""
@@ -103,7 +106,9 @@ class SlabModel:
         seconds = time.perf_counter() - gathered
         ran = Ran(network.backend, network.precision, "slabs")
         judged = [self._judged(part) for part in inputs]
-        trust = {name: [*chain.from_iterable(one[name] for one in judged)] for name in judged[0]}
+        # A part whose evaluation failed has no signals.
+        names = [name for name in judged[0] if all(name in one for one in judged)]
+        trust = {name: [*chain.from_iterable(one[name] for one in judged)] for name in names}
         return ModelOutput(whole, ran, gathered - started, seconds, trust, sum(totals))
 
     def advance(
@@ -148,10 +153,15 @@ class SlabModel:
         )
 
     def _judged(self, fields: Fields) -> dict[str, list[float]]:
-        """Signal -> its values of fields [n, channels, *grid] as inputs."""
+        """Signal -> its values of fields [n, channels, *grid] as inputs; empty if it fails, never an error."""
         if self._signals is None:
             return {}
-        found = self._signals.of_inputs(torch.from_numpy(fields))
+        try:
+            found = self._signals.of_inputs(torch.from_numpy(fields))
+        except RuntimeError as error:
+            # Mostly out of memory, which PyTorch reports only in a message.
+            logger.warning("%d fields were not judged, they carry no trust: %s", len(fields), error)
+            return {}
         return {name: values.tolist() for name, values in found.items()}
 
     def _judged_steps(

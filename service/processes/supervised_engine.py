@@ -47,14 +47,16 @@ class SupervisedEngine(RemoteEngine):
         self._closed = False
 
     def start(self) -> None:
-        self._running = asyncio.create_task(self._supervisor.run())
+        if not self._closed:
+            self._running = asyncio.create_task(self._supervisor.run())
 
     async def close(self, *, within: float) -> None:
         self._closed = True
         await super().close(within=within)
         if self._running is not None:
             self._supervisor.stop()
-            await self._running
+            # Cancelling this must not cancel it.
+            await asyncio.wait((self._running,))
 
     async def scrape(self) -> bytes:
         """The merged metrics of this process and of the engines."""
@@ -67,4 +69,7 @@ class SupervisedEngine(RemoteEngine):
     @property
     def failure(self) -> str:
         """Why an engine cannot be kept running, or empty."""
+        running = self._running
+        if running is not None and running.done() and (error := running.exception()) is not None:
+            return f"the engines cannot be supervised: {error}"
         return self._supervisor.failure

@@ -127,12 +127,20 @@ class Supervisor:
         """Run until it is stopped or a child has a configuration error. Returns the exit status."""
         self._channel = Channel.listen(self._endpoint, self._receive)
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
+        for task in tasks:
+            task.add_done_callback(self._on_supervised)
         await self._stop.wait()
         await self._terminate("frontend", self._settings.drain_seconds + KILL_SECONDS)
         await self._terminate("engine", KILL_SECONDS)
-        await asyncio.gather(*tasks)
+        await asyncio.wait(tasks)
         self._channel.close()
         return 1 if self._failed or self._signals > 1 else 0
+
+    def _on_supervised(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("a process is supervised no more", exc_info=error)
+            self._failed = f"{type(error).__name__}: {error}"
+            self._stop.set()
 
     async def _supervise(self, child: _Child) -> None:
         """Keep a child running until the service stops."""
@@ -176,7 +184,11 @@ class Supervisor:
         if self._stop.is_set():
             process.kill()
         watching = asyncio.create_task(self._kill_if_silent(child))
-        await process.communicate(launch.dump())
+        try:
+            await process.communicate(launch.dump())
+        except RuntimeError:
+            # uvloop's BrokenPipeError: it ended first.
+            await process.wait()
         watching.cancel()
         self._on_exit(launch)
         assert process.returncode is not None
@@ -299,7 +311,8 @@ class Supervisor:
         self._scrapes |= scrapes
         for identity, _ in scrapes:
             self._channel.send(messages.Call(number, "metrics"), identity)
-        await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
+        if scrapes:
+            await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
         for key in scrapes:
             del self._scrapes[key]
         return generate_latest(self._metrics)

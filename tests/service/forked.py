@@ -1,6 +1,7 @@
 """Server processes forked from one that has imported the service: they start in a fraction of the time.
 
-A forked process differs from `python -c` in nothing but that its imports are done. It is a child of the test process.
+Their imports are done, so variables that libraries read when they are imported, such as OMP_NUM_THREADS, are those of the
+test process. They are its children.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def start(
         request = pickle.dumps((code, arguments, str(cwd), dict(env), output is not None))
         socket.send_fds(parent, [len(request).to_bytes(4)], [theirs])
         parent.sendall(request)
-        pid = int.from_bytes(parent.recv(4))
+        answer = parent.recv(4)
+        if len(answer) < 4:
+            raise RuntimeError("the process that starts servers has ended")
+        pid = int.from_bytes(answer)
     finally:
         libc.prctl(_SET_SUBREAPER, 0)
         if ours is not None:

@@ -6,19 +6,15 @@ import asyncio
 import gc
 import json
 import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.clock import within
 from tests.service.http.live import connected, listening
+from tests.service.http.raw import FIELD, INFER, INFER_RAW, in_loop, raw_request, reply
 from tests.service.waiting import until
 from turbofno.service.http import edge
-
-if TYPE_CHECKING:
-    pass
-from tests.service.http.raw import FIELD, INFER, INFER_RAW, in_loop, raw_request, reply
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -15,6 +15,7 @@ import pytest
 from tests.clock import within
 from tests.draws import generator
 from tests.service.http.live import connected, listening
+from tests.service.waiting import until
 from turbofno.service.http import edge, operations
 from turbofno.service.http.access_log import AccessLog
 
@@ -386,3 +387,40 @@ async def test_a_repeated_head_is_refused_once_its_key_or_model_is_gone(tmp_path
             context.keys.reload()
             writer.write(request)
             assert (await reply(reader))[0] == expected
+
+
+@in_loop
+async def test_a_flood_of_pipelined_requests_is_read_as_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin, waiting = edge.Edge._begin, []
+
+    def noted(self: edge.Edge, exchange: Any) -> None:
+        begin(self, exchange)
+        waiting.append(len(self._unanswered))
+
+    monkeypatch.setattr(edge.Edge, "_begin", noted)
+    # uvloop reads at most 256 KB at a time.
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nPadding: " + b"x" * 450 + b"\r\n\r\n"
+    at_once, count = 256 * 1024 // len(one), 6000
+    async with listening() as (port, _, _), connected(port) as (reader, writer):
+        writer.write(one * count)
+        for _ in range(count):
+            assert (await reply(reader))[0] == 200
+    assert len(waiting) == count
+    assert max(waiting) <= at_once + 1 + edge.MOST_PIPELINED
+
+
+@pytest.mark.parametrize("garbage", [b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000])
+@in_loop
+async def test_an_error_of_a_later_request_is_not_sent_as_the_reply_to_an_earlier_one(
+    garbage: bytes,
+) -> None:
+    async with listening() as (port, engine, context), connected(port) as (reader, writer):
+        engine.held = True
+        writer.write(raw_request())
+        await engine.started.wait()
+        writer.write(garbage)
+        assert await reader.read() == b""
+        await until(lambda: not context.admission._requests)
+    assert engine.cancelled == 1
