@@ -133,7 +133,7 @@ def check_devices(settings: Settings, assigned: Sequence[str]) -> None:
 
 
 def failure_of(engine: Engine) -> str:
-    """Why the engine will not be ready, or empty."""
+    """The reason why the engine will not be ready, or empty."""
     statuses = engine.statuses()
     if engine.failure or engine.ready or any(one.state == "LOADING" for one in statuses):
         return engine.failure

@@ -1,4 +1,4 @@
-"""What is polled: health, readiness and metrics."""
+"""Health, readiness and metrics, which are polled."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class SupervisedEngine(RemoteEngine):
 
     @property
     def failure(self) -> str:
-        """Why an engine cannot be kept running, or empty."""
+        """The reason why an engine cannot be kept running, or empty."""
         running = self._running
         if running is not None and running.done() and (error := running.exception()) is not None:
             return f"the engines cannot be supervised: {error}"

@@ -115,7 +115,7 @@ class Supervisor:
 
     @property
     def failure(self) -> str:
-        """Why a process cannot be kept running, or empty."""
+        """The reason why a process cannot be kept running, or empty."""
         if self._failed:
             return self._failed
         for child in self._children:
