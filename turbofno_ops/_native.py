@@ -107,7 +107,7 @@ class Product(ctypes.Structure):
     _fields_: ClassVar = [
         *[(name, c_int64) for name in ("batch", "in_pitch", "out_pitch")],
         *[(name, c_int32) for name in ("c_in", "c_out", "others", "modes", "row_modes")],
-        *[(name, c_int32) for name in ("precision", "multiprocessors")],
+        *[(name, c_int32) for name in ("precision", "multiprocessors", "weights_settled")],
         *[(name, c_void_p) for name in ("input", "weight", "out")],
     ]
 

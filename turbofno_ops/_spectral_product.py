@@ -105,6 +105,7 @@ def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
         row_modes=row,
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
+        weights_settled=shape.settled,
     )
     syntheses = [
         _transform(shape, axis, shape.c_out, shape.out_size, inverse=True)

@@ -187,6 +187,7 @@ typedef struct {
     int32_t row_modes; /* of a row: modes or modes + 1 */
     int32_t precision;
     int32_t multiprocessors;
+    int32_t weights_settled; /* 1: no kernel still in flight writes the weight */
     const float *input; /* complex [others][in_pitch], of these [batch][c_in][row_modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
     float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */

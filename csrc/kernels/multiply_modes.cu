@@ -1,13 +1,15 @@
 // One complex channel matrix per mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
 // in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; kx counts the kept modes of all axes
-// but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out` may have one ky more (row_modes). A block takes one kx, 1 to 4 neighbouring ky
-// for contiguous reads and writes, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
+// but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out` may have one ky more
+// (row_modes). A block takes one kx, 1 to 4 neighbouring ky for contiguous reads and writes, 8 to 32 batch elements and some
+// output channels; a warp one ky and 16 output channels.
 //
 // On tensor cores, A holds the weights: 16 output channels by 4 complex input channels, first their real, then their
 // imaginary parts. B holds the input: 4 channels by 8 batch elements. The real part of the product is (re, -im) of the
 // weights times (re, im) of the input, the imaginary part (re, im) times (im, re). Row g is channel 2g and row g + 8 channel
-// 2g + 1, so that a lane reads its weights as 16 bytes. Weights are read once for all batch elements of the block.
+// 2g + 1, so that a lane reads its weights as 16 bytes. Weights are read once for all batch elements of the block: they
+// stream through a ring of stages, or there is a stage for each of them (spectral_plan.cpp).
 #include "async_copy.cuh"
 #include "pdl.cuh"
 #include "../plan/spectral_plan.h"
@@ -23,6 +25,8 @@ struct Product {
     int c_in, c_out, modes_w, row_modes; // modes of the last axis: of the weight, of a row
     int batch_tiles, mode_tiles, channel_groups, channel_tiles;
     int shared_in, shared_out; // pitches, from one batch element to the next in shared memory
+    int weight_stages, weights_ahead;
+    bool weights_settled;
 };
 
 // Copies the weights of input channel c and output channels o, o + 1; zeros out of range.
@@ -126,7 +130,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     constexpr int kPair = MODES > 1 ? 2 : 1;
     extern __shared__ __align__(16) float4 weights[]; // [stage][warp][2 steps][32]
     // [b][c][ky] in, then [b][o][ky] out
-    float2 *const shared = reinterpret_cast<float2 *>(weights + kWeightStages * 2 * blockDim.x);
+    float2 *const shared = reinterpret_cast<float2 *>(weights + a.weight_stages * 2 * blockDim.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int g = lane / 4, t = lane % 4;
     unsigned block = blockIdx.x;
@@ -146,19 +150,19 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     const int c_copied = lane / 8, o_copied = o0 + warp / MODES * 16 + lane % 8 * 2;
     float4 *const stages = weights + warp * 64;
     const int written = c_copied * 8 + (lane % 8 ^ 2 * c_copied), read = t * 8 + (g ^ 2 * t);
-    const auto copy_stage = [&](int n, int c) {
-        float4 *to = stages + n * 2 * blockDim.x + written;
-        copy_weights<EVEN>(to, a, weight, c + c_copied, o_copied);
-        copy_weights<EVEN>(to + 32, a, weight, c + 4 + c_copied, o_copied);
+    const int padded = (a.c_in + 7) / 8 * 8;
+    const auto copy_stage = [&](int stage, int c) {
+        if (c < padded) {
+            float4 *to = stages + stage * 2 * blockDim.x + written;
+            copy_weights<EVEN>(to, a, weight, c + c_copied, o_copied);
+            copy_weights<EVEN>(to + 32, a, weight, c + 4 + c_copied, o_copied);
+        }
         commit_copies();
     };
-    // Weights may be read before pdl_wait because the transform before this kernel has waited for them. In 1D there is none.
-    if (a.in_pitch == 0) pdl_wait();
-#pragma unroll
-    for (int n = 0; n < kWeightStages - 1; ++n) copy_stage(n, 8 * n);
-    if (a.in_pitch > 0) pdl_wait();
+    if (!a.weights_settled) pdl_wait();
+    for (int n = 0; n < a.weights_ahead; ++n) copy_stage(n, 8 * n);
+    if (a.weights_settled) pdl_wait();
 
-    const int padded = (a.c_in + 7) / 8 * 8;
     for (int b = warp; b < batch; b += warps) {
         const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
         if (MODES > 1 && a.row_modes % 2 == 0) { // two modes are 16 aligned bytes
@@ -173,18 +177,14 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
 
     const float2 *z = shared + g * a.shared_in + t * MODES + y;
     float sum[BATCH][2][4] = {};
-    for (int c0 = 0; c0 < padded; c0 += 8 * kWeightStages) {
-#pragma unroll
-        for (int n = 0; n < kWeightStages; ++n) {
-            const int c = c0 + 8 * n;
-            if (c >= padded) break;
-            wait_copies<kWeightStages - 2>();
-            __syncwarp(); // the weights have arrived; those overwritten next have been read
-            copy_stage((n + kWeightStages - 1) % kWeightStages, c + 8 * (kWeightStages - 1));
-            const float4 *stage = stages + n * 2 * blockDim.x + read;
-            multiply<BATCH, SPLIT>(sum, stage[0], z + c * MODES, a.shared_in);
-            multiply<BATCH, SPLIT>(sum, stage[32], z + (c + 4) * MODES, a.shared_in);
-        }
+    for (int c = 0, stage = 0; c < padded; c += 8) {
+        wait_copies<kWeightsAhead - 1>();
+        __syncwarp(); // the weights have arrived; those overwritten next have been read
+        copy_stage(stage == 0 ? a.weight_stages - 1 : stage - 1, c + 8 * a.weights_ahead);
+        const float4 *at = stages + stage * 2 * blockDim.x + read;
+        multiply<BATCH, SPLIT>(sum, at[0], z + c * MODES, a.shared_in);
+        multiply<BATCH, SPLIT>(sum, at[32], z + (c + 4) * MODES, a.shared_in);
+        if (++stage == a.weight_stages) stage = 0;
     }
     pdl_trigger();
 
@@ -252,6 +252,10 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.channel_tiles = p.channel_tiles;
     a.shared_in = p.shared_in;
     a.shared_out = p.shared_out;
+    a.weight_stages = p.weight_stages;
+    a.weights_ahead = p.weights_ahead;
+    // Behind a transform of another axis they are: it has waited.
+    a.weights_settled = product->weights_settled != 0 || product->others > 1;
     const bool even = product->c_out % 2 == 0;
     const auto kernel = product->precision == TURBOFNO_FP32
                             ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))

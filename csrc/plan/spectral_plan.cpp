@@ -12,6 +12,7 @@ constexpr int kMaxOthers = 1 << 24;
 constexpr int64_t kMaxInner = 1 << 24;
 constexpr int kMaxWarpTiles = 3;
 constexpr int kMaxSpectralBatch = 8;
+constexpr int kLatencyBlocks = 3; // of a multiprocessor
 
 // Size of the pieces if `count` is cut into as few nearly equal pieces as possible, none above `most`.
 int even_piece(int count, int most) { return ceil_div(count, ceil_div(count, most)); }
@@ -26,19 +27,23 @@ int shared_pitch(int channels, int modes) {
     }
 }
 
-ProductPlan product_plan(const turbofno_product &product, int batch_fragments, int modes, int channel_tiles) {
+ProductPlan product_plan(const turbofno_product &product, int batch_fragments, int modes, bool all_weights) {
+    const int channel_tiles = even_piece(ceil_div(product.c_out, 16), kMaxModeWarps / modes);
+    const int chunks = ceil_div(product.c_in, 8);
     ProductPlan p{};
     p.batch_fragments = batch_fragments;
     p.modes = modes;
     p.channel_tiles = channel_tiles;
+    p.weight_stages = all_weights ? chunks : kWeightsAhead + 1;
+    p.weights_ahead = all_weights ? chunks : kWeightsAhead;
     p.batch_tiles = ceil_div(product.batch, int64_t(8 * batch_fragments));
     p.mode_tiles = ceil_div(product.modes, modes);
     p.channel_groups = ceil_div(product.c_out, 16 * channel_tiles);
     p.blocks = p.batch_tiles * p.mode_tiles * p.channel_groups * product.others;
     p.threads = 32 * modes * channel_tiles;
-    p.shared_in = shared_pitch(ceil_div(product.c_in, 8) * 8, modes);
+    p.shared_in = shared_pitch(chunks * 8, modes);
     p.shared_out = shared_pitch(16 * channel_tiles, modes);
-    p.shared_bytes = 32 * kWeightStages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
+    p.shared_bytes = 32 * p.weight_stages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
     return p;
 }
 
@@ -70,11 +75,12 @@ TransformPlan plan(const turbofno_transform &t) {
 }
 
 ProductPlan plan(const turbofno_product &product) {
+    // Where all blocks run at once, latency counts: small ones, with all of their weights on chip.
+    ProductPlan p = product_plan(product, 1, std::min(product.modes, 2), true);
+    if (p.blocks <= kLatencyBlocks * int64_t(product.multiprocessors) && p.shared_bytes <= kMaxSharedBytes) return p;
     const int modes = product.modes >= 3 ? 4 : product.modes;
-    const int channel_tiles = even_piece(ceil_div(product.c_out, 16), kMaxModeWarps / modes);
-    ProductPlan p{};
     for (int batch_fragments : {4, 2, 1}) {
-        p = product_plan(product, batch_fragments, modes, channel_tiles);
+        p = product_plan(product, batch_fragments, modes, false);
         const bool busy = batch_fragments < 4 || p.blocks >= 4 * int64_t(product.multiprocessors);
         const bool full = product.batch > 4 * batch_fragments; // more than half of the batch tile is there
         if (full && busy && p.shared_bytes <= kMaxSharedBytes) break;

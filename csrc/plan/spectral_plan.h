@@ -18,6 +18,7 @@ struct ProductPlan {
     int batch_fragments; // of 8 batch elements each, in a block: 1, 2 or 4
     int modes; // of the last axis, in a block: 1, 2 or 4
     int channel_tiles; // of 16 output channels each, in a block
+    int weight_stages, weights_ahead; // in shared memory, of 8 input channels each; copied ahead of their use
     int64_t batch_tiles, mode_tiles, channel_groups, blocks;
     int threads;
     int shared_in, shared_out; // complex numbers from one batch element to the next in shared memory
@@ -60,7 +61,7 @@ constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
 constexpr int kMaxResidentSteps = 2; // k-slabs that dft_resident keeps in registers
 constexpr int kMaxModeWarps = 8; // of a block
-constexpr int kWeightStages = 3; // in shared memory, weights of 8 input channels each
+constexpr int kWeightsAhead = 2; // stages of a ring of weights in flight
 
 TransformPlan plan(const turbofno_transform &transform);
 ProductPlan plan(const turbofno_product &product);

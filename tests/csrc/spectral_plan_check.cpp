@@ -63,7 +63,9 @@ static void check(const turbofno_product &s) {
     expect(p.channel_groups * p.channel_tiles * 16 >= s.c_out, "tiles cover the channels", s);
     expect(p.blocks == p.batch_tiles * p.mode_tiles * p.channel_groups * s.others, "blocks", s);
     const int batch = 8 * p.batch_fragments, channels = (s.c_in + 7) / 8 * 8;
-    const int weights = 32 * kWeightStages * p.threads;
+    const bool all = 8 * p.weight_stages == channels && p.weights_ahead == p.weight_stages;
+    expect(all || (p.weights_ahead == kWeightsAhead && p.weight_stages == kWeightsAhead + 1), "stages of weights", s);
+    const int weights = 32 * p.weight_stages * p.threads;
     expect(p.shared_in >= channels * p.modes && 8 * batch * p.shared_in + weights <= p.shared_bytes, "input in shared memory", s);
     expect(p.shared_out >= 16 * p.channel_tiles * p.modes && 8 * batch * p.shared_out + weights <= p.shared_bytes,
            "output in shared memory", s);
