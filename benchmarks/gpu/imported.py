@@ -209,8 +209,9 @@ def measure(
 ) -> Iterator[dict[str, object]]:
     """The rows of one network. Raises RuntimeError before timing if our result is wrong."""
     theirs, ours = case.build()
-    # few fields: the activations of a model evict its input from the cache
-    checked = _checked(case, theirs, most=1 if quick else 4)
+    # Few fields, since the activations of a model evict its input from the cache; but so many that a run is long beside
+    # the launch of its first call.
+    checked = _checked(case, theirs, most=1 if quick else 8)
     with strict_products():
         own = _own(case, ours, checked)
         candidates = [own, *_peers(theirs, checked)]
