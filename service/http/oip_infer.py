@@ -87,7 +87,9 @@ async def infer(call: Call) -> Reply:
         priority=request.priority,
         seconds=None if timeout is None else timeout / 1e6,
     )  # fmt: skip
-    warnings = count_warnings(call, served.warnings(fields.shape[2:], grid, result.trust))
+    warnings = count_warnings(
+        call, served.warnings(fields.shape[2:], grid).of_prediction(result.trust)
+    )
     started = time.perf_counter()
     as_json = not request.binary
     found = request, result, warnings, served.why_no_trust(result.trust)
